@@ -1,0 +1,42 @@
+# Everything sets itself up: a .venv is made on first use, and renewed when pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+BIN    := .venv/bin
+STAMP  := .venv/.installed
+
+.PHONY: help demo test bench docs lint format clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+
+demo: $(STAMP)  ## a character model whose state is carried, beside one whose state is not
+	$(BIN)/python examples/carry.py
+
+test: lint  ## lint, types, tests and the examples in docstrings and pages
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+bench: $(STAMP)  ## every benchmark, one after the other; ratios within one run
+	@set -e; for file in $(filter-out benchmarks/timing.py,$(wildcard benchmarks/*.py)); do \
+	  echo "== $$file"; $(BIN)/python $$file; done
+
+docs: $(STAMP)  ## check the pages: links lead somewhere, examples run
+	$(BIN)/python -m pytest -q docs tests/test_docs.py
+
+lint: $(STAMP)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## let ruff put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove caches and builds; .venv stays
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+# pip under the constraints, so that no extra can ever pull in another torch.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,35 @@
+"""The toolkit for the hidden state of recurrent models in PyTorch.
+
+One exception or warning to catch for each thing that can go wrong: `hs.errors`, drawn as a tree.
+"""
+
+from typing import TYPE_CHECKING
+
+from . import errors
+
+__version__ = "0.1.0"
+
+__all__ = ["errors"]
+
+# What loads on first use, because it brings a plotting library or a web stack: name -> "module" or "module:attribute".
+# A name here has its twin under TYPE_CHECKING, so that editors and mypy see it.
+_LAZY: dict[str, str] = {}
+
+if not TYPE_CHECKING:  # a checker that saw this would believe in every name
+
+    def __getattr__(name: str) -> object:
+        """Load `hs.plot` and its like when somebody first asks for them."""
+        if name not in _LAZY:
+            raise AttributeError(f"module 'hiddenstate' has no attribute {name!r}")
+        from importlib import import_module
+
+        module, _, attribute = _LAZY[name].partition(":")
+        value = import_module(module)
+        if attribute:
+            value = getattr(value, attribute)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
