@@ -6,10 +6,12 @@ One exception or warning to catch for each thing that can go wrong: `hs.errors`,
 from typing import TYPE_CHECKING
 
 from . import errors
+from .cells import layers, register
+from .state import State, load
 
 __version__ = "0.1.0"
 
-__all__ = ["errors"]
+__all__ = ["State", "errors", "layers", "load", "register"]
 
 # What loads on first use, because it brings a plotting library or a web stack: name -> "module" or "module:attribute".
 # A name here has its twin under TYPE_CHECKING, so that editors and mypy see it.

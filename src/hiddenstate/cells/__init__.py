@@ -1,0 +1,23 @@
+"""Who makes the next state: recurrent layers and cells, found in any model."""
+
+from .adapter import Adapter, Spec
+from .custom import CellAdapter
+from .finding import Layer, Layers, as_layer, layers, register, unwrap
+from .native import Form, flatten, rebuild
+from .probing import undisturbed
+
+__all__ = [
+    "Adapter",
+    "CellAdapter",
+    "Form",
+    "Layer",
+    "Layers",
+    "Spec",
+    "as_layer",
+    "flatten",
+    "layers",
+    "rebuild",
+    "register",
+    "undisturbed",
+    "unwrap",
+]

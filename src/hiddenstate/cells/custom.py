@@ -1,0 +1,180 @@
+"""Users' own cells: `forward(x, state) -> state` or `-> (output, state)`."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import NotRecurrent, StateMismatch
+from ..state import State
+from .adapter import Adapter, Spec, arguments, weights_like
+from .native import Form, Native, flatten, matches, names, rebuild
+from .probing import call_initial_state, find_form, undisturbed
+
+# What a second argument is called when it is a state; endings count too: `prev_state`, `lstm_hidden`.
+_STATE_NAMES = {"state", "states", "hidden", "hiddens", "h", "hx", "hc", "prev", "previous", "carry", "memory", "mem"}
+_STATE_NAMES |= {"h0", "h_0", "h_prev", "hprev", "h_t", "ht", "h_tm1", "hidden_states", "past", "last", "context_state"}
+
+
+class CellAdapter(Adapter):
+    """Any cell that keeps the contract; what its state looks like is learned once and remembered."""
+
+    kind = "cell"
+
+    def __init__(self) -> None:
+        """Start with no cell known."""
+        self._known: WeakKeyDictionary[nn.Module, tuple[Form, dict[str, int]]] = WeakKeyDictionary()
+
+    def spec(self, module: nn.Module) -> Spec:
+        """Read the spec off an initial state of one row."""
+        with undisturbed(module), torch.no_grad():
+            state = self.initial(module, 1)
+        sizes = {name: part.numel() for name, part in state.items()}  # of one row
+        size = getattr(module, "input_size", None)
+        return Spec(parts=tuple(state), sizes=sizes, input_size=size if isinstance(size, int) else None)
+
+    def initial(self, module: nn.Module, batch: int) -> State:
+        """Return the cell's `initial_state(batch)`, or zeros of `hidden_size` in the form it takes."""
+        form, axes = self._form(module)
+        if hasattr(module, "initial_state"):
+            parts, found = flatten(call_initial_state(module, batch))
+            self._check_form(module, form, found)
+            device = weights_like(module)[0]
+            return State({name: part.to(device) for name, part in parts.items()}, axes)
+        device, dtype = weights_like(module)
+        hidden = _hidden_size(module)
+        return State({name: torch.zeros(batch, hidden, device=device, dtype=dtype) for name in names(form)}, axes)
+
+    def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
+        """Name the parts, and remember their form for `to_native`."""
+        parts, form = flatten(native)
+        known = self._known.get(module)
+        if known is None and hasattr(module, "initial_state"):
+            known = self._form(module)
+        if known is None or not matches(known[0], native) or set(known[1]) != set(parts):
+            known = form, {name: _guess_axis(module, part, batch) for name, part in parts.items()}
+        self._known[module] = form, known[1]
+        return State(parts, known[1])
+
+    def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Native:
+        """Return the nesting that the cell takes."""
+        form, _ = self._form(module)
+        if set(names(form)) != set(state):
+            raise StateMismatch(
+                f"the state has the parts {', '.join(state)}, "
+                f"but {type(module).__name__} needs {', '.join(names(form))}."
+            )
+        return rebuild(form, state)
+
+    def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
+        """Tell `-> state` from `-> (output, state)` by the form of the state."""
+        form, _ = self._form(module)
+        if matches(form, result):
+            return _output(result), result
+        if isinstance(result, tuple | list) and len(result) == 2 and matches(form, result[1]):
+            return result[0], result[1]
+        raise NotRecurrent(
+            f"{type(module).__name__} returned {_nesting(result)}, but its state is {_nesting(form)}: a cell returns "
+            f"the next state, or (output, next state). A cell that returns something else needs hs.register."
+        )
+
+    def learn(self, module: nn.Module, sample: Tensor) -> None:
+        """Find the form of the state with a real step `sample (batch, ...)`, where it is not known yet."""
+        if module not in self._known and not hasattr(module, "initial_state"):
+            form = find_form(module, _hidden_size(module), sample)
+            if form is not None:
+                self._known[module] = form, dict.fromkeys(names(form), 0)
+
+    def _form(self, module: nn.Module) -> tuple[Form, dict[str, int]]:
+        known = self._known.get(module)
+        if known is None:
+            if hasattr(module, "initial_state"):
+                known = _form_of_initial_state(module)
+            else:
+                form = find_form(module, _hidden_size(module)) or "h"
+                known = form, dict.fromkeys(names(form), 0)
+            self._known[module] = known
+        return known
+
+    def _check_form(self, module: nn.Module, form: Form, found: Form) -> None:
+        if names(form) != names(found):
+            raise StateMismatch(
+                f"{type(module).__name__}.initial_state returned the parts {', '.join(names(found))}, "
+                f"but its state had {', '.join(names(form))} before. A cell keeps one form of state."
+            )
+
+
+def is_cell(module: nn.Module) -> bool:
+    """Say whether a module looks like a user's own cell; two tensors alone do not make one."""
+    taken = arguments(type(module))
+    if len(taken) < 2:
+        return False
+    if callable(getattr(module, "initial_state", None)):
+        return True
+    return len(taken) == 2 and isinstance(getattr(module, "hidden_size", None), int) and _named_like_state(taken[1])
+
+
+def _named_like_state(name: str) -> bool:
+    name = name.lower().strip("_")
+    return name in _STATE_NAMES or name.endswith(("_state", "_states", "_hidden", "_hx", "_carry")) or (
+        name.startswith(("hidden_", "state_", "prev_", "h_", "init_"))
+    )
+
+
+def _hidden_size(module: nn.Module) -> int:
+    hidden = getattr(module, "hidden_size", None)
+    if not isinstance(hidden, int):
+        raise NotRecurrent(
+            f"{type(module).__name__} has neither initial_state(batch) nor hidden_size, so its first state is unknown. "
+            f"Give the cell a method initial_state(batch) that returns it, or hand a state in."
+        )
+    return hidden
+
+
+def _form_of_initial_state(module: nn.Module) -> tuple[Form, dict[str, int]]:
+    # Two batch sizes tell where the rows are: the axis that grew.
+    with undisturbed(module), torch.no_grad():
+        (two, form), (three, _) = (flatten(call_initial_state(module, batch)) for batch in (2, 3))
+    axes = {}
+    for name, part in two.items():
+        grown = [axis for axis in range(part.dim()) if part.shape[axis] == 2 and three[name].shape[axis] == 3]
+        if not grown:
+            raise StateMismatch(
+                f"{type(module).__name__}.initial_state(2) gives part {name!r} the shape {tuple(part.shape)} and "
+                f"initial_state(3) {tuple(three[name].shape)}: no axis has one entry for each row. "
+                f"A learned h0 of shape (1, units) becomes one with h0.expand(batch, -1)."
+            )
+        axes[name] = grown[0]
+    return form, axes
+
+
+def _guess_axis(module: nn.Module, part: Tensor, batch: int | None) -> int:
+    fits = [axis for axis, size in enumerate(part.shape) if batch is None or size == batch]
+    if len(fits) > 1 and part.dim() == 3 and getattr(module, "num_layers", None) == part.shape[0]:
+        return 1  # a stack that keeps torch's (layers, batch, unit)
+    if not fits:
+        raise StateMismatch(
+            f"{type(module).__name__} was called with {batch} rows and returned a state of shape {tuple(part.shape)}, "
+            f"in which no axis has {batch} entries. Give it initial_state(batch), which tells where the rows are."
+        )
+    return fits[0]
+
+
+def _output(native: Native) -> Tensor:
+    if isinstance(native, Tensor):
+        return native
+    parts = flatten(native)[0]
+    return parts.get("h", next(iter(parts.values())))
+
+
+def _nesting(thing: Any) -> str:
+    if isinstance(thing, Tensor | str):
+        return "a tensor"
+    if isinstance(thing, dict):
+        return "a dict of " + ", ".join(str(key) for key in thing)
+    if isinstance(thing, tuple | list):
+        return f"({', '.join(_nesting(inner) for inner in thing)})"
+    return type(thing).__name__

@@ -1,0 +1,174 @@
+"""The recurrent modules that torch ships: `nn.RNN`, `nn.LSTM`, `nn.GRU` and their cells."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from ..errors import NotRecurrent, StateMismatch
+from ..state import State
+from .adapter import Adapter, Spec, first_input, weights_like
+from .native import Native
+
+
+class FusedAdapter(Adapter):
+    """`nn.RNN`, `nn.LSTM` and `nn.GRU`: one call runs all layers, directions and steps."""
+
+    fused = True
+
+    def __init__(self, kind: str) -> None:
+        """Speak for `"rnn"`, `"lstm"` or `"gru"`."""
+        self.kind = kind
+
+    def spec(self, module: nn.Module) -> Spec:
+        """Read the spec off the module's own settings."""
+        rnn = cast(nn.RNNBase, module)
+        visible = rnn.proj_size or rnn.hidden_size
+        lstm = self.kind == "lstm"
+        return Spec(
+            parts=("h", "c") if lstm else ("h",),
+            sizes={"h": visible, "c": rnn.hidden_size} if lstm else {"h": visible},
+            layers=rnn.num_layers,
+            directions=2 if rnn.bidirectional else 1,
+            projection=rnn.proj_size,
+            input_size=rnn.input_size,
+            batch_first=rnn.batch_first,
+        )
+
+    def initial(self, module: nn.Module, batch: int) -> State:
+        """Return zeros, as torch starts from."""
+        spec = self.spec(module)
+        device, dtype = weights_like(module)
+        deep = spec.layers * spec.directions
+        zeros = {part: torch.zeros(deep, batch, spec.sizes[part], device=device, dtype=dtype) for part in spec.parts}
+        return State(zeros, batch_axis=1)
+
+    def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
+        """Name h and c; a state without rows becomes one of a single row."""
+        parts = _named(self.kind == "lstm", native)
+        return State({name: part if part.dim() > 2 else part.unsqueeze(1) for name, part in parts.items()}, 1)
+
+    def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Native:
+        """Return the tensor or the tuple (h, c) that the layer takes."""
+        self._check(module, state)
+        return _unnamed(self.kind == "lstm", state, batched, axis=1)
+
+    def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
+        """Part output and final state, as every fused layer returns them."""
+        output, native = result
+        return output, native
+
+    def rows(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
+        """Count rows where the layer has them: by `batch_first`, in a packed sequence, or one when unbatched."""
+        x = first_input(module, args, kwargs)
+        if isinstance(x, PackedSequence):
+            return int(x.batch_sizes[0]), True
+        if x.dim() < 3:
+            return 1, False
+        return x.shape[0 if cast(nn.RNNBase, module).batch_first else 1], True
+
+    def _check(self, module: nn.Module, state: State) -> None:
+        spec = self.spec(module)
+        _check_parts(module, state, spec)
+        for part, size in spec.sizes.items():
+            deep = spec.layers * spec.directions
+            shape = tuple(state[part].shape)
+            if state.batch_axis[part] != 1 or len(shape) != 3 or (shape[0], shape[2]) != (deep, size):
+                raise StateMismatch(
+                    f"part {part!r} has shape {shape} with its batch axis at {state.batch_axis[part]}, but this "
+                    f"{type(module).__name__} needs ({deep}, batch, {size}): {spec.layers} layers x {spec.directions} "
+                    f"directions, batch axis 1 also with batch_first=True, {size} units. "
+                    f"hs.Bridge leads from a layer of another size to this one."
+                )
+
+
+class TorchCellAdapter(Adapter):
+    """`nn.RNNCell`, `nn.LSTMCell` and `nn.GRUCell`: one call is one step."""
+
+    def __init__(self, kind: str) -> None:
+        """Speak for `"rnn_cell"`, `"lstm_cell"` or `"gru_cell"`."""
+        self.kind = kind
+        self._lstm = kind == "lstm_cell"
+
+    def spec(self, module: nn.Module) -> Spec:
+        """Read the spec off the cell's own settings."""
+        cell = cast(nn.RNNCellBase, module)
+        parts = ("h", "c") if self._lstm else ("h",)
+        return Spec(parts=parts, sizes=dict.fromkeys(parts, cell.hidden_size), input_size=cell.input_size)
+
+    def initial(self, module: nn.Module, batch: int) -> State:
+        """Return zeros, as torch starts from."""
+        spec = self.spec(module)
+        device, dtype = weights_like(module)
+        return State({p: torch.zeros(batch, size, device=device, dtype=dtype) for p, size in spec.sizes.items()})
+
+    def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
+        """Name h and c; a state without rows becomes one of a single row."""
+        parts = _named(self._lstm, native)
+        return State({name: part if part.dim() > 1 else part.unsqueeze(0) for name, part in parts.items()})
+
+    def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Native:
+        """Return the tensor or the tuple (h, c) that the cell takes."""
+        spec = self.spec(module)
+        _check_parts(module, state, spec)
+        for part, size in spec.sizes.items():
+            shape = tuple(state[part].shape)
+            if state.batch_axis[part] != 0 or len(shape) != 2 or shape[1] != size:
+                raise StateMismatch(
+                    f"part {part!r} has shape {shape} with its batch axis at {state.batch_axis[part]}, "
+                    f"but this {type(module).__name__} needs (batch, {size}). A fused layer's state has one axis more: "
+                    f"take one of its layers, state[{part!r}][0]."
+                )
+        return _unnamed(self._lstm, state, batched, axis=0)
+
+    def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
+        """Take h for the output, as torch's cells return nothing but the state."""
+        return (result[0], tuple(result)) if self._lstm else (result, result)
+
+    def rows(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
+        """Count rows; a step of one axis has none and is a batch of one."""
+        x = cast(Tensor, first_input(module, args, kwargs))
+        return (x.shape[0], True) if x.dim() > 1 else (1, False)
+
+
+def _named(lstm: bool, native: Native) -> dict[str, Tensor]:
+    if lstm:
+        if not (isinstance(native, tuple | list) and len(native) == 2 and all(isinstance(p, Tensor) for p in native)):
+            raise StateMismatch(f"an LSTM's state is a tuple (h, c) of two tensors, but this is {_seen(native)}.")
+        return {"h": native[0], "c": native[1]}
+    if not isinstance(native, Tensor):
+        raise StateMismatch(
+            f"the state of an RNN or a GRU is one tensor, but this is {_seen(native)}. Only an LSTM has a cell state c."
+        )
+    return {"h": native}
+
+
+def _unnamed(lstm: bool, state: State, batched: bool, *, axis: int) -> Native:
+    if not batched:
+        if state.batch != 1:
+            raise StateMismatch(
+                f"the input has no batch axis, so it is one row, but the state has {state.batch} rows. "
+                f"Give the input a batch axis, or the state one row: state.select([0])."
+            )
+        parts = {name: part.squeeze(axis) for name, part in state.items()}
+        return (parts["h"], parts["c"]) if lstm else parts["h"]
+    return (state["h"], state["c"]) if lstm else state["h"]
+
+
+def _check_parts(module: nn.Module, state: State, spec: Spec) -> None:
+    if not isinstance(state, State):
+        raise NotRecurrent(f"a State is needed, but this is {type(state).__name__}. Layer.to_state makes one.")
+    if set(state) != set(spec.parts):
+        raise StateMismatch(
+            f"the state has the parts {', '.join(state)}, but {type(module).__name__} needs {', '.join(spec.parts)}. "
+            f"hs.Bridge leads from one kind of layer to another."
+        )
+
+
+def _seen(native: Any) -> str:
+    if isinstance(native, tuple | list):
+        return f"a {type(native).__name__} of {len(native)}"
+    return type(native).__name__

@@ -1,0 +1,3 @@
+"""How a cell is run along time, and run fast."""
+
+__all__: list[str] = []
