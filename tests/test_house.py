@@ -20,6 +20,7 @@ POSITIONAL = 3
 
 # Signatures that the design, or torch, writes with more positional parameters.
 POSITIONAL_BY_CONTRACT = {
+    "Adapter.give": 4,  # a call as torch hands it to hooks, and a state
     "Carry.__init__": 4,
     "Recurrent.__init__": 6,
     "tbptt": 4,

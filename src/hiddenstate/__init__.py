@@ -1,6 +1,10 @@
 """The toolkit for the hidden state of recurrent models in PyTorch.
 
-One exception or warning to catch for each thing that can go wrong: `hs.errors`, drawn as a tree.
+    State, load          what a state is: named tensors at one instant, saved without pickle
+    layers, register     who makes the next one: recurrent layers found in any model
+    errors               every exception and warning, drawn as a tree
+
+Read on in any part's own docstring: `help(hs.errors)`, `help(hs.State)`.
 """
 
 from typing import TYPE_CHECKING
