@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -88,12 +88,16 @@ class Adapter(ABC):
         return args, {**kwargs, arguments(type(module))[1]: native}
 
 
-@lru_cache(maxsize=1024)
 def arguments(kind: type[nn.Module]) -> tuple[str, ...]:
     """Return the names of the arguments that a module's forward takes by position."""
+    return _arguments(kind.forward)
+
+
+@lru_cache(maxsize=1024)
+def _arguments(forward: Callable[..., Any]) -> tuple[str, ...]:
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
-        parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
+        parameters = list(inspect.signature(forward).parameters.values())[1:]
     except (TypeError, ValueError):
         return ()
     return tuple(parameter.name for parameter in parameters if parameter.kind in by_position)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,6 +19,14 @@ _STATE_NAMES = {"state", "states", "hidden", "hiddens", "h", "hx", "hc", "prev",
 _STATE_NAMES |= {"h0", "h_0", "h_prev", "hprev", "h_t", "ht", "h_tm1", "hidden_states", "past", "last", "context_state"}
 
 
+class _Known(NamedTuple):
+    """What a cell's state looks like: its nesting, where its rows are, and whether that was seen or only guessed."""
+
+    form: Form
+    axes: dict[str, int]
+    sure: bool = True
+
+
 class CellAdapter(Adapter):
     """Any cell that keeps the contract; what its state looks like is learned once and remembered."""
 
@@ -26,7 +34,7 @@ class CellAdapter(Adapter):
 
     def __init__(self) -> None:
         """Start with no cell known."""
-        self._known: WeakKeyDictionary[nn.Module, tuple[Form, dict[str, int]]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 
     def spec(self, module: nn.Module) -> Spec:
         """Read the spec off an initial state of one row."""
@@ -38,15 +46,16 @@ class CellAdapter(Adapter):
 
     def initial(self, module: nn.Module, batch: int) -> State:
         """Return the cell's `initial_state(batch)`, or zeros of `hidden_size` in the form it takes."""
-        form, axes = self._form(module)
-        if hasattr(module, "initial_state"):
-            parts, found = flatten(call_initial_state(module, batch))
-            self._check_form(module, form, found)
-            device = weights_like(module)[0]
-            return State({name: part.to(device) for name, part in parts.items()}, axes)
         device, dtype = weights_like(module)
+        if hasattr(module, "initial_state"):
+            known = self._form(module)
+            parts, found = flatten(call_initial_state(module, batch))
+            self._check_form(module, known.form, found)
+            return State({name: part.to(device) for name, part in parts.items()}, known.axes)
         hidden = _hidden_size(module)
-        return State({name: torch.zeros(batch, hidden, device=device, dtype=dtype) for name in names(form)}, axes)
+        known = self._form(module)
+        zeros = {name: torch.zeros(batch, hidden, device=device, dtype=dtype) for name in names(known.form)}
+        return State(zeros, 0)
 
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
         """Name the parts, and remember their form for `to_native`."""
@@ -54,14 +63,20 @@ class CellAdapter(Adapter):
         known = self._known.get(module)
         if known is None and hasattr(module, "initial_state"):
             known = self._form(module)
-        if known is None or not matches(known[0], native) or set(known[1]) != set(parts):
-            known = form, {name: _guess_axis(module, part, batch) for name, part in parts.items()}
-        self._known[module] = form, known[1]
-        return State(parts, known[1])
+        if known is not None and matches(known.form, native):
+            self._known[module] = _Known(form, known.axes, known.sure)
+            return State(parts, known.axes)
+        if known is not None and known.sure:
+            raise StateMismatch(
+                f"the state is {_nesting(native)}, but that of {type(module).__name__} is {_nesting(known.form)}."
+            )
+        axes = {name: _guess_axis(module, part, batch) for name, part in parts.items()}
+        self._known[module] = _Known(form, axes, sure=False)
+        return State(parts, axes)
 
     def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Native:
         """Return the nesting that the cell takes."""
-        form, _ = self._form(module)
+        form = self._form(module, state).form
         if set(names(form)) != set(state):
             raise StateMismatch(
                 f"the state has the parts {', '.join(state)}, "
@@ -71,7 +86,7 @@ class CellAdapter(Adapter):
 
     def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
         """Tell `-> state` from `-> (output, state)` by the form of the state."""
-        form, _ = self._form(module)
+        form = self._form(module).form
         if matches(form, result):
             return _output(result), result
         if isinstance(result, tuple | list) and len(result) == 2 and matches(form, result[1]):
@@ -83,20 +98,29 @@ class CellAdapter(Adapter):
 
     def learn(self, module: nn.Module, sample: Tensor) -> None:
         """Find the form of the state with a real step `sample (batch, ...)`, where it is not known yet."""
-        if module not in self._known and not hasattr(module, "initial_state"):
+        known = self._known.get(module)
+        if (known is None or not known.sure) and not hasattr(module, "initial_state") and _has_size(module):
             form = find_form(module, _hidden_size(module), sample)
             if form is not None:
-                self._known[module] = form, dict.fromkeys(names(form), 0)
+                self._known[module] = _Known(form, dict.fromkeys(names(form), 0))
 
-    def _form(self, module: nn.Module) -> tuple[Form, dict[str, int]]:
+    def _form(self, module: nn.Module, state: State | None = None) -> _Known:
         known = self._known.get(module)
+        if known is not None and known.sure:
+            return known
+        if hasattr(module, "initial_state"):
+            known = _form_of_initial_state(module)
+        elif known is None and _has_size(module):
+            form = find_form(module, _hidden_size(module))
+            known = _Known(form or "h", dict.fromkeys(names(form or "h"), 0), sure=form is not None)
+        if state is not None and (known is None or not known.sure) and set(state) in ({"h"}, {"h", "c"}):
+            # Nothing else is known of this cell: a state that somebody made for it tells.
+            form = ("h", "c") if "c" in state else "h"
+            known = _Known(form, dict(state.batch_axis), sure=False)
         if known is None:
-            if hasattr(module, "initial_state"):
-                known = _form_of_initial_state(module)
-            else:
-                form = find_form(module, _hidden_size(module)) or "h"
-                known = form, dict.fromkeys(names(form), 0)
-            self._known[module] = known
+            _hidden_size(module)  # says what is missing
+            raise AssertionError("a cell with hidden_size has a form")
+        self._known[module] = known
         return known
 
     def _check_form(self, module: nn.Module, form: Form, found: Form) -> None:
@@ -119,9 +143,15 @@ def is_cell(module: nn.Module) -> bool:
 
 def _named_like_state(name: str) -> bool:
     name = name.lower().strip("_")
-    return name in _STATE_NAMES or name.endswith(("_state", "_states", "_hidden", "_hx", "_carry")) or (
-        name.startswith(("hidden_", "state_", "prev_", "h_", "init_"))
+    return (
+        name in _STATE_NAMES
+        or name.endswith(("_state", "_states", "_hidden", "_hx", "_carry"))
+        or (name.startswith(("hidden_", "state_", "prev_", "h_", "init_")))
     )
+
+
+def _has_size(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "hidden_size", None), int)
 
 
 def _hidden_size(module: nn.Module) -> int:
@@ -134,7 +164,7 @@ def _hidden_size(module: nn.Module) -> int:
     return hidden
 
 
-def _form_of_initial_state(module: nn.Module) -> tuple[Form, dict[str, int]]:
+def _form_of_initial_state(module: nn.Module) -> _Known:
     # Two batch sizes tell where the rows are: the axis that grew.
     with undisturbed(module), torch.no_grad():
         (two, form), (three, _) = (flatten(call_initial_state(module, batch)) for batch in (2, 3))
@@ -148,7 +178,7 @@ def _form_of_initial_state(module: nn.Module) -> tuple[Form, dict[str, int]]:
                 f"A learned h0 of shape (1, units) becomes one with h0.expand(batch, -1)."
             )
         axes[name] = grown[0]
-    return form, axes
+    return _Known(form, axes)
 
 
 def _guess_axis(module: nn.Module, part: Tensor, batch: int | None) -> int:
@@ -157,7 +187,7 @@ def _guess_axis(module: nn.Module, part: Tensor, batch: int | None) -> int:
         return 1  # a stack that keeps torch's (layers, batch, unit)
     if not fits:
         raise StateMismatch(
-            f"{type(module).__name__} was called with {batch} rows and returned a state of shape {tuple(part.shape)}, "
+            f"{type(module).__name__} was called with {batch} rows and a state of shape {tuple(part.shape)}, "
             f"in which no axis has {batch} entries. Give it initial_state(batch), which tells where the rows are."
         )
     return fits[0]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import NotRecurrent
 from ..state import State
-from .adapter import Adapter, Spec
+from .adapter import Adapter, Spec, arguments
 from .custom import CellAdapter, is_cell
 from .native import Native
 from .torch_layers import FusedAdapter, TorchCellAdapter
@@ -37,7 +37,7 @@ class Layer:
 
     @property
     def kind(self) -> str:
-        """The kind of layer: `lstm`, `gru_cell`, `cell`, …"""
+        """The kind of layer: `lstm`, `gru_cell`, `cell` and so on."""
         return self.adapter.kind
 
     @property
@@ -105,7 +105,9 @@ class Layers(list[Layer]):
         head = ("name", "kind", "state", "layers", "directions", "input")
         rows = [head, *(_row(layer) for layer in self)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-        return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        )
 
     __repr__ = __str__
 
@@ -130,7 +132,7 @@ def as_layer(module: nn.Module, sample: Tensor | None = None) -> Layer:
     module = unwrap(module)
     adapter = _adapter_of(module)
     if adapter is None:
-        if not isinstance(module, nn.Module) or not (is_cell(module) or hasattr(module, "hidden_size")):
+        if not isinstance(module, nn.Module) or len(arguments(type(module))) < 2:
             raise NotRecurrent(_not_recurrent(module))
         adapter = _own_cells
     if isinstance(adapter, CellAdapter) and sample is not None:
@@ -144,7 +146,9 @@ def register(kind: type[nn.Module], adapter: Adapter | None = None) -> None:
     The nearest registered type in a module's ancestry counts, and wins over everything known from the start.
     """
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise NotRecurrent(f"hs.register takes a type of nn.Module, but this is {kind!r}. For one object, give its type.")
+        raise NotRecurrent(
+            f"hs.register takes a type of nn.Module, but this is {kind!r}. For one object, give its type."
+        )
     if adapter is not None and not isinstance(adapter, Adapter):
         raise NotRecurrent(
             f"an adapter for {kind.__name__} is an instance of hiddenstate.cells.Adapter, but this is {adapter!r}. "
@@ -158,8 +162,10 @@ def unwrap(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
-        elif type(model).__name__ == "OptimizedModule" and isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = model._orig_mod
+        elif type(model).__name__ == "OptimizedModule" and isinstance(
+            inner := model._modules.get("_orig_mod"), nn.Module
+        ):
+            model = inner
         else:
             return model
 
@@ -203,11 +209,10 @@ def _row(layer: Layer) -> tuple[str, ...]:
 
 
 def _not_recurrent(module: object) -> str:
-    inside = f" It holds {len(found)} recurrent layers: hs.layers(model)." if (
-        isinstance(module, nn.Module) and (found := layers(module))
-    ) else ""
+    found = layers(module) if isinstance(module, nn.Module) else []
+    inside = f" It holds {len(found)} recurrent layers: hs.layers(model)." if found else ""
     return (
-        f"{type(module).__name__} is no recurrent layer or cell: needed is an nn.RNN, nn.LSTM or nn.GRU, one of torch's "
-        f"cells, or a module with forward(x, state) and initial_state(batch) or hidden_size.{inside} "
+        f"{type(module).__name__} is no recurrent layer or cell: needed is an nn.RNN, nn.LSTM or nn.GRU, one of "
+        f"torch's cells, or a module with forward(x, state) and initial_state(batch) or hidden_size.{inside} "
         f"hs.register({type(module).__name__}) teaches a new kind."
     )

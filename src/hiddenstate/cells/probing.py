@@ -21,7 +21,9 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
     """Put back everything a trial call may change: buffers, attributes, modes and the random stream."""
     members = list(module.modules())
     attributes = [(member, dict(member.__dict__)) for member in members]
-    stores = [(store, dict(store)) for m in members for store in (m._parameters, m._buffers, m._modules)]
+    stores: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (store, dict(store)) for m in members for store in _stores(m)
+    ]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     devices = sorted({tensor.device.index for tensor in module.parameters() if tensor.is_cuda})
     with torch.random.fork_rng(devices=devices):
@@ -37,6 +39,10 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
+
+
+def _stores(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    return module._parameters, module._buffers, module._modules
 
 
 def find_form(module: nn.Module, hidden: int, sample: Tensor | None = None) -> Form | None:

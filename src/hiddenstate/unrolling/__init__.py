@@ -1,3 +1,6 @@
 """How a cell is run along time, and run fast."""
 
-__all__: list[str] = []
+from .recurrent import Recurrent
+from .unroll import unroll
+
+__all__ = ["Recurrent", "unroll"]

@@ -1,0 +1,137 @@
+"""The plain reference: one call of the cell for each step, in Python."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..cells import Layer
+from ..errors import NotRecurrent, StateMismatch
+from ..state import State
+from .checks import Task
+from .packing import plan
+
+
+class Stepper(Protocol):
+    """What the loop needs of a cell."""
+
+    def initial(self, batch: int) -> State:
+        """Return the state that a sequence starts from."""
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the output and the state after one step `x (batch, ...)`."""
+
+
+class CellStepper:
+    """A cell, called through `__call__` so that its hooks fire."""
+
+    def __init__(self, layer: Layer) -> None:
+        """Step this layer."""
+        self.layer = layer
+
+    def initial(self, batch: int) -> State:
+        """Return the cell's own initial state."""
+        return self.layer.initial(batch)
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """Call the cell, and tell its output from its state."""
+        out, native = self.layer.split(self.layer.module(x, self.layer.to_native(state)))
+        after = self.layer.to_state(native, batch=x.shape[0])
+        return rows_first(self.layer, out, after, x.shape[0]), after
+
+
+def run_loop(layer: Layer, task: Task) -> tuple[Tensor, State]:
+    """Run a cell along a task, step by step."""
+    try:
+        return run_steps(CellStepper(layer), task)
+    except (RuntimeError, ValueError, TypeError) as error:
+        explain_mismatch(layer, task, error)
+        raise
+
+
+def run_steps(cell: Stepper, task: Task) -> tuple[Tensor, State]:
+    """Run anything that steps; each step sees only the rows that have not ended."""
+    batch, steps = task.x.shape[:2]
+    if task.lengths is None:
+        return _run_even(cell, task)
+    # Longest rows first, so that the rows still running are always the first ones; padding is never computed.
+    order = task.lengths.argsort(descending=True, stable=True)
+    place = order.argsort()
+    longest = int(task.lengths.max())
+    state = (cell.initial(batch) if task.state is None else task.state).select(order)
+    resets = None if task.resets is None else task.resets[order]
+    packing = plan(Task(task.x, None, task.lengths))
+    alive = packing.batch_sizes.tolist()
+    outputs: list[Tensor] = []
+    ended: list[State] = []
+    rows = task.x.index_select(0, order.to(task.x.device))
+    for t, x in enumerate(rows[:, :longest].unbind(1)):
+        if alive[t] < state.batch:
+            ended.append(state.select(slice(alive[t], None)))
+            state = state.select(slice(0, alive[t]))
+        if resets is not None:
+            state = _restart(cell, state, resets[: alive[t], t])
+        out, state = cell.step(x[: alive[t]], state)
+        outputs.append(out)
+    final = State.cat([state, *reversed(ended)]).select(place)
+    return packing.unpack(torch.cat(outputs), batch, steps), final
+
+
+def _run_even(cell: Stepper, task: Task) -> tuple[Tensor, State]:
+    state = cell.initial(task.x.shape[0]) if task.state is None else task.state
+    outputs: list[Tensor] = []
+    for t, x in enumerate(task.x.unbind(1)):
+        if task.resets is not None:
+            state = _restart(cell, state, task.resets[:, t])
+        out, state = cell.step(x, state)
+        outputs.append(out)
+    return torch.stack(outputs, dim=1), state
+
+
+def _restart(cell: Stepper, state: State, anew: Tensor) -> State:
+    rows = anew.nonzero().squeeze(1)
+    if len(rows) == 0:
+        return state
+    initial = cell.initial(len(rows))
+    return State(
+        {
+            name: part.index_copy(state.batch_axis[name], rows.to(part.device), initial[name].to(part.dtype))
+            for name, part in state.items()
+        },
+        state.batch_axis,
+    )
+
+
+def rows_first(layer: Layer, out: Any, state: State, batch: int) -> Tensor:
+    """Return a step's output with its rows on axis 0, or say what is wrong with it."""
+    if isinstance(out, Tensor):
+        for name, part in state.items():
+            if part is out:
+                return out.movedim(state.batch_axis[name], 0)
+        if out.dim() and out.shape[0] == batch:
+            return out
+    seen = f"of shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"that is {type(out).__name__}"
+    raise NotRecurrent(
+        f"{type(layer.module).__name__} returned an output {seen} for {batch} rows, but a tensor (batch, ...) is "
+        f"needed. An output of several tensors can be joined: torch.cat(outputs, dim=-1)."
+    )
+
+
+def explain_mismatch(layer: Layer, task: Task, error: Exception) -> None:
+    """Raise a StateMismatch where a given state that is unlike the cell's own is why a step failed."""
+    if task.state is None or isinstance(error, StateMismatch | NotRecurrent):
+        return
+    try:
+        expected = layer.initial(task.state.batch)
+    except Exception:  # then nobody knows what the state should have been
+        return
+    for name, part in task.state.items():
+        own = expected.get(name)
+        if own is not None and (own.shape, own.dtype, own.device) != (part.shape, part.dtype, part.device):
+            raise StateMismatch(
+                f"part {name!r} of the given state is {tuple(part.shape)} {part.dtype} on {part.device}, but "
+                f"{type(layer.module).__name__} starts from {tuple(own.shape)} {own.dtype} on {own.device}, "
+                f"and failed with the given one: {error}"
+            ) from error

@@ -1,0 +1,252 @@
+"""`Recurrent`: any cell with the shape of call and return that `nn.LSTM` has."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from ..cells import Adapter, Layer, Spec, as_layer, flatten, rebuild, register
+from ..errors import BadInput, StateMismatch
+from ..state import State
+from .checks import Lengths, Task, read
+from .engines import Engine, check_engine, run_cell
+
+
+class Recurrent(nn.Module):
+    """Layers and directions of any cell, called like a batch-first `nn.LSTM`.
+
+    >>> stack = Recurrent(torch.nn.LSTMCell, 3, 8, num_layers=2, bidirectional=True)
+    >>> out, (h, c) = stack(torch.randn(5, 7, 3))
+    >>> out.shape, h.shape
+    (torch.Size([5, 7, 16]), torch.Size([4, 5, 8]))
+
+    Its cells are `l0`, `l0_reverse`, `l1`, … . A cell whose output is not as wide as its `hidden_size` says so
+    with an attribute `output_size`; one that returns its state alone gives its part `h` as output.
+    """
+
+    def __init__(
+        self,
+        CellType: Callable[..., nn.Module],
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+        **cell_kwargs: Any,
+    ) -> None:
+        """Make `CellType(input_size, hidden_size, **cell_kwargs)` for each layer and direction."""
+        super().__init__()
+        _check_settings(num_layers, dropout)
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.num_layers, self.bidirectional, self.dropout = num_layers, bidirectional, float(dropout)
+        self.batch_first = True
+        width = input_size
+        for depth in range(num_layers):
+            made = [CellType(width, hidden_size, **cell_kwargs) for _ in self._ends]
+            for end, cell in zip(self._ends, made, strict=True):
+                self.add_module(f"l{depth}{end}", cell)
+            width = sum(int(getattr(cell, "output_size", hidden_size)) for cell in made)
+        self.output_size = width
+
+    def forward(
+        self,
+        x: Tensor | PackedSequence,
+        state: Any = None,
+        *,
+        lengths: Lengths | None = None,
+        resets: Tensor | None = None,
+        engine: Engine = "auto",
+    ) -> tuple[Any, Any]:
+        """Return the last layer's outputs, and the final states of all in the cell's own form.
+
+        Args:
+            x: `(batch, time, feature)`, or `(time, feature)`, or packed; outputs come back likewise.
+            state: The first states, each part `(num_layers * directions, batch, unit)` in the cell's own nesting, or
+                a State. None: each cell's initial state.
+            lengths: As in `unroll`.
+            resets: As in `unroll`.
+            engine: As in `unroll`.
+        """
+        check_engine(engine)
+        if isinstance(x, PackedSequence):
+            if lengths is not None:
+                raise BadInput("x is a PackedSequence, which has its lengths in it: leave lengths out.")
+            return self._forward_packed(x, state, resets=resets, engine=engine)
+        layer = as_layer(self)
+        single = isinstance(x, Tensor) and x.dim() == self.unbatched_axes(x)
+        if single:
+            x = x.unsqueeze(0)
+            resets = resets.unsqueeze(0) if isinstance(resets, Tensor) and resets.dim() == 1 else resets
+        if isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] > 0:
+            as_layer(self.cells()[0], x[:, 0])  # a real step teaches what the state looks like
+        task = read(layer, x, state, lengths=lengths, resets=resets)
+        out, final = self._run(task, engine)
+        return (out.squeeze(0) if single else out), layer.to_native(final, batched=not single)
+
+    def cells(self) -> tuple[nn.Module, ...]:
+        """Return the cells, layer by layer, the forward direction before the reverse."""
+        return tuple(self._modules[f"l{depth}{end}"] for depth in range(self.num_layers) for end in self._ends)  # type: ignore[misc]
+
+    def unbatched_axes(self, x: Tensor) -> int:
+        """Return how many axes an input like `x` has when it has no rows."""
+        return 2 if x.is_floating_point() or x.is_complex() else 1
+
+    def extra_repr(self) -> str:
+        """Return the settings, as `nn.LSTM` shows them."""
+        shown = f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
+        shown += f", dropout={self.dropout}" if self.dropout else ""
+        return shown + (", bidirectional=True" if self.bidirectional else "")
+
+    @property
+    def _ends(self) -> tuple[str, ...]:
+        return ("", "_reverse") if self.bidirectional else ("",)
+
+    def _run(self, task: Task, engine: Engine) -> tuple[Tensor, State]:
+        x, ends = task.x, len(self._ends)
+        finals: list[State] = []
+        for number, cell in enumerate(self.cells()):
+            depth, reverse = divmod(number, ends)
+            if not reverse:
+                if depth and self.dropout:
+                    x = F.dropout(x, self.dropout, self.training)
+                outputs = []
+            layer = as_layer(cell, x[:, 0])
+            first = None if task.state is None else _take(task.state, number)
+            sequence = _reversed(x, task.lengths) if reverse else x
+            out, final = run_cell(layer, Task(sequence, first, task.lengths, task.resets), engine)
+            outputs.append(_reversed(out, task.lengths) if reverse else out)
+            finals.append(final)
+            if len(outputs) == ends:
+                x = outputs[0] if ends == 1 else torch.cat(outputs, dim=-1)
+        return x, _stack(finals)
+
+    def _forward_packed(self, x: PackedSequence, state: Any, **options: Any) -> tuple[PackedSequence, Any]:
+        padded, lengths = pad_packed_sequence(x, batch_first=True)
+        out, after = self.forward(padded, state, lengths=lengths, **options)
+        if x.sorted_indices is not None:
+            out, lengths = out.index_select(0, x.sorted_indices), lengths[x.sorted_indices.cpu()]
+        data = pack_padded_sequence(out, lengths, batch_first=True).data
+        return PackedSequence(data, x.batch_sizes, x.sorted_indices, x.unsorted_indices), after
+
+
+class RecurrentAdapter(Adapter):
+    """Finds a `Recurrent` in any model, with one track for each of its cells."""
+
+    kind = "recurrent"
+    fused = True
+
+    def spec(self, module: nn.Module) -> Spec:
+        """Read the spec off the stack's settings and its first cell."""
+        stack = _stack_of(module)
+        cell = _first(stack).spec
+        directions = 2 if stack.bidirectional else 1
+        return Spec(cell.parts, cell.sizes, stack.num_layers, directions, input_size=stack.input_size)
+
+    def initial(self, module: nn.Module, batch: int) -> State:
+        """Return all cells' initial states, stacked."""
+        return _stack([as_layer(cell).initial(batch) for cell in _stack_of(module).cells()])
+
+    def to_state(self, module: nn.Module, native: Any, *, batch: int | None = None) -> State:
+        """Name the parts as the cell does; a state without rows becomes one of a single row."""
+        parts, _ = flatten(native)
+        own = _first(_stack_of(module)).initial(1)
+        if set(parts) != set(own):
+            raise StateMismatch(
+                f"the state has the parts {', '.join(parts)}, but this Recurrent's cells have {', '.join(own)}: "
+                f"it is nested as its cells' own state is, each part with one axis more in front."
+            )
+        axes = {name: axis + 1 for name, axis in own.batch_axis.items()}
+        rows = {n: p if p.dim() > own[n].dim() else p.unsqueeze(axes[n]) for n, p in parts.items()}
+        return State(rows, axes)
+
+    def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Any:
+        """Return the cell's own nesting."""
+        stack = _stack_of(module)
+        first = _first(stack)
+        own = first.initial(1)
+        _check(state, own, len(stack.cells()))
+        parts = dict(state)
+        if not batched:
+            if state.batch != 1:
+                raise StateMismatch(f"the input has no batch axis, so it is one row, but the state has {state.batch}.")
+            parts = {name: part.squeeze(state.batch_axis[name]) for name, part in parts.items()}
+        return rebuild(flatten(first.to_native(own))[1], parts)
+
+    def split(self, module: nn.Module, result: Any) -> tuple[Any, Any]:
+        """Part outputs and final state."""
+        output, native = result
+        return output, native
+
+    def rows(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
+        """Count rows; a sequence without them is one."""
+        x = args[0] if args else kwargs["x"]
+        if isinstance(x, PackedSequence):
+            return int(x.batch_sizes[0]), True
+        return (1, False) if x.dim() == _stack_of(module).unbatched_axes(x) else (x.shape[0], True)
+
+
+register(Recurrent, RecurrentAdapter())
+
+
+def _check_settings(num_layers: int, dropout: float) -> None:
+    if num_layers < 1:
+        raise BadInput(f"num_layers is {num_layers}, but at least one layer is needed.")
+    if not 0 <= dropout <= 1:
+        raise BadInput(f"dropout is {dropout}, but a probability from 0 to 1 is needed.")
+    if dropout and num_layers == 1:
+        warnings.warn(
+            f"dropout={dropout} is put between layers, and with num_layers=1 there is no place between them: "
+            f"it does nothing. Put an nn.Dropout after the layer, or use more layers.",
+            stacklevel=3,
+        )
+
+
+def _stack_of(module: nn.Module) -> Recurrent:
+    assert isinstance(module, Recurrent)  # the adapter is registered for no other type
+    return module
+
+
+def _first(stack: Recurrent) -> Layer:
+    return as_layer(stack.cells()[0])
+
+
+def _stack(states: list[State]) -> State:
+    axes = {name: axis + 1 for name, axis in states[0].batch_axis.items()}
+    return State({name: torch.stack([state[name] for state in states]) for name in states[0]}, axes)
+
+
+def _take(state: State, number: int) -> State:
+    return State({n: p[number] for n, p in state.items()}, {n: a - 1 for n, a in state.batch_axis.items()})
+
+
+def _reversed(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Return each row's valid steps in the opposite order; padding stays where it is."""
+    if lengths is None:
+        return x.flip(1)
+    batch, steps = x.shape[:2]
+    step = torch.arange(steps)
+    turned = torch.where(step < lengths[:, None], lengths[:, None] - 1 - step, step)  # (batch, time)
+    flat = (turned + steps * torch.arange(batch)[:, None]).flatten()
+    return x.flatten(0, 1).index_select(0, flat.to(x.device)).view(x.shape)
+
+
+def _check(state: State, own: State, deep: int) -> None:
+    if set(state) != set(own):
+        raise StateMismatch(
+            f"the state has the parts {', '.join(state)}, but this Recurrent's cells have {', '.join(own)}."
+        )
+    for name, part in state.items():
+        axis = own.batch_axis[name]
+        shape = [deep, *own[name].shape]
+        shape[axis + 1] = state.batch
+        if state.batch_axis[name] != axis + 1 or list(part.shape) != shape:
+            raise StateMismatch(
+                f"part {name!r} has shape {tuple(part.shape)} with its batch axis at {state.batch_axis[name]}, but "
+                f"this Recurrent needs {tuple(shape)} with the batch axis at {axis + 1}: {deep} cells in front."
+            )

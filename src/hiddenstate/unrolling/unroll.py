@@ -1,0 +1,72 @@
+"""The front function: any cell or layer, run along time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..cells import as_layer
+from ..errors import BadInput
+from ..state import State
+from .checks import Lengths, read
+from .engines import Engine, check_engine, run_cell
+from .fused import run_fused
+from .recurrent import Recurrent
+
+
+def unroll(
+    cell: nn.Module,
+    x: Tensor,
+    state: State | Any = None,
+    *,
+    lengths: Lengths | None = None,
+    resets: Tensor | None = None,
+    engine: Engine = "auto",
+) -> tuple[Tensor, State]:
+    """Run `cell` along `x` and return its outputs with the state it ends in.
+
+    A long sequence may be fed in pieces:
+
+    >>> cell, x = torch.nn.GRUCell(3, 4), torch.randn(2, 9, 3)
+    >>> whole, _ = unroll(cell, x)
+    >>> head, middle = unroll(cell, x[:, :5])
+    >>> tail, _ = unroll(cell, x[:, 5:], middle)
+    >>> torch.allclose(torch.cat([head, tail], dim=1), whole)
+    True
+
+    Args:
+        cell: A cell of one step (the user's own or torch's), an `nn.RNN`, `nn.LSTM` or `nn.GRU`, or a `Recurrent`.
+        x: `(batch, time, feature)`, whatever the layer's own `batch_first`.
+        state: The state before the first step, as a `State` or in the cell's own form. None: its initial state.
+        lengths: The steps of each row, in any order. Outputs are zero beyond them, and what `x` holds there
+            is never looked at; each row's final state is the one at its own end.
+        resets: bool `(batch, time)`, True where a row starts anew before that step, from the initial state,
+            with gradients cut there.
+        engine: `"loop"` calls the cell once for each step; `"fast"` runs it by a schedule made from its trace, or
+            says why it cannot; `"auto"` is fast where that pays. A fused layer runs in its own kernel.
+
+    Returns:
+        The outputs `(batch, time, unit)` and the final State.
+    """
+    check_engine(engine)
+    tensor = isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] > 0
+    layer = as_layer(cell, x[:, 0] if tensor else None)
+    if isinstance(layer.module, Recurrent):
+        return _run_recurrent(layer.module, x, state, lengths=lengths, resets=resets, engine=engine)
+    task = read(layer, x, state, lengths=lengths, resets=resets)
+    return run_fused(layer, task) if layer.fused else run_cell(layer, task, engine)
+
+
+def _run_recurrent(stack: Recurrent, x: Tensor, state: State | Any, **options: Any) -> tuple[Tensor, State]:
+    if isinstance(x, Tensor) and x.dim() == stack.unbatched_axes(x):
+        raise BadInput(
+            f"x has shape {tuple(x.shape)}, but (batch, time, feature) is needed. "
+            f"A single sequence becomes a batch of one with x.unsqueeze(0)."
+        )
+    layer = as_layer(stack)
+    task = read(layer, x, state, lengths=options.pop("lengths"), resets=options.pop("resets"))
+    native = () if task.state is None else (layer.to_native(task.state),)
+    # Through __call__, so that whoever hooks the stack sees the call.
+    out, after = stack(task.x, *native, lengths=task.lengths, resets=task.resets, **options)
+    return out, layer.to_state(after, batch=x.shape[0])
