@@ -23,7 +23,6 @@ __all__ = [
 ]
 
 
-
 class HiddenStateError(Exception):
     """Something this library refuses to do, with the way out in its message."""
 

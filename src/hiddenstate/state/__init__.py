@@ -1,7 +1,7 @@
 """What a hidden state is: named tensors at one instant."""
 
-from .files import load
+from .files import from_bytes, load, to_bytes
 from .rows import Rows
 from .value import State
 
-__all__ = ["Rows", "State", "load"]
+__all__ = ["Rows", "State", "from_bytes", "load", "to_bytes"]

@@ -1,59 +1,58 @@
-"""States on disk: safetensors, the batch axes in the metadata, never pickle."""
+"""States as bytes and on disk: safetensors, with batch axes and checksums in the metadata; never pickle."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
-import tempfile
-from collections.abc import Mapping
+import stat
+import zlib
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from ..errors import StateFileError
-
-if TYPE_CHECKING:
-    from .value import State
+from .value import State
 
 _KEY = "hiddenstate.state"  # the metadata entry that makes a safetensors file one of ours
 _VERSION = 1
 
 
-def write(path: str | PathLike[str], parts: Mapping[str, Tensor], axes: Mapping[str, int]) -> None:
-    """Write parts and axes to a temporary file next to `path`, then rename it."""
-    target = Path(path)
-    data = to_bytes(parts, axes, name=str(target))
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+def to_bytes(state: State) -> bytes:
+    """Return what `state.save` writes: the content of a safetensors file.
+
+    >>> from_bytes(to_bytes(State({"h": torch.ones(2, 3)})))
+    State(h (2, 3) float32; batch of 2)
+    """
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, _mode(target))
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    _sync_folder(target.parent)
+        tensors = _storable(state)
+        parts = [_entry(name, axis, state[name], tensors[name]) for name, axis in state.batch_axis.items()]
+        return safetensors.torch.save(tensors, {_KEY: json.dumps({"version": _VERSION, "parts": parts})})
+    except (KeyError, SafetensorError, RuntimeError, TypeError, ValueError) as error:
+        raise StateFileError(f"{state!r} cannot be written as safetensors: {error}") from error
 
 
-def to_bytes(parts: Mapping[str, Tensor], axes: Mapping[str, int], *, name: str = "the state") -> bytes:
-    """Return the content of a state's file."""
-    header = {"version": _VERSION, "parts": [[part, axes[part]] for part in parts]}
-    # Cloned, since safetensors refuses tensors that share memory, as views of one buffer do.
-    tensors = {part: tensor.detach().to("cpu", copy=True).contiguous() for part, tensor in parts.items()}
+def from_bytes(data: bytes, *, source: str = "these bytes", device: str | torch.device = "cpu") -> State:
+    """Return the State that `to_bytes` made into `data`; errors call it by the name of its `source`."""
     try:
-        return safetensors.torch.save(tensors, {_KEY: json.dumps(header)})
-    except (KeyError, SafetensorError, RuntimeError, ValueError) as error:
-        kinds = ", ".join(f"{part} {tensor.dtype}" for part, tensor in parts.items())
-        raise StateFileError(f"{name} cannot be written as safetensors ({kinds}): {error}") from error
+        tensors = safetensors.torch.load(data)
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length]).get("__metadata__", {}).get(_KEY)
+    # Whatever goes wrong here, in safetensors or torch, says that the data are not what they should be.
+    except (SafetensorError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise _unreadable(data, source, error) from error
+    if header is None:
+        raise StateFileError(
+            f"{source} is in safetensors format, but does not hold a state: it says nothing of batch axes. "
+            f"If it holds weights, load it with safetensors.torch.load_file."
+        )
+    return _assemble(source, header, tensors).to(device)
 
 
 def load(path: str | PathLike[str], *, device: str | torch.device = "cpu") -> State:
@@ -65,58 +64,103 @@ def load(path: str | PathLike[str], *, device: str | torch.device = "cpu") -> St
     >>> load(path)
     State(h (2, 3) float32; batch of 2)
     """
-    with open(path, "rb") as file:  # a missing file is Python's own FileNotFoundError
-        _refuse_pickle(path, file.read(8))
+    if os.path.isdir(path):
+        raise StateFileError(f"{os.fspath(path)} is a folder, but a state is one file. Name the file in it.")
+    # A missing file is Python's own FileNotFoundError.
+    return from_bytes(Path(path).read_bytes(), source=os.fspath(path), device=device)
+
+
+def save(state: State, path: str | PathLike[str]) -> None:
+    """Write `state` to a temporary file next to `path`, then rename it."""
+    data = to_bytes(state)
+    target = Path(os.path.realpath(path))  # through symbolic links, which a rename would replace
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "A state is saved to a file, but this is a folder", os.fspath(path))
+    temporary = target.with_name(f".{target.name[:40]}.{os.urandom(8).hex()}.tmp")
     try:
-        with safe_open(os.fspath(path), framework="pt", device=str(device)) as file:
-            header = (file.metadata() or {}).get(_KEY)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except SafetensorError as error:
-        raise StateFileError(
-            f"{os.fspath(path)} is not a whole safetensors file ({error}). It was cut short, damaged, "
-            f"or is something else; State.save writes files that are never half-written."
-        ) from error
-    return _assemble(path, header, tensors)
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))  # the rights the older file had
+        os.replace(temporary, target)
+    except OSError as error:
+        reason = f"{error.strerror or error} (the state was not saved; an older file there is untouched)"
+        raise OSError(error.errno, reason, os.fspath(path)) from error
+    finally:
+        with contextlib.suppress(OSError):  # after the rename there is none
+            os.unlink(temporary)
+    _sync_folder(target.parent)
 
 
-def _assemble(path: str | PathLike[str], header: str | None, tensors: dict[str, Tensor]) -> State:
-    from .value import State
+def _storable(state: State) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, part in state.items():
+        if name == "__metadata__":
+            raise ValueError("the name '__metadata__' is taken by the format itself; name the part otherwise")
+        tensor = part.detach().cpu().resolve_conj().resolve_neg()
+        # As pairs of real numbers, since safetensors does not know every complex dtype.
+        tensor = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).contiguous()
+        # Safetensors refuses tensors that share memory, as parts of one buffer or one tensor under two names do.
+        storage = tensor.untyped_storage().data_ptr()
+        tensors[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
+    return tensors
 
-    if header is None:
-        raise StateFileError(
-            f"{os.fspath(path)} is a safetensors file, but not one of a state: it says nothing of batch axes. "
-            f"If it holds weights, load it with safetensors.torch.load_file."
-        )
+
+def _entry(name: str, axis: int, part: Tensor, stored: Tensor) -> dict[str, Any]:
+    """Return what the metadata say of a part; the checksum covers all that makes it, not its bytes alone."""
+    entry = {"name": name, "axis": axis, "complex": part.is_complex()}
+    checksum = zlib.crc32(f"{entry} {stored.dtype} {tuple(stored.shape)}".encode())
+    if stored.numel():
+        checksum = zlib.crc32(stored.reshape(-1).unsqueeze(-1).view(torch.uint8).numpy().data, checksum)
+    return entry | {"crc32": checksum}
+
+
+def _assemble(source: str, header: str, tensors: dict[str, Tensor]) -> State:
     try:
         content = json.loads(header)
-        if content["version"] != _VERSION:
+        version = content["version"]
+        if version != _VERSION:
             raise StateFileError(
-                f"{os.fspath(path)} has version {content['version']} of the state format, but this library reads "
-                f"version {_VERSION}. A newer hiddenstate wrote it: upgrade to read it."
+                f"{source} has version {version!r} of the state format, but this library reads version {_VERSION}. "
+                f"If a newer hiddenstate wrote it, upgrade to read it."
             )
-        axes = {name: int(axis) for name, axis in content["parts"]}
-        return State({name: tensors[name] for name in axes}, axes)
+        axes = {entry["name"]: entry["axis"] for entry in content["parts"]}
+        if axes.keys() != tensors.keys():
+            raise ValueError(f"it lists the parts {list(axes)}, but holds {sorted(tensors)}")
+        return State({entry["name"]: _intact(entry, tensors[entry["name"]]) for entry in content["parts"]}, axes)
     except StateFileError:
         raise
-    except (ValueError, KeyError, TypeError) as error:
-        raise StateFileError(f"{os.fspath(path)} has damaged metadata: {error}") from error
-
-
-def _refuse_pickle(path: str | PathLike[str], head: bytes) -> None:
-    if head[:2] == b"PK" or head[:1] == b"\x80":
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
         raise StateFileError(
-            f"{os.fspath(path)} is a pickle (torch.save writes those), which may run code when opened: "
+            f"{source} is damaged ({type(error).__name__}: {error}), so the state in it cannot be trusted. "
+            f"Go back to an older copy."
+        ) from error
+
+
+def _intact(entry: dict[str, Any], stored: Tensor) -> Tensor:
+    part = torch.view_as_complex(stored) if entry["complex"] else stored
+    if _entry(entry["name"], entry["axis"], part, stored) != entry:
+        raise ValueError(f"part {entry['name']!r} does not have the checksum written with it")
+    return part
+
+
+def _unreadable(data: bytes, source: str, error: Exception) -> StateFileError:
+    if not data:
+        return StateFileError(f"{source} is empty: nothing was ever written, or the disk was full.")
+    # Asked only of what safetensors has refused: the length it begins with may look like a pickle's first byte.
+    if data[:2] == b"PK" or data[:1] == b"\x80":
+        return StateFileError(
+            f"{source} is a pickle or a zip (torch.save writes those), which may run code when opened: "
             f"it is not read here. Open it with torch.load(..., weights_only=True) and save it with State.save."
         )
-
-
-def _mode(target: Path) -> int:
-    # mkstemp makes private files; a state file should get the rights any other new file gets.
-    with contextlib.suppress(FileNotFoundError):
-        return target.stat().st_mode & 0o777
-    umask = os.umask(0)
-    os.umask(umask)
-    return 0o666 & ~umask
+    return StateFileError(
+        f"{source} is not a whole safetensors file ({error}). It was cut short, damaged, "
+        f"or is something else; State.save never leaves a half-written file."
+    )
 
 
 def _sync_folder(folder: Path) -> None:

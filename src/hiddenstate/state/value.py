@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import index
 from os import PathLike
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree  # torch.func, torch.export and torch.compile find tensors in a value through this
 
-from ..errors import StateMismatch
-from .files import write
+from ..errors import BadInput, StateMismatch
+from .checks import check_axes, check_fit, check_parts
 from .rows import Rows, row_index
 
 
@@ -34,13 +36,10 @@ class State(Mapping[str, Tensor]):
 
     def __init__(self, parts: Mapping[str, Tensor], batch_axis: int | Mapping[str, int] = 0) -> None:
         """Name the `parts` and say where each one's batch axis is."""
+        check_parts(parts)
         parts = dict(parts)
-        axes = dict(batch_axis) if isinstance(batch_axis, Mapping) else dict.fromkeys(parts, batch_axis)
-        _check_names(parts, axes)
-        axes = {name: _axis(name, part, axes[name]) for name, part in parts.items()}
-        _check_rows(parts, axes)
         object.__setattr__(self, "_parts", parts)
-        object.__setattr__(self, "_axes", axes)
+        object.__setattr__(self, "_axes", check_axes(parts, batch_axis))
 
     @classmethod
     def _trusted(cls, parts: dict[str, Tensor], axes: dict[str, int]) -> State:
@@ -73,12 +72,16 @@ class State(Mapping[str, Tensor]):
         """Refuse: a State never changes."""
         raise AttributeError(f"a State never changes, so {name!r} cannot be set; put, map and to return new ones")
 
+    def __delattr__(self, name: str) -> NoReturn:
+        """Refuse: a State never changes."""
+        raise AttributeError(f"a State never changes, so {name!r} cannot be deleted")
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle by parts and axes."""
         return State, (self._parts, self._axes)
 
     def __repr__(self) -> str:
-        """Return part names, shapes, dtypes and batch axes on one line."""
+        """Return part names, shapes and dtypes, and the number of rows, on one line."""
         parts = ", ".join(f"{name} {_kind(part)}" for name, part in self._parts.items())
         return f"State({parts}; batch of {self.batch})"
 
@@ -104,7 +107,9 @@ class State(Mapping[str, Tensor]):
         devices = {part.device for part in self._parts.values()}
         if len(devices) > 1:
             where = ", ".join(f"{name} on {part.device}" for name, part in self._parts.items())
-            raise StateMismatch(f"the parts lie on different devices ({where}). Bring them together with state.to(device).")
+            raise StateMismatch(
+                f"the parts lie on different devices ({where}). Bring them together with state.to(device)."
+            )
         return devices.pop()
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> State:
@@ -119,13 +124,42 @@ class State(Mapping[str, Tensor]):
         """Return a copy that shares no memory."""
         return State._trusted({name: part.clone() for name, part in self._parts.items()}, self._axes)
 
-    def to(self, *args: Any, **kwargs: Any) -> State:
-        """Move or cast as `Tensor.to` does; like `nn.Module.to`, a dtype casts floating parts only."""
-        device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+    def pin_memory(self) -> State:
+        """Return the same values in page-locked memory; a DataLoader with `pin_memory=True` calls this."""
+        return State._trusted({name: part.pin_memory() for name, part in self._parts.items()}, self._axes)
+
+    def to(
+        self,
+        target: str | int | torch.device | torch.dtype | Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+        *,
+        device: str | int | torch.device | None = None,
+        copy: bool = False,
+    ) -> State:
+        """Move or cast, called as `Tensor.to` is; what need not change is not copied.
+
+        A dtype casts floating parts only, as in `nn.Module.to`; a complex part keeps its imaginary
+        half unless the dtype is complex too.
+
+        >>> State({"h": torch.zeros(2, 3), "count": torch.zeros(2).long()}).to(torch.float64)
+        State(h (2, 3) float64, count (2,) int64; batch of 2)
+        """
+        if isinstance(target, Tensor):
+            device, dtype = target.device, target.dtype
+        elif isinstance(target, torch.dtype):
+            dtype = target
+        elif target is not None:
+            device = target
+        if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+            raise BadInput(
+                f"a state is cast to floating or complex dtypes, not to {dtype}, which would round it off. "
+                f"To follow a tensor of integers to its device use state.to(tensor.device)."
+            )
 
         def move(part: Tensor) -> Tensor:
-            floating = part.is_floating_point() or part.is_complex()
-            return part.to(device=device, dtype=dtype if floating else None, non_blocking=non_blocking)
+            casts = dtype is not None and (part.is_floating_point() or (part.is_complex() and dtype.is_complex))
+            return part.to(device, dtype if casts else None, non_blocking=non_blocking, copy=copy)
 
         return State._trusted({name: move(part) for name, part in self._parts.items()}, self._axes)
 
@@ -135,7 +169,7 @@ class State(Mapping[str, Tensor]):
             return State._trusted(
                 {n: p[(slice(None),) * self._axes[n] + (rows,)] for n, p in self._parts.items()}, self._axes
             )
-        pick = self._picker(rows, unique=False)
+        pick = self._index(rows, unique=False)
         return State._trusted({n: p.index_select(self._axes[n], pick(p)) for n, p in self._parts.items()}, self._axes)
 
     def put(self, rows: Rows, other: State) -> State:
@@ -145,8 +179,8 @@ class State(Mapping[str, Tensor]):
         >>> state.put([1], State({"h": torch.ones(1, 2)}))["h"].sum(1)
         tensor([0., 2., 0.])
         """
-        pick = self._picker(rows, unique=True)
-        self._check_fits(other)
+        pick = self._index(rows, unique=True)
+        check_fit(self, other)
         count = len(pick(next(iter(self._parts.values()))))
         if other.batch != count:
             raise StateMismatch(
@@ -159,108 +193,63 @@ class State(Mapping[str, Tensor]):
 
     def repeat(self, n: int) -> State:
         """Return each row `n` times, copies next to each other, as beam search wants them."""
-        if not isinstance(n, int) or n < 1:
+        if not isinstance(n, SupportsIndex) or index(n) < 1:
             raise StateMismatch(f"each row can be repeated 1 time or more, not {n!r}.")
         return State._trusted(
-            {name: part.repeat_interleave(n, dim=self._axes[name]) for name, part in self._parts.items()}, self._axes
+            {name: part.repeat_interleave(index(n), dim=self._axes[name]) for name, part in self._parts.items()},
+            self._axes,
         )
 
     @staticmethod
-    def cat(states: Sequence[State]) -> State:
+    def cat(states: Iterable[State]) -> State:
         """Return the rows of all `states`, one after another."""
         states = list(states)
         if not states:
             raise StateMismatch("there is no state to put together: State.cat needs one or more.")
         first = states[0]
-        for other in states[1:]:
-            first._check_fits(other)
+        for other in states:
+            check_fit(first, other)
         return State._trusted(
             {name: torch.cat([state[name] for state in states], dim=first._axes[name]) for name in first}, first._axes
         )
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write a safetensors file that `hiddenstate.load` reads; an older file survives until this one is whole."""
-        write(path, self._parts, self._axes)
+        from .files import save  # files stands on this module
 
-    def _picker(self, rows: Rows, *, unique: bool) -> Callable[[Tensor], Tensor]:
-        # One index, checked once, and moved once to each device on which parts lie.
-        index = row_index(rows, self.batch, next(iter(self._parts.values())).device, unique=unique)
-        return lambda part: index.to(part.device)
+        save(self, path)
 
-    def _check_fits(self, other: State) -> None:
-        if not isinstance(other, State):
-            raise StateMismatch(f"a State is needed, but this is {type(other).__name__}. Layer.to_state makes one.")
-        if set(other) != set(self):
-            raise StateMismatch(
-                f"this state has the parts {', '.join(self)}, but the other has {', '.join(other)}. "
-                f"States of different kinds of layers cannot be mixed; hs.Bridge leads from one to the other."
-            )
-        for name, part in self._parts.items():
-            _check_part(name, (part, self._axes[name]), (other._parts[name], other._axes[name]))
+    def _index(self, rows: Rows, *, unique: bool) -> Callable[[Tensor], Tensor]:
+        # Checked once; moved where parts lie on several devices.
+        where = row_index(rows, self.batch, next(iter(self._parts.values())).device, unique=unique)
+        return lambda part: where.to(part.device)
 
 
 def _kind(part: Tensor) -> str:
     return f"{tuple(part.shape)} {str(part.dtype).removeprefix('torch.')}"
 
 
-def _check_names(parts: dict[str, Tensor], axes: dict[str, int]) -> None:
-    if not parts:
-        raise StateMismatch("a state needs at least one part, for example State({'h': h}).")
-    for name, part in parts.items():
-        if not isinstance(name, str):
-            raise StateMismatch(f"part names are strings, but this one is {name!r}.")
-        if not isinstance(part, Tensor):
-            raise StateMismatch(
-                f"part {name!r} is {type(part).__name__}, but a tensor is needed. "
-                f"A native state, such as nn.LSTM's tuple, becomes a State with Layer.to_state."
-            )
-    if set(axes) != set(parts):
-        raise StateMismatch(
-            f"batch_axis speaks of {', '.join(axes) or 'no part'}, but the state has {', '.join(parts)}: "
-            f"give one number for all, or one for each part."
-        )
+def _flatten(state: State) -> tuple[list[Tensor], tuple[tuple[str, int], ...]]:
+    return list(state._parts.values()), tuple(state._axes.items())
 
 
-def _axis(name: str, part: Tensor, axis: int) -> int:
-    if not -part.dim() <= axis < part.dim():
-        raise StateMismatch(
-            f"part {name!r} has shape {tuple(part.shape)}, so it has no axis {axis} for the batch. "
-            f"An unbatched state is a batch of one row: part.unsqueeze({axis if axis >= 0 else 0})."
-        )
-    return axis % part.dim()
+def _flatten_with_keys(state: State) -> tuple[list[tuple[Any, Tensor]], tuple[tuple[str, int], ...]]:
+    return [(_pytree.MappingKey(name), part) for name, part in state._parts.items()], tuple(state._axes.items())
 
 
-def _check_rows(parts: dict[str, Tensor], axes: dict[str, int]) -> None:
-    first, *rest = parts
-    batch = parts[first].shape[axes[first]]
-    for name in rest:
-        rows = parts[name].shape[axes[name]]
-        if rows != batch:
-            raise StateMismatch(
-                f"part {first!r} has {batch} rows (axis {axes[first]} of {tuple(parts[first].shape)}), but part {name!r} "
-                f"has {rows} (axis {axes[name]} of {tuple(parts[name].shape)}). "
-                f"Often batch_axis is wrong: torch's recurrent layers have it at 1, cells at 0."
-            )
+def _unflatten(leaves: Iterable[Any], axes: tuple[tuple[str, int], ...]) -> State:
+    # Unchecked, since a tree may hold anything for a while: shapes, names, tensors that vmap has yet to wrap.
+    return State._trusted({name: leaf for (name, _), leaf in zip(axes, leaves, strict=True)}, dict(axes))
 
 
-def _check_part(name: str, mine: tuple[Tensor, int], theirs: tuple[Tensor, int]) -> None:
-    (part, axis), (other, other_axis) = mine, theirs
-    if axis != other_axis:
-        raise StateMismatch(f"part {name!r} has its batch axis at {axis}, but the other state's is at {other_axis}.")
-    shape, other_shape = list(part.shape), list(other.shape)
-    del shape[axis], other_shape[axis]
-    if shape != other_shape:
-        raise StateMismatch(
-            f"part {name!r} has shape {tuple(part.shape)}, but the other state's has {tuple(other.shape)}: they may "
-            f"differ in rows (axis {axis}) only. Usually the states come from layers of different sizes."
-        )
-    if part.dtype != other.dtype:
-        raise StateMismatch(
-            f"part {name!r} is {part.dtype}, but the other state's is {other.dtype}. "
-            f"Often one was made under autocast: cast it with other.to({part.dtype})."
-        )
-    if part.device != other.device:
-        raise StateMismatch(
-            f"part {name!r} is on {part.device}, but the other state's is on {other.device}. "
-            f"Move it with other.to({str(part.device)!r})."
-        )
+_pytree.register_pytree_node(
+    State,
+    _flatten,
+    _unflatten,
+    serialized_type_name="hiddenstate.State",
+    to_dumpable_context=list,
+    from_dumpable_context=lambda axes: tuple((name, axis) for name, axis in axes),
+    flatten_with_keys_fn=_flatten_with_keys,
+)
+# A State is tensors and numbers only, so a checkpoint that holds one may be opened with weights_only=True.
+torch.serialization.add_safe_globals([State])

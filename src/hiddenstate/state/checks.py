@@ -1,0 +1,103 @@
+"""Whether tensors make a state, and whether two states fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from torch import Tensor
+
+from ..errors import StateMismatch
+
+if TYPE_CHECKING:
+    from .value import State
+
+_NATIVE = "A native state, such as nn.LSTM's tuple, becomes a State with Layer.to_state."
+
+
+def check_parts(parts: Any) -> None:
+    """Refuse what is not one or more tensors by name."""
+    if not isinstance(parts, Mapping):
+        raise StateMismatch(
+            f"a state is made of named parts, as in State({{'h': h}}), but this is {type(parts).__name__}. {_NATIVE}"
+        )
+    if not parts:
+        raise StateMismatch("a state needs at least one part, for example State({'h': h}).")
+    for name, part in parts.items():
+        if not isinstance(name, str):
+            raise StateMismatch(f"part names are strings, but this one is {name!r}.")
+        if not isinstance(part, Tensor):
+            raise StateMismatch(f"part {name!r} is {type(part).__name__}, but a tensor is needed. {_NATIVE}")
+
+
+def check_axes(parts: Mapping[str, Tensor], batch_axis: int | Mapping[str, int]) -> dict[str, int]:
+    """Return each part's batch axis, counted from the front, along which all have as many rows."""
+    given = batch_axis if isinstance(batch_axis, Mapping) else dict.fromkeys(parts, batch_axis)
+    if given.keys() != parts.keys():
+        raise StateMismatch(
+            f"batch_axis speaks of {', '.join(map(str, given)) or 'no part'}, but the state has {', '.join(parts)}: "
+            f"give one number for all, or one for each part."
+        )
+    axes = {name: _axis(name, part, given[name]) for name, part in parts.items()}
+    first, *rest = parts
+    batch = parts[first].shape[axes[first]]
+    for name in rest:
+        rows = parts[name].shape[axes[name]]
+        if rows != batch:
+            raise StateMismatch(
+                f"part {first!r} has {batch} rows (axis {axes[first]} of {tuple(parts[first].shape)}), "
+                f"but part {name!r} has {rows} (axis {axes[name]} of {tuple(parts[name].shape)}). "
+                f"Often batch_axis is wrong: torch's recurrent layers have it at 1, cells at 0."
+            )
+    return axes
+
+
+def check_fit(state: State, other: State) -> None:
+    """Refuse an `other` whose rows could not stand among those of `state`."""
+    from .value import State
+
+    if not isinstance(other, State):
+        raise StateMismatch(f"a State is needed, but this is {type(other).__name__}. Layer.to_state makes one.")
+    if other.keys() != state.keys():
+        raise StateMismatch(
+            f"this state has the parts {', '.join(state)}, but the other has {', '.join(other)}. "
+            f"States of different kinds of layers cannot be mixed; hs.Bridge leads from one to the other."
+        )
+    for name in state:
+        _check_part(name, (state[name], state.batch_axis[name]), (other[name], other.batch_axis[name]))
+
+
+def _axis(name: str, part: Tensor, axis: int) -> int:
+    # The plain type first: asking for the protocol costs more than all other checks together.
+    if type(axis) is not int and (isinstance(axis, bool) or not isinstance(axis, SupportsIndex)):
+        raise StateMismatch(f"the batch axis of part {name!r} is {axis!r}, but a whole number is needed.")
+    if not -part.dim() <= axis < part.dim():
+        raise StateMismatch(
+            f"part {name!r} has shape {tuple(part.shape)}, so it has no axis {axis} for the batch. "
+            f"An unbatched state is a batch of one row: part.unsqueeze({min(max(axis, 0), part.dim())})."
+        )
+    return index(axis) % part.dim()
+
+
+def _check_part(name: str, mine: tuple[Tensor, int], theirs: tuple[Tensor, int]) -> None:
+    (part, axis), (other, other_axis) = mine, theirs
+    if axis != other_axis:
+        raise StateMismatch(f"part {name!r} has its batch axis at {axis}, but the other state's is at {other_axis}.")
+    shape, other_shape = list(part.shape), list(other.shape)
+    del shape[axis], other_shape[axis]
+    if shape != other_shape:
+        raise StateMismatch(
+            f"part {name!r} has shape {tuple(part.shape)}, but the other state's has {tuple(other.shape)}: they may "
+            f"differ in rows (axis {axis}) only. Usually the states come from layers of different sizes."
+        )
+    if part.dtype != other.dtype:
+        raise StateMismatch(
+            f"part {name!r} is {part.dtype}, but the other state's is {other.dtype}. "
+            f"Often one was made under autocast: cast it with other.to({part.dtype})."
+        )
+    if part.device != other.device:
+        raise StateMismatch(
+            f"part {name!r} is on {part.device}, but the other state's is on {other.device}. "
+            f"Move it with other.to({str(part.device)!r})."
+        )
