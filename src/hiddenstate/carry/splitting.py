@@ -1,0 +1,256 @@
+"""The law of carried state: a sequence fed in two pieces, with the state handed over, equals the whole."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from ..cells import Layer, layers, undisturbed, unwrap
+from ..errors import BadInput, CarryWarning
+from ..unrolling import unroll
+from .carrying import Carry
+from .hooks import after
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Whether two pieces equal the whole: truthy when they do."""
+
+    ok: bool
+    error: float  # the largest difference found in the model's output
+    tolerance: float
+    at: int  # the cut at which it was found
+    where: str  # the layer that breaks the law, "" where none does
+    why: str
+    layers: Mapping[str, float] = field(default_factory=dict)  # layer -> largest difference in its output
+
+    def __bool__(self) -> bool:
+        """Say whether the law holds."""
+        return self.ok
+
+    def __str__(self) -> str:
+        """Return the verdict in a sentence or two."""
+        numbers = f"largest difference {self.error:.2g}, tolerance {self.tolerance:.2g}"
+        if self.ok:
+            return f"Two pieces equal the whole ({numbers})."
+        return f"Two pieces cut at step {self.at} differ from the whole ({numbers}). {self.why}"
+
+
+def check_split(model: nn.Module, x: Tensor, at: int | None = None, *, time_axis: int | None = None) -> Split:
+    """Say whether feeding `x` in two pieces, with the state handed over, equals feeding it whole.
+
+    Without `at`, a cut after the first step, one in the middle and one before the last step are tried. The model is run
+    in eval mode and comes back as it was.
+
+    >>> bool(check_split(torch.nn.LSTM(3, 4, batch_first=True), torch.randn(2, 8, 3)))
+    True
+    >>> print(check_split(torch.nn.GRU(3, 4, batch_first=True, bidirectional=True), torch.randn(2, 8, 3)).where)
+    the model itself
+    """
+    inner = unwrap(model)
+    with ExitStack() as stack:
+        stack.enter_context(undisturbed(inner))
+        stack.enter_context(torch.no_grad())
+        inner.eval()
+        runner = stack.enter_context(_runner(inner))
+        whole = runner(x)
+        axis = _time_axis(whole, x) if time_axis is None else time_axis
+        steps = x.shape[axis]
+        found = [_compare(runner, whole, x, cut, axis) for cut in _cuts(steps, at)]
+    return max(found, key=lambda split: (not split.ok, split.error / split.tolerance))
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one run of the model gave, and what each layer was given and gave in it."""
+
+    output: list[Tensor]
+    seen: dict[str, list[tuple[Any, Any]]]  # layer -> (input, output) of each call
+    found: list[Layer]
+
+
+@contextmanager
+def _runner(model: nn.Module) -> Iterator[Callable[..., _Run]]:
+    """Give a function that runs the model on one piece, going on where the last one ended unless told to start anew."""
+    found = layers(model)
+    if len(found) == 1 and found[0].module is model and not found[0].fused:
+        yield _cell_runner(found[0])
+        return
+    with ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore", CarryWarning)
+        attached = Carry.of(model)
+        carry = attached or stack.enter_context(Carry(model))
+        stack.enter_context(carry.fresh())
+        run = _Run([], {}, found)
+        for layer in found:
+            handle = after(
+                layer.module, lambda args, kwargs, result, layer=layer: _note(run, layer, args, kwargs, result)
+            )
+            stack.callback(handle.remove)
+
+        def go(piece: Tensor, *, on: bool = False) -> _Run:
+            if not on:
+                carry.reset()
+            run.seen = {}
+            output = list(_tensors(model(piece)))
+            return _Run(output, run.seen, found)
+
+        yield go
+
+
+def _cell_runner(layer: Layer) -> Callable[..., _Run]:
+    state = None
+
+    def go(piece: Tensor, *, on: bool = False) -> _Run:
+        nonlocal state
+        output, state = unroll(layer.module, piece, state if on else None)
+        return _Run([output], {layer.name: [(piece, output)]}, [layer])
+
+    return go
+
+
+def _note(run: _Run, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    x = args[0] if args else next(iter(kwargs.values()))
+    output = layer.split(result)[0]
+    data = [thing.data if isinstance(thing, PackedSequence) else thing for thing in (x, output)]
+    run.seen.setdefault(layer.name, []).append((data[0], data[1]))
+
+
+def _compare(runner: Callable[..., _Run], whole: _Run, x: Tensor, cut: int, axis: int) -> Split:
+    steps = x.shape[axis]
+    first = runner(x.narrow(axis, 0, cut))
+    second = runner(x.narrow(axis, cut, steps - cut), on=True)
+    outputs = zip(whole.output, first.output, second.output, strict=False)
+    errors = [_difference(*three) for three in outputs]
+    tolerance = _tolerance(whole.output)
+    error = max([e for e in errors if e is not None], default=0.0)
+    each = {layer: _layer_differences((whole, first, second), layer) for layer in whole.found}
+    by_name = {_called(layer): outputs for layer, (_, outputs) in each.items() if outputs is not None}
+    if error <= tolerance:
+        return Split(True, error, tolerance, cut, "", "", by_name)
+    return Split(False, error, tolerance, cut, *_culprit(each, tolerance), by_name)
+
+
+def _culprit(each: Mapping[Layer, tuple[float | None, float | None]], tolerance: float) -> tuple[str, str]:
+    for layer, (inputs, outputs) in each.items():
+        name = _called(layer)
+        if inputs is not None and inputs > tolerance:
+            return f"before {name}", (
+                f"The input of {name!r} differs already, by {inputs:.2g}: something before it mixes steps "
+                f"(a convolution, attention or normalization over time), and that is not carried."
+            )
+        if outputs is not None and outputs > tolerance:
+            return name, f"The layer {name!r} breaks the law, by {outputs:.2g}: {_reason(layer)}"
+    return "after the layers", (
+        "Every recurrent layer keeps the law, so what follows them mixes steps (attention or pooling over time), "
+        "or takes the last step of a piece for the last of the whole."
+    )
+
+
+def _called(layer: Layer) -> str:
+    return layer.name or "the model itself"
+
+
+def _reason(layer: Layer) -> str:
+    if layer.fused and layer.spec.bidirectional:
+        return "it runs in both directions, and its reverse direction begins at the end of each piece."
+    return (
+        "the state it ends in is not the one it goes on from. Usually the model hands it a state of its own, such as "
+        "zeros made in forward: let it pass no state where it makes one now."
+    )
+
+
+def _layer_differences(runs: tuple[_Run, ...], layer: Layer) -> tuple[float | None, float | None]:
+    calls = [run.seen.get(layer.name, []) for run in runs]
+    return _layer_difference(calls, 0), _layer_difference(calls, 1)
+
+
+def _layer_difference(calls: list[list[tuple[Any, Any]]], side: int) -> float | None:
+    whole, first, second = ([call[side] for call in run] for run in calls)
+    if not whole or not first or not second or not isinstance(whole[0], Tensor):
+        return None
+    if len(whole) == 1 and len(first) == 1 and len(second) == 1:
+        return _difference(whole[0], first[0], second[0])
+    pieces = [*first, *second]  # a cell stepped in a loop: one call for each step
+    if len(pieces) != len(whole) or any(a.shape != b.shape for a, b in zip(whole, pieces, strict=True)):
+        return None
+    return max(_distance(a, b) for a, b in zip(whole, pieces, strict=True))
+
+
+def _difference(whole: Tensor, first: Tensor, second: Tensor) -> float | None:
+    """Compare along the axis that was cut; where there is none, what the second piece ends in with the whole."""
+    for axis in range(whole.dim()):
+        if first.dim() == second.dim() == whole.dim():
+            sizes = [t.shape[axis] for t in (first, second)]
+            rest = [tuple(t.shape[:axis] + t.shape[axis + 1 :]) for t in (whole, first, second)]
+            if sum(sizes) == whole.shape[axis] and rest[0] == rest[1] == rest[2]:
+                return _distance(torch.cat([first, second], dim=axis), whole)
+    return _distance(second, whole) if second.shape == whole.shape else None
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    if not a.numel():
+        return 0.0
+    if not (a.is_floating_point() or a.is_complex()):
+        return float((a != b).any())
+    gap = (a - b).abs()
+    return float("inf") if bool(gap.isnan().any()) else float(gap.max())
+
+
+def _tolerance(outputs: list[Tensor]) -> float:
+    floating = [out for out in outputs if out.is_floating_point()]
+    if not floating:
+        return 0.5
+    eps = max(torch.finfo(out.dtype).eps for out in floating)
+    scale = max([1.0, *(float(out.abs().max()) for out in floating if out.numel())])
+    return scale * (1e3 * eps if eps < 1e-4 else 8 * eps)
+
+
+def _time_axis(whole: _Run, x: Tensor) -> int:
+    """Find which axis of `x` the layers took for time; batch-first where it cannot be told."""
+    for layer in whole.found:
+        calls = whole.seen.get(layer.name, [])
+        if not calls or not isinstance(calls[0][0], Tensor) or (layer.fused and calls[0][0].dim() < 2):
+            continue
+        batch_first = layer.spec.batch_first if layer.fused else True
+        seen = calls[0][0]
+        steps = seen.shape[1 if batch_first and seen.dim() > 2 else 0] if layer.fused else len(calls)
+        fits = [axis for axis in (1, 0) if x.dim() > axis and x.shape[axis] == steps]
+        if len(fits) == 1:
+            return fits[0]
+        if fits:
+            return 1 if batch_first else 0
+    return 1 if x.dim() > 1 else 0
+
+
+def _cuts(steps: int, at: int | None) -> list[int]:
+    if steps < 2:
+        raise BadInput(f"x has {steps} step, but two pieces need 2 steps or more.")
+    if at is None:
+        return sorted({1, steps // 2, steps - 1})
+    if not 0 < at < steps:
+        raise BadInput(f"the cut is at {at}, but with {steps} steps it must be between 1 and {steps - 1}.")
+    return [at]
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, PackedSequence):
+        yield output.data
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, tuple | list):
+        for value in output:
+            yield from _tensors(value)
+    elif hasattr(output, "__dataclass_fields__"):
+        for name in output.__dataclass_fields__:
+            yield from _tensors(getattr(output, name))
