@@ -1,0 +1,53 @@
+"""Units that never speak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..recording import Trajectory
+from .series import as_series, refuse_bad
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeadUnits:
+    """The units that stay at zero, and those that stay elsewhere."""
+
+    units: Tensor  # (dead,) numbers of the units whose size never exceeds the threshold
+    share: float
+    constant: Tensor  # (stuck,) numbers of further units that never move by more than the threshold
+    total: int
+    threshold: float
+
+    def __str__(self) -> str:
+        """Return one line."""
+        named = ", ".join(str(unit) for unit in self.units[:10].tolist()) + (", …" if len(self.units) > 10 else "")
+        dead = f"{len(self.units)} of {self.total} units are dead (|h| ≤ {self.threshold:g} at every step)"
+        stuck = f"; {len(self.constant)} more never move" if len(self.constant) else ""
+        return f"{dead}{': ' + named if named else ''}{stuck}"
+
+
+def dead_units(
+    traj: Trajectory | Tensor, threshold: float = 1e-5, *, lengths: Tensor | None = None, part: str = "h"
+) -> DeadUnits:
+    """Return the units whose size never exceeds `threshold`, at any real step of any row.
+
+    A unit that is stuck at another value is not among `units` but among `constant`.
+
+    >>> states = torch.rand(3, 5, 4).index_fill(2, torch.tensor([1]), 0.0)
+    >>> print(dead_units(states))
+    1 of 4 units are dead (|h| ≤ 1e-05 at every step): 1
+    """
+    entries = refuse_bad(as_series(traj, lengths, part=part)).entries  # (entry, unit)
+    silent = entries.abs().amax(0) <= threshold
+    still = (entries.amax(0) - entries.amin(0) <= threshold) & (len(entries) > 1)  # one step cannot tell
+    units = silent.nonzero().flatten()
+    total = entries.shape[1]
+    return DeadUnits(
+        units=units,
+        share=len(units) / total if total else 0.0,
+        constant=(still & ~silent).nonzero().flatten(),
+        total=total,
+        threshold=threshold,
+    )

@@ -1,0 +1,213 @@
+"""How far back an input still moves the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..cells import unwrap
+from ..errors import BadInput, NotRecurrent
+from .decay import by_lag, half_life, reach
+from .leaf import Leaf
+from .progress import tracked
+from .rest import at_rest
+from .running import itself_a_layer, run_layer, tensor_of
+from .series import valid_steps
+
+_EXACT = 64  # outputs up to which every one of them gets its own backward
+_PROBES = 16  # random directions of the output beyond that
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """How strongly the last output depends on the input at each distance before it."""
+
+    curve: Tensor  # (lag,) ‖d output / d input‖, lag 0 first, mean over rows
+    length: int  # lags, from 0 on, within which the curve is at or above the threshold
+    half_life: float  # lag at which half of the peak is left; beyond the last lag extrapolated, inf where nothing fades
+    low: Tensor  # (lag,) the ends of a 95% confidence band of the mean over rows
+    high: Tensor  # (lag,)
+    threshold: float  # share of the curve's peak
+    rows: Tensor  # (batch, lag) each row's own curve, NaN before its start
+    cut_off: bool  # the curve is still above the threshold where the sequences begin
+    exact: bool  # every output was differentiated, rather than random directions of it
+    input_reaches: bool = True  # False: the input moves nothing, and half_life is that of the state
+    interrupted: bool = False  # stopped by Ctrl-C: the outputs done until then stand for all
+
+    def __str__(self) -> str:
+        """Return one line."""
+        if not self.input_reaches:
+            return f"the input does not move the output at all; the state's own half-life is {self.half_life:.4g} steps"
+        at_least = "at least " if self.cut_off else ""
+        half = f"half-life {self.half_life:.4g}" if self.half_life < float("inf") else "without fading"
+        half += " (extrapolated)" if len(self.curve) <= self.half_life < float("inf") else ""
+        ending = "; the sequences are too short to see its end" if self.cut_off else ""
+        estimate = "" if self.exact else "; norms estimated from random directions of the output"
+        stopped = "; interrupted, from the outputs done until then" if self.interrupted else ""
+        return (
+            f"memory of {at_least}{self.length} steps (down to {self.threshold:.3g} of the peak), {half}, "
+            f"over {len(self.rows)} rows{ending}{estimate}{stopped}"
+        )
+
+
+def memory(
+    model: nn.Module,
+    x: Tensor,
+    threshold: float = 0.01,
+    *,
+    lengths: Tensor | None = None,
+    at: int = -1,
+    time_axis: int = 1,
+    output: Callable[[Any], Tensor] | None = None,
+    args: Sequence[Any] = (),
+    probes: int | None = None,
+) -> Memory:
+    """Return the norm of d output / d input at each distance back in time: a curve, its length and its half-life.
+
+    `model` is a whole model or a recurrent layer; `x` is (batch, time, ...), with the time axis first where
+    `time_axis=0` (a layer always takes it batch-first). Tokens are followed back to the model's embedding of them.
+    The norm is that of the whole matrix (Frobenius); for an output of more than 64 units it is estimated without bias
+    in its square from 16 random directions, or from `probes` of them where given.
+
+    Args:
+        model: A model or a layer; it is measured in eval mode and comes back untouched.
+        x: Its input; more arguments of the model go into `args`.
+        threshold: The share of the peak down to which the memory's length is counted.
+        lengths: The real steps of each row; what lies behind them never counts.
+        at: The step whose output is asked about, counted from each row's start, or from its end where negative.
+        time_axis: 1 or 0, of the model's input and output.
+        output: Takes what the model returns and gives the tensor that is meant.
+        args: Further arguments for the model.
+        probes: Random directions of the output, instead of all its units.
+
+    >>> leaky = torch.nn.RNN(1, 1, nonlinearity="relu", bias=False)
+    >>> _ = torch.nn.init.constant_(leaky.weight_ih_l0, 0.1), torch.nn.init.constant_(leaky.weight_hh_l0, 0.9)
+    >>> print(memory(leaky, torch.ones(1, 60, 1)))
+    memory of 44 steps (down to 0.01 of the peak), half-life 6.579, over 1 rows
+    """
+    if not isinstance(model, nn.Module):
+        raise NotRecurrent(f"memory is measured of an nn.Module, but this is {type(model).__name__}.")
+    model = unwrap(model)
+    layer = itself_a_layer(model)
+    valid, ends = _last_steps(x, lengths, at=at, time_axis=1 if layer is not None else time_axis)
+    leaf = Leaf(x, valid, time_axis=1 if layer is not None else time_axis)
+
+    def forward() -> Tensor:
+        if layer is not None and output is None and not args:
+            return _at(run_layer(layer, leaf.x, None if lengths is None else valid.sum(1)), ends, valid, 1)
+        result = model(leaf.x, *args)
+        return _at(tensor_of(result) if output is None else output(result), ends, valid, time_axis)
+
+    with at_rest(model), leaf.planted(model):
+        squares, exact, interrupted = _sensitivity(forward(), leaf, probes)
+        norms = by_lag(squares.sqrt(), ends)
+        own = None
+        if not bool(norms.nansum()) and layer is not None:
+            from .fading import fading  # needs the layer as a dynamical system, which a memory otherwise does not
+
+            own = fading(layer, leaf.x, ends)
+    return _memory(norms, threshold, exact=exact, interrupted=interrupted, own_half_life=own)
+
+
+def _last_steps(x: Tensor, lengths: Tensor | None, *, at: int, time_axis: int) -> tuple[Tensor, Tensor]:
+    if time_axis not in (0, 1):
+        raise BadInput(f"time_axis is 1 for (batch, time, ...) or 0 for (time, batch, ...), but is {time_axis!r}.")
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise BadInput(f"the input is (batch, time, ...), but this is {seen}. One sequence wants x.unsqueeze(0).")
+    valid = valid_steps(x if time_axis == 1 else x.transpose(0, 1), lengths)  # (batch, time)
+    if not bool(valid.any()):
+        raise BadInput(f"there is nothing to measure: the input has {len(valid)} rows and no real step.")
+    real = valid.sum(1)
+    ends = real + at if at < 0 else torch.full_like(real, at)
+    outside = ((ends < 0) | (ends >= real)) & (real > 0)
+    ends = ends.masked_fill(real == 0, -1)  # an empty row has no output to ask about, and does not count
+    if bool(outside.any()):
+        row = int(outside.nonzero()[0])
+        raise BadInput(f"the output at step {at} is asked for, but row {row} has {int(real[row])} steps.")
+    return valid, ends
+
+
+def _at(output: Tensor, ends: Tensor, valid: Tensor, time_axis: int) -> Tensor:
+    """Return the output at each row's step `ends`: (batch, unit)."""
+    if not isinstance(output, Tensor):
+        raise BadInput(f"output= returned {type(output).__name__}, but a tensor is needed.")
+    if not output.is_floating_point() and not output.is_complex():
+        raise BadInput(
+            f"the output is {output.dtype}, which has no gradient. Often an argmax ends the model: "
+            f"measure its scores instead, with output=."
+        )
+    batch, time = valid.shape
+    turned = (
+        output.transpose(0, 1) if time_axis == 0 and output.dim() > 1 and output.shape[:2] == (time, batch) else output
+    )
+    if turned.dim() > 1 and turned.shape[:2] == (batch, time):
+        output = turned[torch.arange(batch, device=output.device), ends.to(output.device)]
+    if output.dim() == 0 or len(output) != batch:
+        raise BadInput(
+            f"the output has shape {tuple(output.shape)}, but the input has {batch} rows of {time} steps: neither "
+            f"(batch, time, unit) nor (batch, unit). For a time-first model give time_axis=0, for others output=."
+        )
+    output = torch.view_as_real(output) if output.is_complex() else output
+    return output.reshape(batch, -1)
+
+
+def _sensitivity(y: Tensor, leaf: Leaf, probes: int | None) -> tuple[Tensor, bool, bool]:
+    """Return ‖dy/dx‖² at each step (batch, time), whether it is exact, and whether it was interrupted."""
+    units = y.shape[1]
+    if not y.requires_grad:
+        leaf.found()
+        raise BadInput(
+            "the output does not depend on the input in a way that has a gradient. Often it is computed under "
+            "torch.no_grad(), detached, or rounded on the way: measure an earlier output, with output=."
+        )
+    exact = units <= _EXACT if probes is None else False
+    count = units if exact else probes or _PROBES
+    total: Tensor | None = None
+    done, interrupted = 0, False
+    try:
+        for direction in tracked(_directions(y, count, exact), "memory", count):
+            (gradient,) = torch.autograd.grad((y * direction).sum(), leaf.found(), retain_graph=True, allow_unused=True)
+            squares = leaf.squares(torch.zeros_like(leaf.found()) if gradient is None else gradient)
+            total = squares if total is None else total + squares
+            done += 1
+    except KeyboardInterrupt:
+        if total is None:
+            raise
+        interrupted = True
+    if total is None:
+        raise BadInput("the output has no units: there is nothing to differentiate.")
+    return total * (units / done if exact else 1 / done), exact and not interrupted, interrupted
+
+
+def _directions(y: Tensor, count: int, exact: bool) -> Any:
+    generator = torch.Generator().manual_seed(0)  # of its own: the user's random stream stays as it is
+    for unit in range(count):
+        if exact:
+            yield torch.nn.functional.one_hot(torch.tensor(unit, device=y.device), y.shape[1]).to(y.dtype)
+        else:
+            yield torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y)
+
+
+def _memory(rows: Tensor, threshold: float, *, exact: bool, interrupted: bool, own_half_life: float | None) -> Memory:
+    curve = rows.nanmean(0)
+    count = (~rows.isnan()).sum(0)
+    spread = ((rows - curve) ** 2).nansum(0) / (count - 1).clamp(min=1)
+    margin = 1.96 * (spread / count).sqrt()
+    return Memory(
+        curve=curve,
+        length=reach(curve, threshold),
+        half_life=half_life(curve) if own_half_life is None else own_half_life,
+        low=(curve - margin).clamp(min=0),
+        high=curve + margin,
+        threshold=threshold,
+        rows=rows,
+        cut_off=reach(curve, threshold) == len(curve),
+        exact=exact,
+        input_reaches=bool(curve.any()),
+        interrupted=interrupted,
+    )

@@ -1,0 +1,166 @@
+"""A recurrent layer as a dynamical system: one vector of state, one map from it to the next."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..cells import Layer, as_layer
+from ..errors import BadInput, NotRecurrent
+from ..state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One part of a state, and how it lies in the vector."""
+
+    name: str
+    shape: torch.Size  # of one row
+    axis: int  # the batch axis
+    dtype: torch.dtype
+
+
+class System:
+    """Any layer as `s' = F(x, s)` on vectors `s (row, size)`; derivatives by autograd.
+
+    The vector holds all parts: `h` before `c` before others, each part's layers one after another. Whole numbers in a
+    state (a count of steps) are carried along, but are no coordinates: they have no derivative.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        """Learn the parts from an initial state of one row."""
+        self.layer = layer
+        one = layer.initial(1).detach()
+        first = [name for name in ("h", "c") if name in one]
+        names = [*first, *(name for name in one if name not in first)]
+        self.places = [
+            Place(n, one[n].movedim(one.batch_axis[n], 0).shape[1:], one.batch_axis[n], one[n].dtype) for n in names
+        ]
+        real = [place for place in self.places if not _whole(place.dtype)]
+        if not real:
+            raise BadInput(f"the state of {type(layer.module).__name__} has no part of real numbers: no derivatives.")
+        self.dtype = reduce(torch.promote_types, [place.dtype.to_real() for place in real])
+        self.device = one[real[0].name].device
+        self.smooth = torch.cat([torch.full((_width(p),), not _whole(p.dtype)) for p in self.places]).to(self.device)
+        self.size = int(self.smooth.sum())
+
+    def initial(self, rows: int) -> Tensor:
+        """Return the vectors that `rows` sequences start from: (row, coordinate)."""
+        return self.pack(self.layer.initial(rows)).detach()
+
+    def pack(self, state: State) -> Tensor:
+        """Return a State as vectors."""
+        parts = []
+        for place in self.places:
+            part = state[place.name].movedim(place.axis, 0)
+            part = torch.view_as_real(part) if part.is_complex() else part
+            parts.append(part.flatten(1).to(self.dtype))
+        return torch.cat(parts, dim=1)
+
+    def unpack(self, vectors: Tensor) -> State:
+        """Return vectors as a State."""
+        parts = {}
+        begin = 0
+        for place in self.places:
+            piece = vectors[:, begin : begin + _width(place)]
+            begin += _width(place)
+            if place.dtype.is_complex:
+                piece = torch.view_as_complex(piece.reshape(len(piece), *place.shape, 2))
+            elif _whole(place.dtype):
+                piece = piece.detach().round()
+            parts[place.name] = piece.reshape(-1, *place.shape).to(place.dtype).movedim(0, place.axis)
+        return State(parts, {place.name: place.axis for place in self.places})
+
+    def step(self, x: Tensor, vectors: Tensor) -> Tensor:
+        """Return the next vectors for one input to each: `x (row, feature)`."""
+        layer = self.layer
+        native = layer.to_native(self.unpack(vectors))
+        if layer.fused:
+            x = x.unsqueeze(1 if layer.spec.batch_first else 0)
+        # Not module(...): hooks that watch the user's own runs should not see this one.
+        result = layer.module.forward(x, native)
+        return self.pack(layer.to_state(layer.split(result)[1], batch=len(vectors)))
+
+    def walk(self, x: Tensor, start: Tensor | None = None) -> Tensor:
+        """Return the state after each step of `x (batch, time, feature)`: (batch, time, coordinate)."""
+        vectors = self.initial(len(x)) if start is None else start
+        states = []
+        with torch.no_grad():
+            for step in x.unbind(1):
+                vectors = self.step(step, vectors)
+                states.append(vectors)
+        return torch.stack(states, dim=1)
+
+    def jacobians(self, x: Tensor, vectors: Tensor) -> Tensor:
+        """Return d next / d state at each of these rows: (row, size, size), rows the next state."""
+        vectors = vectors.detach().requires_grad_()
+        following = self.step(x, vectors)
+        if not following.requires_grad:
+            raise BadInput(
+                f"the next state of {type(self.layer.module).__name__} does not depend on its state in a way that has "
+                f"a gradient. Often it is detached or computed under torch.no_grad() inside the cell."
+            )
+        rows = []
+        for unit in self.smooth.nonzero().flatten().tolist():
+            (row,) = torch.autograd.grad(following[:, unit].sum(), vectors, retain_graph=True)
+            rows.append(row[:, self.smooth])
+        return torch.stack(rows, dim=1)
+
+    def tangents(self, x: Tensor, vectors: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the next vectors, and J · directions `(row, size, k)` without making J."""
+        count = directions.shape[2]
+        moved = vectors.new_zeros(len(vectors) * count, vectors.shape[1])
+        moved[:, self.smooth] = directions.transpose(1, 2).flatten(0, 1).to(vectors.dtype)
+        wide, inputs = vectors.repeat_interleave(count, 0), x.repeat_interleave(count, 0)
+        pair: Any = torch.func.jvp(lambda s: self.step(inputs, s), (wide,), (moved,))
+        following, pushed = pair
+        pushed = pushed[:, self.smooth].unflatten(0, (len(vectors), count)).transpose(1, 2)
+        return following[::count].detach(), pushed.detach()
+
+
+def as_system(layer: nn.Module, x: Tensor | None = None) -> System:
+    """Return a layer as a system, by closed forms where they are known."""
+    from .torch_system import TorchSystem, has_closed_form
+
+    if not isinstance(layer, nn.Module):
+        raise NotRecurrent(f"dynamics are measured of a recurrent layer, but this is {type(layer).__name__}.")
+    found = as_layer(layer, x[:, 0] if x is not None and x.dim() == 3 and x.numel() else None)
+    if found.spec.bidirectional:
+        raise NotRecurrent(
+            f"this {type(found.module).__name__} is bidirectional: it reads the future too, so no state leads to the "
+            f"next one. Measure a layer of one direction, for example one built from the forward weights alone."
+        )
+    return TorchSystem(found) if has_closed_form(found.module) else System(found)
+
+
+def check_sequence(system: System, x: Tensor, *, at_least: int = 1) -> Tensor:
+    """Return x as the system takes it, or say what is wrong with it."""
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise BadInput(f"x is (batch, time, feature), but this is {seen}. One sequence wants x.unsqueeze(0).")
+    if not len(x):
+        raise BadInput("x has no rows: there is nothing to measure.")
+    if x.shape[1] < at_least:
+        raise BadInput(f"x has {x.shape[1]} steps, but {at_least} or more are needed: give longer sequences.")
+    width = system.layer.spec.input_size
+    if width is not None and x.dim() == 3 and x.shape[2] != width:
+        raise BadInput(
+            f"x has shape {tuple(x.shape)}, but this {type(system.layer.module).__name__} takes {width} features: "
+            f"(batch, time, {width}). Layers are given batch-first here, whatever their batch_first."
+        )
+    if x.is_floating_point():
+        x = x.to(system.device, system.places[0].dtype if not system.places[0].dtype.is_complex else None)
+    return x.detach()
+
+
+def _width(place: Place) -> int:
+    return math.prod(place.shape) * (2 if place.dtype.is_complex else 1)
+
+
+def _whole(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex)

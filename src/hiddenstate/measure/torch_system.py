@@ -1,0 +1,109 @@
+"""torch's own layers and cells as dynamical systems, their derivatives in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..cells import Layer
+from .closed_forms import FORMS, Form, Weights
+from .system import System
+
+_LAYERS: tuple[type[nn.Module], ...] = (nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell)
+
+
+def has_closed_form(module: nn.Module) -> bool:
+    """Say whether a module is torch's own, its forward not overridden by a subclass."""
+    return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in _LAYERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One layer of a stack, and where its parts lie in the vector of state."""
+
+    weights: Weights
+    h: slice
+    c: slice | None
+
+
+class TorchSystem(System):
+    """A stack of torch's RNN, LSTM or GRU, as in eval mode: no dropout between its layers."""
+
+    def __init__(self, layer: Layer) -> None:
+        """Lay out the vector: h of each layer, then c of each layer."""
+        super().__init__(layer)
+        spec = layer.spec
+        module = layer.module
+        name = layer.kind.removesuffix("_cell")
+        self.form: Form = FORMS[getattr(module, "nonlinearity", "tanh") if name == "rnn" else name]
+        visible = spec.sizes["h"]
+        self.levels = []
+        for depth in range(spec.layers):
+            c = None
+            if "c" in spec.sizes:
+                begin = spec.layers * visible + depth * spec.sizes["c"]
+                c = slice(begin, begin + spec.sizes["c"])
+            weights = _weights(module, f"_l{depth}" if layer.fused else "")
+            self.levels.append(Level(weights, slice(depth * visible, (depth + 1) * visible), c))
+
+    def step(self, x: Tensor, vectors: Tensor) -> Tensor:
+        """Return the next vectors, differentiable in both arguments."""
+        hidden, cells = [], []
+        for level in self.levels:
+            h, c = self.form.step(level.weights, level.weights.drive(x), self._parts(level, vectors))
+            hidden.append(h)
+            cells += [] if c is None else [c]
+            x = h
+        return torch.cat([*hidden, *cells], dim=1)
+
+    def walk(self, x: Tensor, start: Tensor | None = None) -> Tensor:
+        """Run layer by layer: all that depends on the input alone is one matmul for all steps."""
+        vectors = self.initial(len(x)) if start is None else start
+        hidden, cells = [], []
+        with torch.no_grad():
+            for level in self.levels:
+                parts = self._parts(level, vectors)
+                steps = []
+                for drive in level.weights.drive(x).unbind(1):
+                    parts = self.form.step(level.weights, drive, parts)
+                    steps.append(parts)
+                x = torch.stack([h for h, _ in steps], dim=1)
+                hidden.append(x)
+                cells += [torch.stack([c for _, c in steps if c is not None], dim=1)] if level.c is not None else []
+        return torch.cat([*hidden, *cells], dim=2)
+
+    def jacobians(self, x: Tensor, vectors: Tensor) -> Tensor:
+        """Return d next / d state in closed form; a layer above depends on those below through its input."""
+        with torch.no_grad():
+            whole = vectors.new_zeros(len(vectors), self.size, self.size)
+            below: slice | None = None
+            for level in self.levels:
+                weights = level.weights
+                parts = self._parts(level, vectors)
+                found = self.form.derivatives(weights, weights.drive(x), parts, by_input=below is not None)
+                for rows, block in ((level.h, found.h), (level.c, found.c)):
+                    if rows is None or block is None:
+                        continue
+                    if below is not None and block.by_input is not None:
+                        whole[:, rows] = block.by_input @ whole[:, below]
+                    whole[:, rows, level.h] += block.by_h
+                    if level.c is not None and block.by_c is not None:
+                        whole[:, rows, level.c] += block.by_c
+                x, below = found.next_h, level.h
+        return whole
+
+    def _parts(self, level: Level, vectors: Tensor) -> tuple[Tensor, Tensor | None]:
+        return vectors[:, level.h], None if level.c is None else vectors[:, level.c]
+
+
+def _weights(module: nn.Module, suffix: str) -> Weights:
+    def get(name: str) -> Tensor | None:
+        found = getattr(module, f"{name}{suffix}", None)
+        return found.detach() if isinstance(found, Tensor) else None
+
+    w_ih, w_hh = get("weight_ih"), get("weight_hh")
+    assert w_ih is not None
+    assert w_hh is not None
+    return Weights(w_ih, w_hh, get("bias_ih"), get("bias_hh"), get("weight_hr"))
