@@ -135,7 +135,7 @@ def as_layer(module: nn.Module, sample: Tensor | None = None) -> Layer:
         if not isinstance(module, nn.Module) or len(arguments(type(module))) < 2:
             raise NotRecurrent(_not_recurrent(module))
         adapter = _own_cells
-    if isinstance(adapter, CellAdapter) and sample is not None:
+    if isinstance(adapter, CellAdapter) and sample is not None and len(sample) > 0:
         adapter.learn(module, sample)
     return Layer("", module, adapter)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -26,6 +26,7 @@ class Task:
     state: State | None = None  # None: the layer's own initial state
     lengths: Tensor | None = None  # (batch,) int64 on the CPU; None where every row has all steps
     resets: Tensor | None = None  # (batch, time) bool on the CPU; None where no row starts anew
+    initial: Callable[[int], State] | None = None  # what a row that starts anew starts from; None: the layer's own
 
     @property
     def plain(self) -> bool:
@@ -43,7 +44,7 @@ def read_x(x: Any, layer: Layer) -> Tensor:
     if not isinstance(x, Tensor):
         raise BadInput(f"x is {type(x).__name__}, but a tensor (batch, time, feature) is needed.")
     tokens = not (x.is_floating_point() or x.is_complex())
-    if x.dim() < (2 if tokens and not layer.fused else 3):
+    if x.dim() < (2 if tokens and not isinstance(layer.module, nn.RNNBase) else 3):
         raise BadInput(
             f"x has shape {tuple(x.shape)}, but (batch, time, feature) is needed. A single sequence (time, feature) "
             f"becomes a batch of one with x.unsqueeze(0); a single feature gets its axis with x.unsqueeze(-1)."
@@ -59,6 +60,7 @@ def read_lengths(lengths: Lengths | None, x: Tensor) -> Tensor | None:
         return None
     batch, steps = x.shape[:2]
     given = torch.as_tensor(lengths)
+    given = given.long() if given.numel() == 0 else given  # an empty list has no dtype of its own
     if given.dtype == torch.bool or given.is_floating_point() or given.is_complex():
         raise BadInput(
             f"lengths are {given.dtype}, but whole numbers of steps are needed. "
@@ -141,9 +143,9 @@ def read(layer: Layer, x: Any, state: Any, *, lengths: Lengths | None, resets: A
 
 def check_like(state: State, layer: Layer) -> None:
     """Refuse a state of another dtype or device than the layer's own."""
-    if torch.is_autocast_enabled(state.device.type):
-        return  # states may come in either precision there
     expected = layer.initial(1)
+    if torch.is_autocast_enabled(expected.device.type):
+        return  # states may come in either precision there
     for name, part in state.items():
         if part.dtype != expected[name].dtype:
             raise StateMismatch(

@@ -40,24 +40,19 @@ def _packed(layer: Layer, task: Task) -> tuple[Tensor, State]:
     batch, steps = task.x.shape[:2]
     packing = plan(task)
     packed = PackedSequence(packing.pack(task.x), packing.batch_sizes)
-    first = None if task.state is None else _first_states(task.state, packing)
+    first = None if task.state is None and task.initial is None else _first_states(layer, task, packing)
     out, state = _call(layer, packed, first, packing.segments)
     return packing.unpack(out.data, batch, steps), state.select(packing.last)
 
 
-def _first_states(state: State, packing: Packing) -> State:
-    # Torch's own layers start from zeros, so a segment that starts anew does too.
-    given = packing.continues.nonzero().squeeze(1)
-    rows = packing.rows[given]
-
-    def spread(name: str, part: Tensor) -> Tensor:
-        axis = state.batch_axis[name]
-        shape = list(part.shape)
-        shape[axis] = packing.segments
-        kept = part.index_select(axis, rows.to(part.device))
-        return part.new_zeros(shape).index_copy(axis, given.to(part.device), kept)
-
-    return State({name: spread(name, part) for name, part in state.items()}, state.batch_axis)
+def _first_states(layer: Layer, task: Task, packing: Packing) -> State:
+    """Return what each segment starts from: its row's given state, or the initial one."""
+    initial = (task.initial or layer.initial)(packing.segments)
+    if task.state is None:
+        return initial
+    given, state = packing.continues.nonzero().squeeze(1), task.state
+    alike = State({name: initial[name].to(part.dtype) for name, part in state.items()}, state.batch_axis)
+    return alike.put(given.tolist(), state.select(packing.rows[given]))
 
 
 def _call(layer: Layer, x: Any, state: State | None, rows: int) -> tuple[Any, State]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -60,7 +61,7 @@ def run_steps(cell: Stepper, task: Task) -> tuple[Tensor, State]:
     order = task.lengths.argsort(descending=True, stable=True)
     place = order.argsort()
     longest = int(task.lengths.max())
-    state = (cell.initial(batch) if task.state is None else task.state).select(order)
+    state = ((task.initial or cell.initial)(batch) if task.state is None else task.state).select(order)
     resets = None if task.resets is None else task.resets[order]
     packing = plan(Task(task.x, None, task.lengths))
     alive = packing.batch_sizes.tolist()
@@ -72,7 +73,7 @@ def run_steps(cell: Stepper, task: Task) -> tuple[Tensor, State]:
             ended.append(state.select(slice(alive[t], None)))
             state = state.select(slice(0, alive[t]))
         if resets is not None:
-            state = _restart(cell, state, resets[: alive[t], t])
+            state = _restart(task.initial or cell.initial, state, resets[: alive[t], t])
         out, state = cell.step(x[: alive[t]], state)
         outputs.append(out)
     final = State.cat([state, *reversed(ended)]).select(place)
@@ -80,21 +81,21 @@ def run_steps(cell: Stepper, task: Task) -> tuple[Tensor, State]:
 
 
 def _run_even(cell: Stepper, task: Task) -> tuple[Tensor, State]:
-    state = cell.initial(task.x.shape[0]) if task.state is None else task.state
+    state = (task.initial or cell.initial)(task.x.shape[0]) if task.state is None else task.state
     outputs: list[Tensor] = []
     for t, x in enumerate(task.x.unbind(1)):
         if task.resets is not None:
-            state = _restart(cell, state, task.resets[:, t])
+            state = _restart(task.initial or cell.initial, state, task.resets[:, t])
         out, state = cell.step(x, state)
         outputs.append(out)
     return torch.stack(outputs, dim=1), state
 
 
-def _restart(cell: Stepper, state: State, anew: Tensor) -> State:
+def _restart(start: Callable[[int], State], state: State, anew: Tensor) -> State:
     rows = anew.nonzero().squeeze(1)
     if len(rows) == 0:
         return state
-    initial = cell.initial(len(rows))
+    initial = start(len(rows))
     return State(
         {
             name: part.index_copy(state.batch_axis[name], rows.to(part.device), initial[name].to(part.dtype))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,6 +24,7 @@ def unroll(
     *,
     lengths: Lengths | None = None,
     resets: Tensor | None = None,
+    initial: Callable[[int], State] | None = None,
     engine: Engine = "auto",
 ) -> tuple[Tensor, State]:
     """Run `cell` along `x` and return its outputs with the state it ends in.
@@ -43,6 +46,7 @@ def unroll(
             is never looked at; each row's final state is the one at its own end.
         resets: bool `(batch, time)`, True where a row starts anew before that step, from the initial state,
             with gradients cut there.
+        initial: From the number of rows to the State they start anew from; None: the layer's own initial state.
         engine: `"loop"` calls the cell once for each step; `"fast"` runs it by a schedule made from its trace, or
             says why it cannot; `"auto"` is fast where that pays. A fused layer runs in its own kernel.
 
@@ -53,8 +57,12 @@ def unroll(
     tensor = isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] > 0
     layer = as_layer(cell, x[:, 0] if tensor else None)
     if isinstance(layer.module, Recurrent):
+        if initial is not None:
+            raise BadInput(
+                "initial is given for a Recurrent, whose cells start anew by themselves, each from its own initial_state."
+            )
         return _run_recurrent(layer.module, x, state, lengths=lengths, resets=resets, engine=engine)
-    task = read(layer, x, state, lengths=lengths, resets=resets)
+    task = replace(read(layer, x, state, lengths=lengths, resets=resets), initial=initial)
     return run_fused(layer, task) if layer.fused else run_cell(layer, task, engine)
 
 

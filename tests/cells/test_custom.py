@@ -1,0 +1,145 @@
+"""Users' own cells: the form of their state is found out, and kept."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import hiddenstate as hs
+from hiddenstate.cells import as_layer
+from hiddenstate.errors import NotRecurrent, StateMismatch
+from tests.support.cells import CELLS, HIDDEN, INPUT, LearnedCell, PairCell, TanhCell
+
+every_cell = pytest.mark.parametrize("sample", CELLS.values(), ids=CELLS)
+
+
+@every_cell
+def test_a_state_goes_to_names_and_back(sample):
+    cell, x = sample.cell(), sample.x()[:, 0]
+    layer = as_layer(cell, x)
+    native = layer.to_native(layer.initial(3))
+    _, after = layer.split(cell(x, native))
+    state = layer.to_state(after, batch=3)
+    assert tuple(state) == sample.parts
+    assert state.batch == 3
+    again = layer.to_native(state)
+    torch.testing.assert_close(again, after)
+    assert type(again) is type(after)
+
+
+@every_cell
+def test_finding_out_leaves_no_trace(sample):
+    cell, x = sample.cell().train(), sample.x()[:, 0]
+    before = {name: value.clone() for name, value in cell.state_dict().items()}
+    random = torch.get_rng_state()
+    calls = []
+    cell.register_forward_hook(lambda *_: calls.append(1))
+    layer = as_layer(cell, x)
+    layer.spec, layer.initial(2)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, before[name]) for name, value in cell.state_dict().items())
+    assert not calls
+    assert all(parameter.grad is None for parameter in cell.parameters())
+
+
+def test_a_cell_that_counts_its_calls_is_not_counted_up():
+    class Counter(TanhCell):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x, h):
+            self.calls += 1
+            self.seen += 1
+            self.last = x
+            return super().forward(x, h)
+
+    cell = Counter()
+    as_layer(cell).initial(3)
+    assert cell.calls == 0
+    assert cell.seen == 0
+    assert not hasattr(cell, "last")
+
+
+def test_initial_state_wins_over_hidden_size():
+    cell = LearnedCell()
+    assert torch.equal(as_layer(cell).initial(2)["h"], cell.start.expand(2, -1))
+    assert as_layer(cell).initial(2)["h"].requires_grad
+
+
+def test_initial_state_may_ask_for_device_and_dtype():
+    class Asking(TanhCell):
+        def initial_state(self, batch, device, dtype):
+            return torch.zeros(batch, self.hidden_size, device=device, dtype=dtype)
+
+    assert as_layer(Asking().double()).initial(2)["h"].dtype == torch.float64
+
+
+def test_zeros_have_the_weights_dtype():
+    assert as_layer(PairCell().to(torch.float16)).initial(2)["c"].dtype == torch.float16
+
+
+def test_an_initial_state_without_rows_is_refused():
+    class Flat(TanhCell):
+        def initial_state(self, batch):
+            return torch.zeros(1, self.hidden_size)
+
+    with pytest.raises(StateMismatch, match=r"no axis has one entry for each row.*h0\.expand\(batch, -1\)"):
+        as_layer(Flat()).initial(2)
+
+
+def test_a_cell_that_returns_something_else_is_refused():
+    class Odd(TanhCell):
+        def initial_state(self, batch):
+            return torch.zeros(batch, self.hidden_size)
+
+        def forward(self, x, h):
+            return h, h, h
+
+    with pytest.raises(NotRecurrent, match=r"Odd returned \(a tensor, a tensor, a tensor\), but its state is a tensor"):
+        hs.unroll(Odd(), torch.randn(2, 3, INPUT))
+
+
+def test_a_cell_that_changes_the_form_of_its_first_state_is_refused():
+    class Fickle(TanhCell):
+        def initial_state(self, batch):
+            zeros = torch.zeros(batch, self.hidden_size)
+            return zeros if batch < 5 else (zeros, zeros, zeros)
+
+    with pytest.raises(StateMismatch, match=r"returned the parts 0, 1, 2, but its state had h before"):
+        as_layer(Fickle()).initial(5)
+
+
+def test_a_state_of_other_parts_is_refused():
+    with pytest.raises(StateMismatch, match=r"the state has the parts x, but TanhCell needs h"):
+        as_layer(TanhCell()).to_native(hs.State({"x": torch.zeros(2, HIDDEN)}))
+
+
+def test_copies_and_pickles_are_cells_of_their_own():
+    cell, x = PairCell(), torch.randn(2, 3, INPUT)
+    out = hs.unroll(cell, x)[0]
+    assert torch.equal(hs.unroll(copy.deepcopy(cell), x)[0], out)
+    assert torch.equal(hs.unroll(pickle.loads(pickle.dumps(cell)), x)[0], out)
+
+
+def test_a_module_without_any_size_says_what_is_missing():
+    class Bare(nn.Module):
+        def forward(self, x, z):
+            return z
+
+    with pytest.raises(NotRecurrent, match=r"Bare has neither initial_state\(batch\) nor hidden_size"):
+        as_layer(Bare()).initial(2)
+
+
+def test_a_given_state_without_a_matching_axis_is_refused():
+    class Bare(nn.Module):
+        def forward(self, x, z):
+            return z
+
+    with pytest.raises(
+        StateMismatch, match=r"called with 3 rows and a state of shape \(2, 4\).*initial_state\(batch\)"
+    ):
+        hs.unroll(Bare(), torch.randn(3, 5, INPUT), torch.zeros(2, 4))
