@@ -5,7 +5,8 @@ HiddenStateError              catch this to catch them all
 ├── StateFileError            a file does not hold a state, or no longer does                 (ValueError)
 ├── BadInput                  an argument cannot mean what it says                            (ValueError)
 ├── NotRecurrent              a module is no recurrent layer or cell, or a model has none      (TypeError)
-└── CarryError                a state cannot be carried on without mixing or breaking things   (RuntimeError)
+├── CarryError                a state cannot be carried on without mixing or breaking things   (RuntimeError)
+└── MissingExtra              a library is needed that comes with an extra                     (ImportError)
 
 HiddenStateWarning            filter this to filter them all                                   (UserWarning)
 └── CarryWarning              carrying goes on, but not as one might think
@@ -17,6 +18,7 @@ __all__ = [
     "CarryWarning",
     "HiddenStateError",
     "HiddenStateWarning",
+    "MissingExtra",
     "NotRecurrent",
     "StateFileError",
     "StateMismatch",
@@ -45,6 +47,10 @@ class NotRecurrent(HiddenStateError, TypeError):
 
 class CarryError(HiddenStateError, RuntimeError):
     """A state cannot be carried on without mixing or breaking things."""
+
+
+class MissingExtra(HiddenStateError, ImportError):
+    """A library is needed that comes with an extra of this one."""
 
 
 class HiddenStateWarning(UserWarning):
