@@ -25,6 +25,11 @@ class Weights:
     b_hh: Tensor | None
     w_hr: Tensor | None  # (visible, unit), the projection of an LSTM
 
+    def double(self) -> Weights:
+        """Return the same weights in double precision."""
+        biases = [None if part is None else part.double() for part in (self.b_ih, self.b_hh, self.w_hr)]
+        return Weights(self.w_ih.double(), self.w_hh.double(), *biases)
+
     def drive(self, x: Tensor) -> Tensor:
         """Return what the input alone adds to each gate: (..., gates * unit)."""
         return torch.nn.functional.linear(x, self.w_ih, self.b_ih)
@@ -151,7 +156,7 @@ FORMS: dict[str, Form] = {"tanh": Plain(relu=False), "relu": Plain(relu=True), "
 def _scaled(slopes: list[Tensor], weights: Tensor) -> Tensor:
     """Return Σ slope_g · W_g over the first gates: (row, unit, column)."""
     unit = slopes[0].shape[-1]
-    gates = weights.unflatten(0, (-1, unit))
+    gates = weights.reshape(-1, unit, weights.shape[1])
     total = slopes[0].unsqueeze(-1) * gates[0]
     for slope, gate in zip(slopes[1:], gates[1:], strict=False):  # c has no slope for the last gate, the output's
         total.addcmul_(slope.unsqueeze(-1), gate)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..cells import Layer, as_layer
-from ..errors import BadInput, NotRecurrent
+from ..errors import BadInput, NotRecurrent, StateMismatch
 from ..state import State
 
 
@@ -113,6 +113,29 @@ class System:
 
     def tangents(self, x: Tensor, vectors: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the next vectors, and J · directions `(row, size, k)` without making J."""
+        try:
+            return self._push(x, vectors, directions)
+        except (RuntimeError, NotImplementedError):  # an operation in the cell has no forward derivative
+            following = self.step(x, vectors).detach()
+            return following, self.jacobians(x, vectors).to(directions.dtype) @ directions
+
+    def in_double(self) -> System:
+        """Return this system in double precision where that is possible, else as it is."""
+        return self
+
+    def start(self, state: object, rows: int) -> Tensor:
+        """Return the vectors of a given state (a State, the native form, or vectors), or the initial ones."""
+        if state is None:
+            return self.initial(rows)
+        if not (isinstance(state, Tensor) and state.shape == (rows, len(self.smooth))):
+            named = state if isinstance(state, State) else self.layer.to_state(state, batch=rows)
+            self.layer.to_native(named)  # complains of what does not fit, by name
+            state = self.pack(named)
+        if len(state) != rows:
+            raise StateMismatch(f"the state has {len(state)} rows, but x has {rows}: one state for each sequence.")
+        return state.detach().to(self.device, self.dtype)
+
+    def _push(self, x: Tensor, vectors: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
         count = directions.shape[2]
         moved = vectors.new_zeros(len(vectors) * count, vectors.shape[1])
         moved[:, self.smooth] = directions.transpose(1, 2).flatten(0, 1).to(vectors.dtype)
@@ -120,7 +143,7 @@ class System:
         pair: Any = torch.func.jvp(lambda s: self.step(inputs, s), (wide,), (moved,))
         following, pushed = pair
         pushed = pushed[:, self.smooth].unflatten(0, (len(vectors), count)).transpose(1, 2)
-        return following[::count].detach(), pushed.detach()
+        return following[::count].detach(), pushed.detach().to(directions.dtype)
 
 
 def as_system(layer: nn.Module, x: Tensor | None = None) -> System:
@@ -139,7 +162,7 @@ def as_system(layer: nn.Module, x: Tensor | None = None) -> System:
 
 
 def check_sequence(system: System, x: Tensor, *, at_least: int = 1) -> Tensor:
-    """Return x as the system takes it, or say what is wrong with it."""
+    """Return `x (batch, time, feature)` as the system takes it, or say what is wrong with it."""
     if not isinstance(x, Tensor) or x.dim() < 2:
         seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise BadInput(f"x is (batch, time, feature), but this is {seen}. One sequence wants x.unsqueeze(0).")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -93,6 +94,17 @@ class TorchSystem(System):
                         whole[:, rows, level.c] += block.by_c
                 x, below = found.next_h, level.h
         return whole
+
+    def in_double(self) -> TorchSystem:
+        """Return the same system with its weights in double precision."""
+        other = copy(self)
+        other.dtype = torch.float64
+        other.levels = [replace(level, weights=level.weights.double()) for level in self.levels]
+        return other
+
+    def initial(self, rows: int) -> Tensor:
+        """Return zeros, as torch starts from."""
+        return torch.zeros(rows, self.size, dtype=self.dtype, device=self.device)
 
     def _parts(self, level: Level, vectors: Tensor) -> tuple[Tensor, Tensor | None]:
         return vectors[:, level.h], None if level.c is None else vectors[:, level.c]

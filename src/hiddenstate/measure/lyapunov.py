@@ -1,0 +1,216 @@
+"""How fast nearby states part or meet: the Lyapunov spectrum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BadInput
+from .jacobians import blank
+from .progress import tracked
+from .rest import at_rest
+from .series import first_bad, valid_steps
+from .system import System, as_system, check_sequence
+
+_CHUNK = 2**23  # numbers in the Jacobians that are held at once
+_ALIGNED = 100  # steps over which the first directions are turned towards those that grow
+_BLOCKS = 10  # pieces of a run that are compared for the error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lyapunov:
+    """The exponents of a layer under its input: natural logarithm per step, mean over rows."""
+
+    exponents: Tensor  # (k,) falling
+    error: Tensor  # (k,) standard error of each, from blocks of steps
+    rows: Tensor  # (batch, k) of each sequence, falling
+    history: Tensor  # (time, k) the estimate after each counted step, not sorted
+    converged: bool  # every error is within the tolerance
+    dimension: float  # Kaplan–Yorke; NaN where k exponents are too few to tell
+    steps: int  # counted steps of the longest row
+    tolerance: float
+    interrupted: bool = False  # stopped by Ctrl-C: from the steps done until then
+
+    def __str__(self) -> str:
+        """Return one line."""
+        first = float(self.exponents[0])
+        kind = "chaotic" if first > float(self.error[0]) else "at the edge" if first > -1e-3 else "contracting"
+        verdict = "converged" if self.converged else "not converged"
+        stopped = ", interrupted" if self.interrupted else ""
+        return (
+            f"largest exponent {first:.4f} ± {float(self.error[0]):.4f} per step ({kind}: above 0 nearby states part), "
+            f"{len(self.exponents)} exponents with sum {float(self.exponents.sum()):.4f}, Kaplan–Yorke dimension "
+            f"{self.dimension:.2f}; {verdict} over {self.steps} steps (errors up to {self.tolerance:g}){stopped}"
+        )
+
+
+def lyapunov(
+    layer: nn.Module,
+    x: Tensor,
+    warmup: int = 0,
+    k: int | None = None,
+    *,
+    lengths: Tensor | None = None,
+    state: object = None,
+    tolerance: float = 0.01,
+    seed: int = 0,
+) -> Lyapunov:
+    """Return the Lyapunov exponents of a layer driven by `x (batch, time, feature)`, the largest first.
+
+    The directions are those of the whole state, `h` and `c` of all layers. They are turned towards the growing ones
+    over the first 100 steps, before counting begins. With all exponents asked for, their sum is the mean of
+    ln |det J|.
+
+    Args:
+        layer: A recurrent layer of one direction.
+        x: Its input, batch-first.
+        warmup: Steps that are run but not counted, until the state has reached its attractor.
+        k: How many exponents; all of them by default. A few are much cheaper than all of a large state.
+        lengths: The real steps of each row.
+        state: Where to start from: a State, the layer's own form, or vectors (batch, S).
+        tolerance: The standard error up to which an exponent counts as converged.
+        seed: Of the first directions.
+
+    >>> ring = torch.nn.RNN(1, 2, nonlinearity="relu", bias=False)
+    >>> _ = ring.weight_hh_l0.data.copy_(torch.tensor([[0.0, 0.5], [0.5, 0.0]]))
+    >>> _ = ring.weight_ih_l0.data.fill_(1.0)
+    >>> lyapunov(ring, torch.ones(1, 200, 1)).exponents
+    tensor([-0.6931, -0.6931], dtype=torch.float64)
+    """
+    system = as_system(layer, x)
+    x = check_sequence(system, x)
+    valid = valid_steps(x, lengths)
+    count = _checked(system, valid, warmup, k)
+    x = blank(x, valid)
+    logs: list[Tensor] = []
+    with at_rest(system.layer.module):
+        start = system.start(state, len(x))
+        directions = _frame(len(x), system.size, count, seed).to(x.device)
+        for turned, _ in _growth(system, x[:, :_ALIGNED], valid, (start, directions)):
+            directions = turned
+        try:
+            for _, growth in tracked(_growth(system, x, valid, (start, directions)), "lyapunov", x.shape[1]):
+                logs.append(growth)
+        except KeyboardInterrupt:
+            if not bool(valid[:, warmup : len(logs)].any()):
+                raise  # nothing that counts was done
+    counted = valid[:, warmup : len(logs)]
+    return _spectrum(torch.stack(logs, 1)[:, warmup:], counted, tolerance, (system.size, len(logs) < x.shape[1]))
+
+
+def _growth(system: System, x: Tensor, valid: Tensor, begin: tuple[Tensor, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Push orthonormal directions (batch, S, k) along a run; yield them after each step with ln of their growth."""
+    vectors, directions = begin
+    for step, push in enumerate(_pushes(system, x, valid, vectors, few=directions.shape[2] * 4 <= system.size)):
+        directions, growth = torch.linalg.qr(push(directions))
+        logs = growth.diagonal(dim1=1, dim2=2).abs().log()
+        if bool(logs[valid[:, step]].isnan().any()):
+            row = int((logs.isnan().any(1) & valid[:, step]).nonzero()[0])
+            raise BadInput(f"the derivative at step {step} of row {row} is NaN: the layer has no slope there.")
+        yield directions, logs
+
+
+def _pushes(
+    system: System, x: Tensor, valid: Tensor, vectors: Tensor, *, few: bool
+) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Yield, for each step, the function that pushes directions through it."""
+    if few and type(system) is System:  # no closed form: a whole Jacobian would cost S backwards
+        for step, inputs in enumerate(x.unbind(1)):
+            box = [vectors]
+
+            def push(directions: Tensor, inputs: Tensor = inputs, box: list[Tensor] = box) -> Tensor:
+                box[0], grown = system.tangents(inputs, box[0], directions)
+                return grown
+
+            yield push
+            vectors = box[0]
+            _refuse(vectors.unsqueeze(1), valid[:, step : step + 1], step)
+        return
+    stride = max(1, _CHUNK // (len(x) * system.size**2))
+    for first in range(0, x.shape[1], stride):
+        piece = x[:, first : first + stride]
+        walked = system.walk(piece, vectors)
+        _refuse(walked, valid[:, first : first + stride], first)
+        before = torch.cat([vectors.unsqueeze(1), walked[:, :-1]], dim=1)
+        found = system.jacobians(piece.flatten(0, 1), before.flatten(0, 1)).double()
+        vectors = walked[:, -1]
+        for matrix in found.reshape(*piece.shape[:2], system.size, system.size).unbind(1):
+            yield matrix.matmul
+
+
+def _refuse(states: Tensor, valid: Tensor, first: int) -> None:
+    where = first_bad(states, valid[:, : states.shape[1]])
+    if where is not None:
+        row, step, _ = where
+        raise BadInput(
+            f"the state is not finite from step {first + step} of row {row} on: the layer's dynamics run away, or its "
+            f"input or weights hold NaN. hs.measure.statistics says which unit is first."
+        )
+
+
+def _checked(system: System, valid: Tensor, warmup: int, k: int | None) -> int:
+    count = system.size if k is None else k
+    if not 1 <= count <= system.size:
+        raise BadInput(f"k is {k}, but this layer's state has {system.size} coordinates: from 1 to {system.size}.")
+    shortest = int(valid.sum(1).min())
+    if warmup < 0 or shortest <= warmup:
+        raise BadInput(
+            f"the shortest sequence has {shortest} steps and {warmup} are warmup, so none is left to count: "
+            f"give longer sequences, or a shorter warmup."
+        )
+    return count
+
+
+def _frame(rows: int, size: int, count: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    frame: Tensor = torch.linalg.qr(torch.randn(size, count, dtype=torch.float64, generator=generator))[0]
+    return frame.expand(rows, -1, -1)
+
+
+def _spectrum(logs: Tensor, counted: Tensor, tolerance: float, whole: tuple[int, bool]) -> Lyapunov:
+    """Average the growth of each direction over the counted steps of each row, then over rows."""
+    size, interrupted = whole
+    real = counted.unsqueeze(-1)  # (batch, time, 1)
+    sums = logs.where(real, 0).cumsum(1)  # (batch, time, k)
+    steps = counted.cumsum(1).unsqueeze(-1)
+    rows = (sums[:, -1] / steps[:, -1]).sort(dim=1, descending=True).values
+    exponents = rows.mean(0)
+    error = _error(logs, counted)
+    return Lyapunov(
+        exponents=exponents,
+        error=error,
+        rows=rows,
+        history=(sums / steps.clamp(min=1)).mean(0),
+        converged=bool((error <= tolerance).all()) and not interrupted,
+        dimension=_kaplan_yorke(exponents.tolist(), size),
+        steps=int(steps.max()),
+        tolerance=tolerance,
+        interrupted=interrupted,
+    )
+
+
+def _error(logs: Tensor, counted: Tensor) -> Tensor:
+    """Return the standard error of each exponent from the scatter of blocks; inf where there is only one block."""
+    blocks = []
+    for row, real in zip(logs, counted, strict=True):
+        pieces = row[real].tensor_split(_BLOCKS)
+        blocks += [piece.mean(0) for piece in pieces if len(piece)]
+    means = torch.stack(blocks)  # (block, k)
+    if len(means) < 2:
+        return torch.full_like(means[0], math.inf)
+    error = means.std(0) / math.sqrt(len(means))
+    # A direction that is flattened at every step has the exponent -inf throughout: that is no doubt about it.
+    return error.masked_fill((means == -math.inf).all(0), 0).nan_to_num(nan=math.inf)
+
+
+def _kaplan_yorke(exponents: list[float], size: int) -> float:
+    total = 0.0
+    for count, exponent in enumerate(exponents):
+        if total + exponent < 0:
+            return count + total / abs(exponent) if math.isfinite(exponent) else float(count)
+        total += exponent
+    return float(size) if len(exponents) == size else math.nan
