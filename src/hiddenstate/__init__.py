@@ -3,7 +3,9 @@
     State, load          what a state is: named tensors at one instant, saved without pickle
     layers, register     who makes the next one: recurrent layers found in any model
     unroll, Recurrent    how a cell is run along time
+    Carry, Learned, …    how a state goes from batch to batch: also Noise, Bridge, tbptt, Streams, check_split
     measure              numbers: saturation, memory, Jacobians, exponents, fixed points, what states know
+    pool                 heads over states in between: Last, Mean, Max, Attention, Taps, …
     errors               every exception and warning, drawn as a tree
 
 Read on in any part's own docstring: `help(hs.errors)`, `help(hs.State)`.
@@ -11,14 +13,32 @@ Read on in any part's own docstring: `help(hs.errors)`, `help(hs.State)`.
 
 from typing import TYPE_CHECKING
 
-from . import errors, measure
+from . import errors, measure, pool
+from .carry import Bridge, Carry, Learned, Noise, Streams, check_split, tbptt
 from .cells import layers, register
 from .state import State, load
 from .unrolling import Recurrent, unroll
 
 __version__ = "0.1.0"
 
-__all__ = ["Recurrent", "State", "errors", "layers", "load", "measure", "register", "unroll"]
+__all__ = [
+    "Bridge",
+    "Carry",
+    "Learned",
+    "Noise",
+    "Recurrent",
+    "State",
+    "Streams",
+    "check_split",
+    "errors",
+    "layers",
+    "load",
+    "measure",
+    "pool",
+    "register",
+    "tbptt",
+    "unroll",
+]
 
 # What loads on first use, because it brings a plotting library or a web stack: name -> "module" or "module:attribute".
 # A name here has its twin under TYPE_CHECKING, so that editors and mypy see it.

@@ -1,0 +1,12 @@
+"""Heads over states in between: from every step of a sequence to one result, padding never counted."""
+
+from .attention import Attention, MultiHead
+from .concat import Concat
+from .last import Last
+from .mean import Mean
+from .peaks import LogSumExp, Max
+from .pool import Pool
+from .steps import Steps
+from .taps import Taps
+
+__all__ = ["Attention", "Concat", "Last", "LogSumExp", "Max", "Mean", "MultiHead", "Pool", "Steps", "Taps"]

@@ -1,0 +1,39 @@
+"""The mean over real steps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .pool import Pool
+from .steps import Lengths, Source, Steps, read_steps
+
+
+class Mean(Pool):
+    """The mean of each row's real steps, (batch, unit).
+
+    >>> Mean()(torch.tensor([[[1.0], [3.0], [torch.nan]]]), [2])
+    tensor([[2.]])
+    """
+
+    def forward(self, h: Source, lengths: Lengths | None = None) -> Tensor:
+        """Return the means."""
+        return self.pool(read_steps(h, lengths))
+
+    def pool(self, steps: Steps) -> Tensor:
+        """Return the means."""
+        if steps.lengths is None:
+            return steps.h.mean(dim=1)
+        lengths = steps.lengths.unsqueeze(1)
+
+        def quick(h: Tensor) -> Tensor:
+            share = (steps.valid / lengths.to(h.dtype)).unsqueeze(1)  # (batch, 1, time)
+            with torch.autocast("cpu", enabled=False):  # a mean is no matrix product, whatever computes it
+                return torch.bmm(share, h).squeeze(1)
+
+        def exact(h: Tensor) -> Tensor:
+            # Summed in float32 where the states are halves, as Tensor.mean does.
+            wide = torch.promote_types(h.dtype, torch.float32)
+            return (h.sum(dim=1, dtype=wide) / lengths).to(h.dtype)
+
+        return steps.reduced(quick, exact, fill=0.0)

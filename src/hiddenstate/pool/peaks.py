@@ -1,0 +1,82 @@
+"""The largest value of each unit over real steps, hard and soft."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .pool import Pool
+from .steps import Lengths, Source, Steps, read_steps
+
+# exp(-57): a sum of exponentials above it misses no term that its own precision could show.
+_PRECISE = 1e-25
+
+
+class Max(Pool):
+    """The largest value of each unit over its row's real steps, (batch, unit); of equal ones one gets the gradient.
+
+    >>> Max()(torch.tensor([[[-1.0], [-3.0], [0.0]]]), [2])
+    tensor([[-1.]])
+    """
+
+    def forward(self, h: Source, lengths: Lengths | None = None) -> Tensor:
+        """Return the maxima."""
+        return self.pool(read_steps(h, lengths))
+
+    def pool(self, steps: Steps) -> Tensor:
+        """Return the maxima."""
+
+        def quick(h: Tensor) -> Tensor:
+            # Adding 0 or -inf is several times faster than choosing; NaN and +Inf in the padding show as NaN.
+            bias = torch.where(steps.valid, h.new_zeros(()), -math.inf)  # (batch, time)
+            return _maximum(h + bias.unsqueeze(-1))
+
+        if steps.lengths is not None and steps.may_look and _long_rows(steps.h):
+            return torch.stack([row[:n].amax(0) for row, n in zip(steps.h, steps.lengths.tolist(), strict=True)])
+        return steps.reduced(quick, _maximum, fill=-math.inf)
+
+
+class LogSumExp(Pool):
+    """The logarithm of the sum of exponentials over each row's real steps, (batch, unit): a soft maximum.
+
+    It lies between the maximum and the maximum plus log(length), and sends gradient to all steps.
+
+    >>> LogSumExp()(torch.tensor([[[0.0], [0.0], [9.0]]]), [2]).exp().round()
+    tensor([[2.]])
+    """
+
+    def forward(self, h: Source, lengths: Lengths | None = None) -> Tensor:
+        """Return the soft maxima."""
+        return self.pool(read_steps(h, lengths))
+
+    def pool(self, steps: Steps) -> Tensor:
+        """Return the soft maxima."""
+
+        def quick(h: Tensor) -> Tensor:
+            peak = h.detach().amax(dim=1)  # of the padding too
+            with torch.autocast("cpu", enabled=False):
+                mass = torch.bmm(steps.valid.to(h.dtype).unsqueeze(1), (h - peak.unsqueeze(1)).exp()).squeeze(1)
+            # Where padding stands far above, what is left is not precise: a result that is not finite says so.
+            return torch.where(mass > _PRECISE, mass, math.nan).log() + peak
+
+        return steps.reduced(quick, _logsumexp, fill=-math.inf)
+
+
+def _maximum(h: Tensor) -> Tensor:
+    # amax is the faster one, but its gradient, shared between equal steps, is the slower one.
+    return h.max(dim=1).values if _wants_grad(h) else h.amax(dim=1)
+
+
+def _logsumexp(h: Tensor) -> Tensor:
+    return h.logsumexp(dim=1)
+
+
+def _wants_grad(h: Tensor) -> bool:
+    return h.requires_grad and torch.is_grad_enabled()
+
+
+def _long_rows(h: Tensor) -> bool:
+    # From here on, the time to look at a row's real steps is more than the time to ask for it.
+    return not _wants_grad(h) and h.shape[1] * h.shape[2] >= 2**15
