@@ -6,6 +6,7 @@
     Carry, Learned, …    how a state goes from batch to batch: also Noise, Bridge, tbptt, Streams, check_split
     measure              numbers: saturation, memory, Jacobians, exponents, fixed points, what states know
     pool                 heads over states in between: Last, Mean, Max, Attention, Taps, …
+    plot                 pictures of all of it, each into one `ax` of matplotlib
     errors               every exception and warning, drawn as a tree
 
 Read on in any part's own docstring: `help(hs.errors)`, `help(hs.State)`.
@@ -34,6 +35,7 @@ __all__ = [
     "layers",
     "load",
     "measure",
+    "plot",
     "pool",
     "register",
     "tbptt",
@@ -42,7 +44,12 @@ __all__ = [
 
 # What loads on first use, because it brings a plotting library or a web stack: name -> "module" or "module:attribute".
 # A name here has its twin under TYPE_CHECKING, so that editors and mypy see it.
-_LAZY: dict[str, str] = {}
+_LAZY: dict[str, str] = {
+    "plot": "hiddenstate.plot",
+}
+
+if TYPE_CHECKING:
+    from . import plot as plot
 
 if not TYPE_CHECKING:  # a checker that saw this would believe in every name
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,8 @@ class Bridge(nn.Module):
 
     Where kind, layers, directions and sizes agree, it hands the state over as it is. Where they differ, each part of
     each decoder layer is a linear map of the same part (or of h, where the encoder has no such part) of the encoder
-    layer opposite to it, counted from the top, both directions side by side; a new h goes through tanh, as h is bounded.
+    layer opposite to it, counted from the top, with both directions side by side; a mapped h goes through tanh, since
+    h is bounded and c is not.
 
     >>> encoder = torch.nn.LSTM(3, 8, num_layers=2, bidirectional=True)
     >>> decoder = torch.nn.GRU(5, 6, num_layers=1)
@@ -71,7 +72,7 @@ class Bridge(nn.Module):
         for k, (to, source) in enumerate(self._pairs):
             for part, size in to.sizes.items():
                 new = self._map(k, part, states[source.layer.name], source)
-                made[to.layer.name].setdefault(part, []).extend(new.split(size, dim=1))
+                made[to.layer.name].setdefault(part, []).extend(torch.split(new, size, dim=1))
         return self._assemble(made)
 
     def native(self, state: State | Any) -> Any:
@@ -90,11 +91,12 @@ class Bridge(nn.Module):
         if not isinstance(state, State):
             if len(found) != 1:
                 raise StateMismatch(
-                    f"the encoder has {len(found)} recurrent layers, so a native state does not say which it belongs to. "
+                    f"the encoder has {len(found)} recurrent layers, and a native state does not say whose it is. "
                     f"Give a State with parts named {found[0].part('h')!r} and so on, as carry.state does."
                 )
-            return {found[0].name: found[0].to_state(state)}
-        own = {layer.name: part_of(state, layer, found) for layer in found}
+            own = {found[0].name: found[0].to_state(state)}
+        else:
+            own = {layer.name: part_of(state, layer, found) for layer in found}
         for layer in found:
             layer.to_native(own[layer.name])  # raises where it is not this encoder's state
         return own
@@ -104,7 +106,8 @@ class Bridge(nn.Module):
         features = torch.cat([source.read(state, origin, way) for way in range(source.directions)], dim=1)
         if _key(k, part) not in self.maps:
             return features
-        mapped: Tensor = self.maps[_key(k, part)](features)
+        linear = cast(nn.Linear, self.maps[_key(k, part)])
+        mapped: Tensor = linear(features.to(linear.weight.dtype))
         return mapped.tanh() if part == "h" else mapped
 
     def _assemble(self, made: dict[str, dict[str, list[Tensor]]]) -> State:
@@ -113,13 +116,12 @@ class Bridge(nn.Module):
             with torch.no_grad():
                 template = layer.initial(1)
             for part, pieces in made[layer.name].items():
-                name, axis = layer.part(part), template.batch_axis[part]
+                name, axis, like = layer.part(part), template.batch_axis[part], template[part]
                 axes[name] = axis
                 if layer.fused:
-                    parts[name] = torch.stack([_shaped(p, template[part][0, 0].shape) for p in pieces])
+                    parts[name] = torch.stack([_shaped(piece, like[0, 0].shape) for piece in pieces]).to(like.dtype)
                 else:
-                    row = template[part].select(axis, 0).shape
-                    parts[name] = _shaped(pieces[0], row).movedim(0, axis)
+                    parts[name] = _shaped(pieces[0], like.select(axis, 0).shape).movedim(0, axis).to(like.dtype)
         return State(parts, axes)
 
 

@@ -22,7 +22,7 @@ class Hook:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call what was wrapped, out of Dynamo's sight: it keeps state on the side, which a graph would bake in."""
         if not self._shielded and "torch._dynamo" in sys.modules:  # not before: it takes a second to load
-            self._fn, self._shielded = torch.compiler.disable(self._fn), True
+            self._fn, self._shielded = torch.compiler.disable(self._fn), True  # type: ignore[no-untyped-call]
             torch._dynamo.decorators.skip(Hook.__call__)
         return self._fn(*args, **kwargs)
 

@@ -140,8 +140,8 @@ def needed_layers(model: nn.Module) -> list[Layer]:
     found = layers(model)
     if not found:
         raise NotRecurrent(
-            f"{type(model).__name__} has no recurrent layer that is known: no nn.RNN, nn.LSTM or nn.GRU, none of torch's "
-            f"cells, and no module with forward(x, state) and initial_state(batch) or hidden_size. "
+            f"{type(model).__name__} has no recurrent layer that is known: no nn.RNN, nn.LSTM or nn.GRU, none of "
+            f"torch's cells, and no module with forward(x, state) and initial_state(batch) or hidden_size. "
             f"hs.register(Type) teaches a new kind."
         )
     return found

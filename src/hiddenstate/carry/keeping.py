@@ -79,7 +79,7 @@ def fitting(initial: State, kept: State) -> State:
     missing = [name for name, part in parts.items() if part is None]
     if missing:
         raise StateMismatch(
-            f"the initial state has the parts {', '.join(initial)}, but the layer's state also has {', '.join(missing)}."
+            f"the initial state has the parts {', '.join(initial)}, but the layer's also has {', '.join(missing)}."
         )
     return State({name: part for name, part in parts.items() if part is not None}, kept.batch_axis)
 
@@ -116,7 +116,8 @@ def _check_kind(layer: Layer, state: State) -> None:
         name, like = layer.part(part), expected[part]
         if tensor.dtype != like.dtype:
             raise StateMismatch(
-                f"part {name!r} is {tensor.dtype}, but the layer works in {like.dtype}. Cast it: state.to({like.dtype})."
+                f"part {name!r} is {tensor.dtype}, but the layer works in {like.dtype}. "
+                f"Cast it: state.to({like.dtype})."
             )
         if tensor.device != like.device:
             raise StateMismatch(

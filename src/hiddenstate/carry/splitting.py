@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ..cells import Layer, layers, undisturbed, unwrap
+from ..cells import Layer, as_layer, layers, undisturbed, unwrap
 from ..errors import BadInput, CarryWarning
 from ..unrolling import unroll
 from .carrying import Carry
@@ -80,8 +81,8 @@ class _Run:
 def _runner(model: nn.Module) -> Iterator[Callable[..., _Run]]:
     """Give a function that runs the model on one piece, going on where the last one ended unless told to start anew."""
     found = layers(model)
-    if len(found) == 1 and found[0].module is model and not found[0].fused:
-        yield _cell_runner(found[0])
+    if _is_step(model, found):
+        yield _cell_runner(as_layer(model))
         return
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore", CarryWarning)
@@ -103,6 +104,14 @@ def _runner(model: nn.Module) -> Iterator[Callable[..., _Run]]:
             return _Run(output, run.seen, found)
 
         yield go
+
+
+def _is_step(model: nn.Module, found: list[Layer]) -> bool:
+    """Say whether the model itself is a cell of one step: one that is known, or that insists on its state."""
+    if len(found) == 1 and found[0].module is model:
+        return not found[0].fused
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    return len(parameters) == 2 and all(parameter.default is parameter.empty for parameter in parameters)
 
 
 def _cell_runner(layer: Layer) -> Callable[..., _Run]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,69 +36,75 @@ def tbptt(
     ...     optimizer.step()
     ...     optimizer.zero_grad()
 
-    With `k2 > k1` the older steps are run again from the state kept at that point. `loss(output, y)` gets what the model
-    returned for the piece. A `Carry` attached to the model is used, and ends in the state after the last step.
+    With `k2 > k1` the older steps are run again from the state kept at that point. `loss(output, y)` gets what the
+    model returned for the piece. A `Carry` attached to the model is used, and ends in the state after the last step.
     """
     k2 = k1 if k2 is None else k2
     _check(x, y, (k1, k2), time_axis)
-    return _updates(model, (x, y), loss, (k1, k2), time_axis)
+    return _updates(_Training(model, x, y, loss, time_axis), k1, k2)
 
 
-def _updates(
-    model: nn.Module, data: tuple[Tensor, Tensor], loss: Callable[[Any, Tensor], Tensor], k: tuple[int, int], axis: int
-) -> Iterator[Tensor]:
-    x, y = data
-    steps = x.shape[axis]
-    ends = [min(begin + k[0], steps) for begin in range(0, steps, k[0])]
-    needed = {max(0, end - k[1]) for end in ends}
-    attached = Carry.of(model)
-    carry = attached or Carry(model)
+@dataclass(slots=True)
+class _Training:
+    """What all updates share."""
+
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    loss: Callable[[Any, Tensor], Tensor]
+    axis: int
+    # For each step that a gradient goes back to: what was kept when that step was first reached.
+    marks: dict[int, Kept] = field(default_factory=dict)
+
+    @property
+    def carry(self) -> Carry:
+        """What is attached to the model."""
+        carry = Carry.of(self.model)
+        assert carry is not None
+        return carry
+
+    def piece(self, oldest: int, begin: int, end: int) -> Tensor:
+        """Run from `oldest`, take the loss from `begin` on, and its gradient."""
+        self.carry._kept = self.marks[oldest].copy()
+        with self.carry._handing.with_graph():
+            if oldest < begin:
+                self.run(oldest, begin)
+            self.mark_inside(begin, end)
+            value = self.loss(self.run(begin, end), self.y.narrow(self.axis, begin, end - begin))
+            value.backward()  # type: ignore[no-untyped-call]
+        self.carry._kept = self.marks[end] = self.carry._kept.detach()
+        return value.detach()
+
+    def run(self, begin: int, end: int) -> Any:
+        """Run the model on these steps."""
+        return self.model(self.x.narrow(self.axis, begin, end - begin))
+
+    def mark_inside(self, begin: int, end: int) -> None:
+        """Note the states within a piece that later gradients go back to; none where k1 divides k2."""
+        outer = self.carry._kept
+        for step in sorted(step for step in self.marks if begin < step < end):
+            self.carry._kept = self.carry._kept.copy()
+            with undisturbed(self.model), torch.no_grad():
+                self.run(begin, step)
+            self.marks[step] = self.carry._kept = self.carry._kept.detach()
+            begin = step
+        self.carry._kept = outer
+
+
+def _updates(training: _Training, k1: int, k2: int) -> Iterator[Tensor]:
+    steps = training.x.shape[training.axis]
+    pieces = [(begin, min(begin + k1, steps)) for begin in range(0, steps, k1)]
+    own = Carry(training.model) if Carry.of(training.model) is None else None
     try:
-        marks: dict[int, Kept] = {0: carry._kept}
-        for begin, end in zip(range(0, steps, k[0]), ends, strict=True):
-            oldest = max(0, end - k[1])
-            _mark_inside(model, carry, x, marks, (begin, sorted(s for s in needed if begin < s < end)), axis)
-            value = _piece(model, carry, (x, y), loss, (oldest, begin, end, axis), marks[oldest])
-            marks[end] = carry._kept
-            later = {end, *(s for s in needed if s > oldest)}
-            marks = {step: kept for step, kept in marks.items() if step in later or (oldest == 0 and step == 0)}
-            yield value
-            carry._kept = marks[end]
+        training.marks = {max(0, end - k2): Kept() for _, end in pieces} | {0: training.carry._kept}
+        for begin, end in pieces:
+            oldest = max(0, end - k2)
+            yield training.piece(oldest, begin, end)
+            training.carry._kept = training.marks[end]  # whatever was run in between
+            training.marks = {step: kept for step, kept in training.marks.items() if step >= oldest}
     finally:
-        if attached is None:
-            carry.close()
-
-
-def _piece(
-    model: nn.Module,
-    carry: Carry,
-    data: tuple[Tensor, Tensor],
-    loss: Callable[[Any, Tensor], Tensor],
-    span: tuple[int, int, int, int],
-    kept: Kept,
-) -> Tensor:
-    (x, y), (oldest, begin, end, axis) = data, span
-    carry._kept = kept.copy()
-    with carry._with_graph():
-        if oldest < begin:
-            model(x.narrow(axis, oldest, begin - oldest))
-        value = loss(model(x.narrow(axis, begin, end - begin)), y.narrow(axis, begin, end - begin))
-        value.backward()  # type: ignore[no-untyped-call]
-    carry._kept = carry._kept.detach()
-    return value.detach()
-
-
-def _mark_inside(
-    model: nn.Module, carry: Carry, x: Tensor, marks: dict[int, Kept], inside: tuple[int, list[int]], axis: int
-) -> None:
-    """Note the states at steps within a piece from which a later gradient starts; only where k1 does not divide k2."""
-    begin, steps = inside
-    for step in steps:
-        carry._kept = marks[begin].copy()
-        with undisturbed(model), torch.no_grad():
-            model(x.narrow(axis, begin, step - begin))
-        marks[step] = carry._kept
-        begin = step
+        if own is not None:
+            own.close()
 
 
 def _check(x: Tensor, y: Tensor, k: tuple[int, int], axis: int) -> None:
@@ -106,7 +113,7 @@ def _check(x: Tensor, y: Tensor, k: tuple[int, int], axis: int) -> None:
         raise BadInput(f"k1 is {k1}, but an update needs 1 step or more.")
     if k2 < k1:
         raise BadInput(
-            f"k2 is {k2} and k1 is {k1}, but the gradient goes back through at least the steps of its own loss: k2 >= k1."
+            f"k2 is {k2} and k1 is {k1}, but a gradient goes back through at least the steps of its own loss: k2 >= k1."
         )
     if x.dim() <= axis or y.dim() <= axis or x.shape[axis] != y.shape[axis]:
         raise BadInput(
