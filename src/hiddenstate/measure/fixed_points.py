@@ -114,13 +114,13 @@ def fixed_points(
 def constant_input(system: System, x: Tensor | None) -> Tensor:
     """Return the one input (1, feature) that stays; of a whole sequence only if it is the same at all steps."""
     if x is None:
-        width = system.layer.spec.input_size
+        width = system.spec.input_size
         if width is None:
             raise BadInput(
                 f"how many features {type(system.layer.module).__name__} takes is unknown: give x (feature,), "
                 f"the constant input, or the cell an input_size."
             )
-        return torch.zeros(1, width, dtype=system.dtype, device=system.device)
+        return torch.zeros(1, width, dtype=system.input_dtype, device=system.device)
     x = torch.as_tensor(x).detach()
     x = x.reshape(1, 1) if x.dim() == 0 else x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
     if not len(x) or not bool((x == x[:1]).all()):
@@ -129,10 +129,10 @@ def constant_input(system: System, x: Tensor | None) -> Tensor:
             f"and the states of a run as states=."
         )
     x = x[:1].to(system.device)
-    width = system.layer.spec.input_size
+    width = system.spec.input_size
     if width is not None and x.shape[1] != width:
         raise BadInput(f"x has {x.shape[1]} features, but this {type(system.layer.module).__name__} takes {width}.")
-    return x.to(system.dtype) if x.is_floating_point() else x
+    return x.to(system.input_dtype) if x.is_floating_point() else x
 
 
 def _given(system: System, states: Tensor) -> Tensor:

@@ -38,12 +38,13 @@ class Lyapunov:
     def __str__(self) -> str:
         """Return one line."""
         first = float(self.exponents[0])
-        kind = "chaotic" if first > float(self.error[0]) else "at the edge" if first > -1e-3 else "contracting"
+        doubt = max(1e-3, 2 * float(self.error[0]))
+        kind = "chaotic" if first > doubt else "contracting" if first < -doubt else "at the edge"
         verdict = "converged" if self.converged else "not converged"
         stopped = ", interrupted" if self.interrupted else ""
         return (
-            f"largest exponent {first:.4f} ± {float(self.error[0]):.4f} per step ({kind}: above 0 nearby states part), "
-            f"{len(self.exponents)} exponents with sum {float(self.exponents.sum()):.4f}, Kaplan–Yorke dimension "
+            f"largest exponent {first:.4f} ± {float(self.error[0]):.4f} per step ({kind}; above 0 nearby states part), "
+            f"sum of {len(self.exponents)} {float(self.exponents.sum()):.4f}, Kaplan–Yorke dimension "
             f"{self.dimension:.2f}; {verdict} over {self.steps} steps (errors up to {self.tolerance:g}){stopped}"
         )
 

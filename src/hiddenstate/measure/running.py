@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ..cells import Layer, layers, unwrap
 from ..errors import BadInput
+from ..unrolling import Recurrent, unroll
 
 
 def itself_a_layer(model: nn.Module) -> Layer | None:
@@ -22,22 +22,21 @@ def run_layer(layer: Layer, x: Tensor, lengths: Tensor | None = None) -> Tensor:
     """Return the outputs of a layer, (batch, time, unit), for `x (batch, time, feature)`."""
     if not layer.fused:
         return _run_cell(layer, x)
-    first = layer.spec.batch_first
-    if lengths is not None and isinstance(layer.module, nn.RNNBase) and layer.module.bidirectional:
-        # A reverse direction begins at the last real step, which only a packed sequence tells it.
-        packed = pack_padded_sequence(x, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
-        padded: Tensor = pad_packed_sequence(layer.module(packed)[0], batch_first=True, total_length=x.shape[1])[0]
-        return padded
-    output = layer.split(layer.module(x if first else x.transpose(0, 1)))[0]
-    output = output if first else output.transpose(0, 1)
-    return tensor_of(output)
+    spec = layer.spec
+    if lengths is not None and spec.bidirectional:
+        # A reverse direction begins at the last real step, and must not read what lies behind it.
+        return unroll(layer.module, x, lengths=lengths.clamp(min=1), engine="loop")[0]
+    options = {"engine": "loop"} if isinstance(layer.module, Recurrent) else {}
+    # Not module(...): hooks that watch the user's own runs should not see this one.
+    output = tensor_of(layer.split(layer.module.forward(x if spec.batch_first else x.transpose(0, 1), **options))[0])
+    return output if spec.batch_first else output.transpose(0, 1)
 
 
 def _run_cell(layer: Layer, x: Tensor) -> Tensor:
     native = layer.to_native(layer.initial(len(x)))
     outputs = []
     for step in x.unbind(1):  # not x[:, t]: the backward of each slice would be as large as x
-        output, native = layer.split(layer.module(step, native))
+        output, native = layer.split(layer.module.forward(step, native))
         outputs.append(tensor_of(output).flatten(1))
     return torch.stack(outputs, dim=1)
 

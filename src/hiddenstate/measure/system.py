@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..cells import Layer, as_layer
 from ..errors import BadInput, NotRecurrent, StateMismatch
 from ..state import State
+from ..unrolling import Recurrent
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,12 @@ class System:
     state (a count of steps) are carried along, but are no coordinates: they have no derivative.
     """
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: Layer, x: Tensor | None = None) -> None:
         """Learn the parts from an initial state of one row."""
-        self.layer = layer
+        self.layer, self.spec = layer, layer.spec
         one = layer.initial(1).detach()
+        if x is not None and x.is_floating_point() and not any(True for _ in layer.module.parameters()):
+            one = one.to(torch.promote_types(x.dtype, _widest(one)))  # a cell without weights is as exact as its input
         first = [name for name in ("h", "c") if name in one]
         names = [*first, *(name for name in one if name not in first)]
         self.places = [
@@ -44,7 +47,8 @@ class System:
         real = [place for place in self.places if not _whole(place.dtype)]
         if not real:
             raise BadInput(f"the state of {type(layer.module).__name__} has no part of real numbers: no derivatives.")
-        self.dtype = reduce(torch.promote_types, [place.dtype.to_real() for place in real])
+        self.dtype = _widest(one)
+        self.input_dtype = real[0].dtype.to_real()
         self.device = one[real[0].name].device
         self.smooth = torch.cat([torch.full((_width(p),), not _whole(p.dtype)) for p in self.places]).to(self.device)
         self.size = int(self.smooth.sum())
@@ -81,9 +85,11 @@ class System:
         layer = self.layer
         native = layer.to_native(self.unpack(vectors))
         if layer.fused:
-            x = x.unsqueeze(1 if layer.spec.batch_first else 0)
+            x = x.unsqueeze(1 if self.spec.batch_first else 0)
+        # Compiling would not pay for single steps.
+        options = {"engine": "loop"} if isinstance(layer.module, Recurrent) else {}
         # Not module(...): hooks that watch the user's own runs should not see this one.
-        result = layer.module.forward(x, native)
+        result = layer.module.forward(x, native, **options)
         return self.pack(layer.to_state(layer.split(result)[1], batch=len(vectors)))
 
     def walk(self, x: Tensor, start: Tensor | None = None) -> Tensor:
@@ -158,7 +164,7 @@ def as_system(layer: nn.Module, x: Tensor | None = None) -> System:
             f"this {type(found.module).__name__} is bidirectional: it reads the future too, so no state leads to the "
             f"next one. Measure a layer of one direction, for example one built from the forward weights alone."
         )
-    return TorchSystem(found) if has_closed_form(found.module) else System(found)
+    return TorchSystem(found) if has_closed_form(found.module) else System(found, x)
 
 
 def check_sequence(system: System, x: Tensor, *, at_least: int = 1) -> Tensor:
@@ -170,15 +176,20 @@ def check_sequence(system: System, x: Tensor, *, at_least: int = 1) -> Tensor:
         raise BadInput("x has no rows: there is nothing to measure.")
     if x.shape[1] < at_least:
         raise BadInput(f"x has {x.shape[1]} steps, but {at_least} or more are needed: give longer sequences.")
-    width = system.layer.spec.input_size
+    width = system.spec.input_size
     if width is not None and x.dim() == 3 and x.shape[2] != width:
         raise BadInput(
             f"x has shape {tuple(x.shape)}, but this {type(system.layer.module).__name__} takes {width} features: "
             f"(batch, time, {width}). Layers are given batch-first here, whatever their batch_first."
         )
     if x.is_floating_point():
-        x = x.to(system.device, system.places[0].dtype if not system.places[0].dtype.is_complex else None)
+        x = x.to(system.device, system.input_dtype)
     return x.detach()
+
+
+def _widest(state: State) -> torch.dtype:
+    kinds = [part.dtype.to_real() for part in state.values() if not _whole(part.dtype)]
+    return reduce(torch.promote_types, kinds) if kinds else torch.float32
 
 
 def _width(place: Place) -> int:

@@ -98,7 +98,7 @@ class TorchSystem(System):
     def in_double(self) -> TorchSystem:
         """Return the same system with its weights in double precision."""
         other = copy(self)
-        other.dtype = torch.float64
+        other.dtype = other.input_dtype = torch.float64
         other.levels = [replace(level, weights=level.weights.double()) for level in self.levels]
         return other
 

@@ -1,0 +1,109 @@
+"""A linear layer as a bank of orthonormal filters: what its state can tell of the past, without its bad numbers.
+
+The states of `s' = A s + b x` span, whatever their own coordinates, the responses of the poles of A that b reaches.
+In the coordinates of A that span is hopelessly ill-conditioned. The same span has an orthonormal basis that follows
+from the poles alone (Takenaka and Malmquist): first-order sections in a cascade of all-pass filters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .system import System
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Filter:
+    """`z' = advance z + enter x`, whose coordinates under white input have variance one and no correlation."""
+
+    advance: Tensor  # (n, n) complex
+    enter: Tensor  # (n,) complex
+
+    def capacity(self, lags: int) -> Tensor:
+        """Return the memory capacity at each lag (lags,): how much of z is the input of that long ago."""
+        response, curve = self.enter, []
+        for _ in range(lags):
+            curve.append(response.abs().square().sum())
+            response = self.advance @ response
+        return torch.stack(curve)
+
+    def walk(self, x: Tensor) -> Tensor:
+        """Return z at each step of `x (batch, time)`: complex (batch, time, n)."""
+        z = torch.zeros(len(x), len(self.enter), dtype=self.enter.dtype, device=x.device)
+        states = []
+        for step in x.unbind(1):
+            z = z @ self.advance.T + step.unsqueeze(1) * self.enter
+            states.append(z)
+        return torch.stack(states, dim=1)
+
+
+def as_filter(system: System, x: Tensor) -> Filter | None:
+    """Return a system of one input as a filter, where it is linear and stable; else None."""
+    if x.shape[2] != 1:
+        return None
+    found = _affine(system, x)
+    if found is None:
+        return None
+    poles = torch.linalg.eigvals(_reached(*found))
+    return _cascade(poles) if float(poles.abs().max()) < 1 - 1e-9 else None
+
+
+def _affine(system: System, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return A (n, n) and b (n,) where the next state is A s + b x + const at all points tried; else None."""
+    smooth = system.smooth
+    generator = torch.Generator().manual_seed(0)
+    origin = system.initial(17)
+    noise = torch.randn(16, system.size, generator=generator, dtype=torch.float64).to(origin)
+    states = origin.clone()
+    states[1:, smooth] += noise * torch.tensor([0.1, 1.0, 10.0, 100.0]).repeat(4).unsqueeze(1).to(origin)
+    inputs = x.new_zeros(17, 1)
+    inputs[1:] = torch.randn(16, 1, generator=generator, dtype=torch.float64).to(x) * 3
+    with torch.no_grad():
+        following = system.step(inputs, states)[:, smooth].double()
+    matrix = system.jacobians(inputs[:1], states[:1])[0].double()
+    driven = inputs[:1].clone().requires_grad_()
+    target = system.step(driven, origin[:1])[0, smooth]
+    columns = [torch.autograd.grad(unit, driven, retain_graph=True, allow_unused=True)[0] for unit in target]
+    entry = torch.stack([driven.new_zeros(()) if g is None else g.reshape(()) for g in columns]).double()
+    predicted = following[0] + (states - origin)[:, smooth].double() @ matrix.T + inputs.double() * entry
+    exact = 1e-4 if system.dtype == torch.float32 else 1e-9
+    size = following.abs().amax(1).clamp(min=1)
+    return (matrix, entry) if bool(((following - predicted).abs().amax(1) <= exact * size).all()) else None
+
+
+def _reached(matrix: Tensor, entry: Tensor) -> Tensor:
+    """Return A on the states that the input reaches, in an orthonormal basis (Arnoldi)."""
+    size = float(torch.linalg.matrix_norm(matrix, 2)) or 1.0
+    basis: list[Tensor] = []
+    vector = entry
+    while len(basis) < len(entry) and float(vector.norm()) > 1e-10 * (size if basis else 1e-290):
+        basis.append(vector / vector.norm())
+        span = torch.stack(basis)  # (found, n)
+        vector = matrix @ basis[-1]
+        for _ in range(2):  # twice is enough for orthogonality to the last digit
+            vector = vector - span.T @ (span @ vector)
+    if not basis:
+        return matrix.new_zeros(1, 1)
+    span = torch.stack(basis)
+    return span @ matrix @ span.T
+
+
+def _cascade(poles: Tensor) -> Filter:
+    """Put the sections in a row: each is entered by what the all-pass filters of those before it let through."""
+    count = len(poles)
+    advance = torch.zeros(count, count, dtype=poles.dtype, device=poles.device)
+    enter = torch.zeros(count, dtype=poles.dtype, device=poles.device)
+    # What enters the next section, as a combination of all sections' states and of the input.
+    by_state, by_input = torch.zeros_like(enter), torch.ones((), dtype=poles.dtype, device=poles.device)
+    for index, pole in enumerate(poles):
+        gain = (1 - pole.abs() ** 2).sqrt().to(poles.dtype)
+        advance[index] = gain * by_state
+        advance[index, index] += pole
+        enter[index] = gain * by_input
+        by_state = -pole.conj() * by_state
+        by_state[index] += gain
+        by_input = -pole.conj() * by_input
+    return Filter(advance, enter)

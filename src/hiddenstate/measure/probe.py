@@ -1,0 +1,203 @@
+"""What states know: how well a linear readout finds a target in them, at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from ..errors import BadInput
+from ..recording import Trajectory
+from .progress import tracked
+from .ridge import Readout, explained, held_out
+from .series import Series, as_series, refuse_bad
+
+_SHUFFLES = 5  # controls, averaged
+_CHUNK = 2**22  # numbers in the states that are fitted at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Probe:
+    """The score of a linear readout at each step, beside what luck and labels without meaning would give."""
+
+    accuracy: Tensor  # (time,) share of rows told right, or R² for real targets; NaN where too few rows are left
+    chance: float  # share of the most frequent class; 0 for R²
+    shuffled: Tensor  # (time,) the score with targets dealt out to rows at random
+    classes: int  # 0 for real targets
+    folds: int
+    rows: Tensor  # (time,) real rows at each step
+    interrupted: bool = False  # stopped by Ctrl-C: later steps are NaN
+
+    @property
+    def r2(self) -> Tensor:
+        """The score under its name for real targets."""
+        if self.classes:
+            raise AttributeError("these targets are classes, so their score is accuracy; real targets have an r2")
+        return self.accuracy
+
+    def __str__(self) -> str:
+        """Return one line."""
+        name = "accuracy" if self.classes else "R²"
+        known = self.accuracy.nan_to_num(-torch.inf)
+        best = int(known.argmax())
+        finite = (~self.accuracy.isnan()).nonzero().flatten()
+        last = int(finite[-1]) if len(finite) else 0
+        stopped = "; interrupted, later steps are missing" if self.interrupted else ""
+        return (
+            f"{name} {float(self.accuracy[last]):.3f} at step {last}, {float(self.accuracy[best]):.3f} at best (step "
+            f"{best}); chance {self.chance:.3f}, shuffled targets {float(self.shuffled[last]):.3f} "
+            f"({self.folds} folds){stopped}"
+        )
+
+
+@overload
+def probe(
+    traj: Trajectory | Tensor,
+    targets: Any,
+    folds: int = ...,
+    seed: int = ...,
+    *,
+    lengths: Tensor | None = ...,
+    part: str = ...,
+) -> Probe: ...
+@overload
+def probe(
+    traj: Mapping[str, Trajectory], targets: Any, folds: int = ..., seed: int = ..., *, part: str = ...
+) -> dict[str, Probe]: ...
+def probe(
+    traj: Trajectory | Tensor | Mapping[str, Trajectory],
+    targets: Any,
+    folds: int = 5,
+    seed: int = 0,
+    *,
+    lengths: Tensor | None = None,
+    part: str = "h",
+) -> Probe | dict[str, Probe]:
+    """Return how well `targets` can be read from the states at each step, by a linear readout that is cross-validated.
+
+    Whole numbers, booleans and strings are classes; real numbers are regressed. There is one target for each row, or
+    one for each row and step. Of a recording, or a mapping of trajectories, every track gets its own probe.
+
+    >>> label = torch.arange(40) % 2
+    >>> states = torch.randn(40, 3, 8)
+    >>> states[:, 2, 0] += 10 * label
+    >>> probe(states, label).accuracy[2]
+    tensor(1., dtype=torch.float64)
+    """
+    if isinstance(traj, Mapping):
+        return {name: probe(one, targets, folds, seed, part=part) for name, one in traj.items()}
+    series = refuse_bad(as_series(traj, lengths, part=part))
+    batch = len(series.values)
+    if not 2 <= folds <= batch:
+        raise BadInput(
+            f"{batch} rows cannot be split into {folds} folds: from 2 to {batch} are possible. "
+            f"A probe learns from rows, so give it many sequences, hundreds rather than tens."
+        )
+    wanted, classes = _targets(targets, series)  # (time or 1, batch, output)
+    generator = torch.Generator().manual_seed(seed)
+    parts = _folds(wanted if classes else None, batch, folds, generator).to(series.values.device)
+    shuffles = [_shuffled(parts.cpu(), generator).to(wanted.device) for _ in range(_SHUFFLES)]
+    scores = torch.full((series.values.shape[1], 1 + _SHUFFLES), torch.nan, dtype=torch.float64)
+    interrupted = False
+    stride = max(1, _CHUNK // series.values[:, 0].numel())
+    steps = range(0, len(scores), stride)
+    try:
+        for begin in tracked(steps, "probe", len(steps)):
+            piece = slice(begin, min(begin + stride, len(scores)))
+            scores[piece] = _scores(series, wanted, piece, (parts, shuffles, classes)).cpu()
+    except KeyboardInterrupt:
+        interrupted = True
+    return Probe(
+        accuracy=scores[:, 0],
+        chance=_chance(wanted, series.valid) if classes else 0.0,
+        shuffled=scores[:, 1:].mean(1),
+        classes=classes,
+        folds=folds,
+        rows=series.valid.sum(0),
+        interrupted=interrupted,
+    )
+
+
+def _scores(series: Series, wanted: Tensor, piece: slice, plan: tuple[Tensor, list[Tensor], int]) -> Tensor:
+    """Return the scores of the targets and of each shuffle: (step, 1 + shuffles)."""
+    parts, shuffles, classes = plan
+    features = series.values[:, piece].transpose(0, 1).double()  # (step, batch, unit)
+    valid = series.valid[:, piece].T
+    goal = wanted[piece] if len(wanted) > 1 else wanted.expand(len(features), -1, -1)
+    goals = [goal, *(goal[:, order] for order in shuffles)]
+    # The decomposition of the states is the costly part: the controls ride along as further outputs.
+    predicted = held_out(features, torch.cat(goals, dim=2), valid, parts, Readout(groups=len(goals))).chunk(
+        len(goals), dim=2
+    )
+    scores = []
+    for aim, guess in zip(goals, predicted, strict=True):
+        if classes:
+            right = (aim.argmax(2) == guess.argmax(2)) & valid
+            scores.append(right.sum(1) / valid.sum(1))
+        else:
+            scores.append(explained(aim, guess, valid))
+    enough = valid.sum(1) >= 2 * len(set(parts.tolist()))
+    return torch.stack(scores, dim=1).double().masked_fill(~enough.unsqueeze(1), torch.nan)
+
+
+def _targets(targets: Any, series: Series) -> tuple[Tensor, int]:
+    """Return targets as (time or 1, batch, output), classes one-hot, and how many classes there are."""
+    given = _numbers(targets)
+    batch, time = series.valid.shape
+    given = given.to(series.values.device)
+    if given.dim() == 0 or len(given) != batch:
+        raise BadInput(f"there are {batch} rows, but targets have shape {tuple(given.shape)}: one for each row.")
+    by_step = given.dim() > 1 and given.shape[1] == time
+    outputs = given.dim() - 1 - by_step
+    if outputs > int(given.is_floating_point()):
+        raise BadInput(
+            f"targets have shape {tuple(given.shape)}, but ({batch},) or ({batch}, {time}) is needed: one for each "
+            f"row, or one for each row and step. Real targets may have one axis more, of outputs."
+        )
+    steps = given.transpose(0, 1) if by_step else given.unsqueeze(0)  # (time or 1, batch, ...)
+    if not given.is_floating_point():
+        names, codes = torch.unique(steps, return_inverse=True)
+        return torch.nn.functional.one_hot(codes, len(names)).double(), len(names)
+    steps = steps.unsqueeze(-1) if steps.dim() == 2 else steps
+    if by_step:  # what the targets of padding hold does not count, even if it is NaN
+        steps = steps.masked_fill(~series.valid.T.unsqueeze(-1), 0)
+    if not bool(steps.isfinite().all()):
+        raise BadInput("targets hold NaN or Inf: leave those rows out.")
+    return steps.double(), 0
+
+
+def _numbers(targets: Any) -> Tensor:
+    if isinstance(targets, Tensor):
+        return targets.detach()
+    if isinstance(targets, Sequence) and len(targets) and isinstance(targets[0], str):
+        names = {name: code for code, name in enumerate(sorted(set(targets)))}
+        return torch.tensor([names[name] for name in targets])
+    return torch.as_tensor(targets)
+
+
+def _folds(classes: Tensor | None, batch: int, folds: int, generator: torch.Generator) -> Tensor:
+    """Deal rows out to folds at random; where each row has one class, every fold gets its share of each."""
+    order = torch.randperm(batch, generator=generator)
+    if classes is not None and len(classes) == 1:
+        codes = classes[0].argmax(1).cpu()
+        order = order[codes[order].argsort(stable=True)]
+    parts = torch.empty(batch, dtype=torch.int64)
+    parts[order] = torch.arange(batch) % folds
+    return parts
+
+
+def _shuffled(parts: Tensor, generator: torch.Generator) -> Tensor:
+    # Within folds: dealt out freely, a class that is rare in training would be common in the test, worse than chance.
+    order = torch.arange(len(parts))
+    for part in range(int(parts.max()) + 1):
+        own = (parts == part).nonzero().flatten()
+        order[own] = own[torch.randperm(len(own), generator=generator)]
+    return order
+
+
+def _chance(wanted: Tensor, valid: Tensor) -> float:
+    counts = (wanted * valid.T.unsqueeze(-1)).sum((0, 1)) if len(wanted) > 1 else wanted[0][valid.any(1)].sum(0)
+    return float(counts.max() / counts.sum())
