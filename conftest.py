@@ -1,6 +1,7 @@
 """What holds for every test and every docstring example: one thread, one seed, nothing left behind."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 
 import hypothesis
@@ -8,6 +9,9 @@ import pytest
 import torch
 
 import hiddenstate
+
+# Pictures are drawn in memory, also where there is a screen.
+os.environ["MPLBACKEND"] = "agg"
 
 # Two workers share two cores: more threads would only make them wait for each other.
 torch.set_num_threads(1)
@@ -62,6 +66,13 @@ def globals_put_back() -> Iterator[None]:
             write(before[name])
     if left:
         pytest.fail("this test changed torch for all that follow: " + "; ".join(left), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def pictures_closed() -> Iterator[None]:
+    yield
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close("all")
 
 
 @pytest.fixture(autouse=True)

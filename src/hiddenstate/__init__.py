@@ -4,6 +4,7 @@
     layers, register     who makes the next one: recurrent layers found in any model
     unroll, Recurrent    how a cell is run along time
     Carry, Learned, …    how a state goes from batch to batch: also Noise, Bridge, tbptt, Streams, check_split
+    record, tap, …       seeing a run without changing it: every state and gate; also load_recording, Trajectory
     measure              numbers: saturation, memory, Jacobians, exponents, fixed points, what states know
     pool                 heads over states in between: Last, Mean, Max, Attention, Taps, …
     plot                 pictures of all of it, each into one `ax` of matplotlib
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from . import errors, measure, pool
 from .carry import Bridge, Carry, Learned, Noise, Streams, check_split, tbptt
 from .cells import layers, register
+from .recording import Trajectory, record, tap
 from .state import State, load
 from .unrolling import Recurrent, unroll
 
@@ -30,6 +32,7 @@ __all__ = [
     "Recurrent",
     "State",
     "Streams",
+    "Trajectory",
     "check_split",
     "errors",
     "layers",
@@ -37,7 +40,9 @@ __all__ = [
     "measure",
     "plot",
     "pool",
+    "record",
     "register",
+    "tap",
     "tbptt",
     "unroll",
 ]

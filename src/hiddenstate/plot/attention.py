@@ -1,0 +1,72 @@
+"""Where a head looks: attention weights over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import BadInput
+from .canvas import COLORS, SEQUENTIAL, color_bar, label_steps, new_ax, tidy
+from .series import readable
+from .thinning import STEPS, averaged
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def attention(
+    weights: Tensor,
+    ax: Axes | None = None,
+    *,
+    tokens: Sequence[str] | None = None,
+    labels: Sequence[str] | None = None,
+) -> Axes:
+    """Draw the weight of each step, as bars for one row and as a map for several, and return the `ax`.
+
+    Args:
+        weights: (time,) for one row, or (row, time): rows of a batch, heads, or steps of a decoder.
+        ax: Where to draw; a new figure without it.
+        tokens: One label for each step.
+        labels: One label for each row.
+
+    >>> ax = hs.plot.attention(torch.randn(12).softmax(0), tokens=list("hidden state"))
+    >>> ax.get_ylabel()
+    'weight'
+    """
+    if not isinstance(weights, Tensor) or weights.dim() not in (1, 2):
+        seen = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+        raise BadInput(
+            f"attention weights are (time,) or (row, time), but this is {seen}. "
+            f"Of (batch, head, time) choose one row: weights[0]."
+        )
+    table = weights.detach().to("cpu", torch.float32).reshape(-1, weights.shape[-1])  # (row, time)
+    names = None if tokens is None else readable(tokens, table.shape[1])
+    if labels is not None and len(labels) != len(table):
+        raise BadInput(f"there are {len(labels)} labels, but {len(table)} rows: one for each row is needed.")
+    steps = averaged(table, STEPS, axis=1)
+    x = f"step ({steps.note})" if steps.note else "step"
+    ax = new_ax(ax, size=(8.0, 3.0 if len(table) == 1 else 4.0))
+    if len(table) == 1:
+        wide = 1 if len(steps.index) < 2 else int(steps.index[1])
+        ax.bar((steps.index + (wide - 1) / 2).numpy(), steps.values[0].numpy(), color=COLORS[0], width=0.85 * wide)
+        tidy(ax, x=x, y="weight", title="" if labels is None else labels[0])
+        ax.margins(x=0.01)
+    else:
+        extent = (-0.5, table.shape[1] - 0.5, len(table) - 0.5, -0.5)
+        how: dict[str, Any] = {
+            "cmap": SEQUENTIAL,
+            "vmin": 0,
+            "aspect": "auto",
+            "interpolation": "nearest",
+            "extent": extent,
+        }
+        color_bar(ax, ax.imshow(steps.values.numpy(), **how), "weight")
+        tidy(ax, x=x, y="row")
+        if labels is not None:
+            label_steps(lambda at, text, fontsize, **_: ax.set_yticks(at, text, fontsize=fontsize), list(labels))
+    if names:
+        label_steps(ax.set_xticks, names)
+    return ax

@@ -1,0 +1,79 @@
+"""Where a state comes to rest: fixed points in the plane in which they differ most."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import BadInput
+from ..recording import Trajectory
+from .canvas import COLORS, MUTED, new_ax, tidy
+from .projection import project
+from .thinning import picked
+from .trajectories import paths_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_ROWS = 24
+
+
+class HasFixedPoints(Protocol):
+    """What `measure.fixed_points` returns."""
+
+    @property
+    def points(self) -> Tensor:
+        """The points, (n, S)."""
+
+    @property
+    def stable(self) -> Tensor:
+        """Which of them are stable, (n,)."""
+
+
+def fixed_points(result: HasFixedPoints, ax: Axes | None = None, *, traj: Trajectory | Tensor | None = None) -> Axes:
+    """Draw stable points filled and unstable ones hollow, over paths where `traj` is given; return the `ax`.
+
+    Args:
+        result: What `measure.fixed_points` returned.
+        ax: Where to draw; a new figure without it.
+        traj: States on their way, drawn thin underneath: as many units as the points have, or h where these are (h, c).
+
+    >>> found = hs.measure.fixed_points(torch.nn.GRU(2, 4, batch_first=True), starts=32)
+    >>> hs.plot.fixed_points(found).get_xlabel()[:4]
+    'PC 1'
+    """
+    points, stable = getattr(result, "points", None), getattr(result, "stable", None)
+    if not isinstance(points, Tensor) or not isinstance(stable, Tensor):
+        raise BadInput(f"drawn is a result of measure.fixed_points, but this is {type(result).__name__}.")
+    points, stable = points.detach().float().cpu(), stable.detach().bool().cpu()
+    paths = [] if traj is None else paths_of(traj, "h")
+    if paths:
+        points = _same_units(points, paths[0].shape[1])
+    ax = new_ax(ax, size=(6.0, 5.0))
+    if not len(points) and not paths:
+        tidy(ax, title="no fixed points found")
+        return ax
+    plane = project(torch.cat([points, *paths]))
+    shown = picked(torch.arange(len(paths)), _ROWS, what="rows")
+    for row in shown.values.tolist():
+        line = plane(paths[row]).T.numpy()
+        ax.plot(line[0], line[1], color=MUTED, linewidth=0.6, alpha=0.5, zorder=1)
+    for mask, face, name in ((stable, COLORS[0], "stable"), (~stable, "none", "unstable")):
+        if bool(mask.any()):
+            x, y = plane(points[mask]).T.numpy()
+            edge = COLORS[0] if name == "stable" else COLORS[1]
+            label = f"{int(mask.sum())} {name}"
+            ax.scatter(x, y, s=46, facecolors=face, edgecolors=edge, linewidths=1.6, label=label, zorder=3)
+    tidy(ax, x=plane.label(0), y=plane.label(1), title=f"paths: {shown.note}" if shown.note else "")
+    if len(points):
+        ax.legend(frameon=False)
+    return ax
+
+
+def _same_units(points: Tensor, units: int) -> Tensor:
+    """Take h where the points are whole states, h before c, and the paths are of h alone."""
+    if points.shape[1] < units:
+        raise BadInput(f"the points have {points.shape[1]} coordinates, but the trajectory has {units} units.")
+    return points[:, :units]

@@ -1,0 +1,137 @@
+"""Units along time: the picture of a state that people look at first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import BadInput
+from ..recording import Trajectory
+from .canvas import DIVERGING, SEQUENTIAL, color_bar, label_steps, new_ax, tidy
+from .series import one_row, readable
+from .thinning import STEPS, UNITS, averaged, picked
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Order = Literal["size", "peak", "similar"]
+
+
+def heatmap(
+    traj: Trajectory | Tensor,
+    ax: Axes | None = None,
+    *,
+    part: str = "h",
+    row: int = 0,
+    tokens: Sequence[str] | None = None,
+    order: Order | Sequence[int] | None = None,
+) -> Axes:
+    """Draw the units of one row along time, blue below zero and red above, and return the `ax`.
+
+    Beyond 400 units every nth is shown, beyond 800 steps each column is the mean of several; the axes then say so.
+    NaN and Inf are drawn in black, and the title counts them.
+
+    Args:
+        traj: A trajectory, or a tensor (batch, time, unit) or (time, unit).
+        ax: Where to draw; a new figure without it.
+        part: `h`, `c`, another part of the state, or a gate.
+        row: Which sequence of the batch.
+        tokens: One label for each step of that row.
+        order: Units by mean `size`, by the step of their `peak`, with `similar` ones side by side, or in a given order.
+
+    >>> ax = hs.plot.heatmap(torch.randn(1, 20, 8).tanh(), tokens=list("the state of a thing"))
+    >>> ax.get_xlabel(), ax.get_ylabel()
+    ('step', 'unit')
+    """
+    values = one_row(traj, part=part, row=row)  # (time, unit)
+    labels = None if tokens is None else readable(tokens, len(values))
+    turn = None if order is None else ordered(values, order)
+    units = picked(values if turn is None else values[:, turn], UNITS, axis=1)
+    steps = averaged(units.values, STEPS)
+    shown = steps.values.T  # (unit, time)
+    every = traj.every if isinstance(traj, Trajectory) else 1
+
+    ax = new_ax(ax, size=(8.0, 4.0))
+    drawn = _image(ax, shown, steps=len(values) * every, units=values.shape[1])
+    name = traj.track if isinstance(traj, Trajectory) else ""
+    tidy(ax, title=_title(name, part, values), x="step", y="unit" if order is None else f"unit, {_order(order)}")
+    ax.set_xlabel(f"step ({steps.note})" if steps.note else "step")
+    ax.set_ylabel(f"{ax.get_ylabel()} ({units.note})" if units.note else ax.get_ylabel())
+    color_bar(ax, drawn, part)
+    if labels:
+        label_steps(lambda at, text, **how: ax.set_xticks([place * every for place in at], text, **how), labels)
+    if turn is not None and len(turn) <= 40:
+        ax.set_yticks(range(len(turn)), [str(int(unit)) for unit in turn], fontsize="small")
+    return ax
+
+
+def ordered(values: Tensor, order: Order | Sequence[int]) -> Tensor:
+    """Return the numbers of the units of `values (time, unit)` in the order asked for.
+
+    `similar` goes round the plane of the two main directions in which units differ, so that neighbors behave alike.
+
+    >>> ordered(torch.tensor([[0.1, -3.0, 2.0]]), "size")
+    tensor([1, 2, 0])
+    """
+    known = torch.nan_to_num(values)
+    if isinstance(order, str):
+        if order == "size":
+            return known.abs().mean(0).argsort(descending=True, stable=True)
+        if order == "peak":
+            return known.abs().argmax(0).argsort(stable=True)
+        if order == "similar":
+            return _round_the_plane(known)
+        raise BadInput(f"order is size, peak, similar or a list of unit numbers, but is {order!r}.")
+    numbers = torch.as_tensor(list(order), dtype=torch.int64)
+    units = values.shape[1]
+    if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < units:
+        raise BadInput(f"order names units {int(numbers.min())} to {int(numbers.max())}, but there are {units}.")
+    return numbers
+
+
+def _round_the_plane(values: Tensor) -> Tensor:
+    moves = values - values.mean(0)
+    moves = moves / moves.norm(dim=0).clamp(min=1e-12)  # the shape of a unit's path, whatever its size
+    _, strength, plane = torch.linalg.svd(moves, full_matrices=False)
+    if len(strength) < 2:
+        return values.mean(0).argsort(stable=True)
+    angle = torch.atan2(plane[1] * strength[1], plane[0] * strength[0])
+    return angle.argsort(stable=True)
+
+
+def _image(ax: Axes, shown: Tensor, *, steps: int, units: int) -> object:
+    from matplotlib import colormaps
+
+    finite = shown[shown.isfinite()]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    bound = max(abs(low), abs(high)) or 1.0
+    one_sided = low >= 0 and bound <= 1  # a gate: zero is an end here, not a middle
+    colors = colormaps[SEQUENTIAL if one_sided else DIVERGING].with_extremes(bad="black")
+    # Each row and column of the picture spans the units and steps it stands for.
+    rows, columns = max(1, shown.shape[0]), max(1, shown.shape[1])
+    tall, wide = max(1, math.ceil(units / rows)), max(1, math.ceil(steps / columns))
+    extent = (-0.5, columns * wide - 0.5, rows * tall - 0.5, -0.5)
+    return ax.imshow(
+        torch.where(shown.isfinite(), shown, torch.nan).numpy(),
+        cmap=colors,
+        vmin=0.0 if one_sided else -bound,
+        vmax=1.0 if one_sided else bound,
+        aspect="auto",
+        interpolation="nearest",
+        extent=extent,
+    )
+
+
+def _title(track: str, part: str, values: Tensor) -> str:
+    bad = int((~values.isfinite()).sum())
+    said = f"{bad:,} of {values.numel():,} values are NaN or Inf (black)" if bad else ""
+    return " · ".join(text for text in (track, part if track else "", said) if text)
+
+
+def _order(order: Order | Sequence[int]) -> str:
+    known = {"size": "largest first", "peak": "earliest peak first", "similar": "similar ones side by side"}
+    return known[order] if isinstance(order, str) else "as asked"

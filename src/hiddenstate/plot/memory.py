@@ -1,0 +1,102 @@
+"""How far back an input still moves the output, on a log scale."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import BadInput
+from .canvas import COLORS, MUTED, new_ax, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+class HasMemory(Protocol):
+    """What `measure.memory` returns."""
+
+    @property
+    def curve(self) -> Tensor:
+        """Influence at each lag, lag 0 first."""
+
+    @property
+    def length(self) -> int:
+        """Lags within which the curve is at or above the threshold."""
+
+    @property
+    def half_life(self) -> float:
+        """Lag at which half of the peak is left."""
+
+    @property
+    def low(self) -> Tensor:
+        """Lower end of the band at each lag."""
+
+    @property
+    def high(self) -> Tensor:
+        """Upper end of the band at each lag."""
+
+    @property
+    def threshold(self) -> float:
+        """Share of the peak that counts as felt."""
+
+
+def memory(result: HasMemory, ax: Axes | None = None, *, label: str = "") -> Axes:
+    """Draw the influence of an input over its distance, with threshold and effective length; return the `ax`.
+
+    Draw several models into one `ax` to compare them, each with a `label`.
+
+    Args:
+        result: What `measure.memory` returned.
+        ax: Where to draw; a new figure without it.
+        label: The name of this curve, where there are several.
+
+    >>> found = hs.measure.memory(torch.nn.GRU(3, 8, batch_first=True), torch.randn(4, 30, 3))
+    >>> hs.plot.memory(found).get_yscale()
+    'log'
+    """
+    curve = getattr(result, "curve", None)
+    if not isinstance(curve, Tensor) or not hasattr(result, "half_life"):
+        raise BadInput(f"drawn is a result of measure.memory, but this is {type(result).__name__}.")
+    curve, low, high = (values.detach().double().cpu() for values in (curve, result.low, result.high))
+    peak = float(curve.nan_to_num().max()) if len(curve) else 0.0
+    felt = peak > 0
+
+    first = ax is None or not ax.lines
+    ax = new_ax(ax)
+    color = COLORS[len([line for line in ax.lines if line.get_gid() == "curve"]) % len(COLORS)]
+    lags = torch.arange(len(curve)).numpy()
+    # A log scale has no zero: what is not there at all ends below the picture.
+    floor = float(curve[curve > 0].min()) / 10 if felt else 0.0
+    low, high = low.clamp(min=floor), high.clamp(min=floor)
+    ax.fill_between(lags, low.numpy(), high.numpy(), color=color, alpha=0.15, linewidth=0)
+    marker = "o" if len(curve) <= 40 else ""
+    ax.plot(lags, curve.clamp(min=floor).numpy(), color=color, label=label, gid="curve", marker=marker, markersize=3)
+    if felt:
+        ax.set_yscale("log")
+        _marks(ax, result, peak=peak, color=color, write=first)
+    tidy(ax, x="lag: steps before the output", y="influence ‖d output / d input‖", title=_title(result, felt, label))
+    if label:
+        ax.legend(frameon=False)
+    return ax
+
+
+def _marks(ax: Axes, result: HasMemory, *, peak: float, color: str, write: bool) -> None:
+    level = result.threshold * peak
+    ax.axhline(level, color=color, linestyle=":", linewidth=1)
+    ax.axvline(result.length - 1, color=color, linestyle="--", linewidth=1)
+    if write:
+        ax.annotate(f"{result.threshold:.3g} of the peak", (1.0, level), xycoords=("axes fraction", "data"),
+                    xytext=(-2, 3), textcoords="offset points", ha="right", color=MUTED, fontsize="small")  # fmt: skip
+
+
+def _title(result: HasMemory, felt: bool, label: str) -> str:
+    if not felt:
+        return "the input does not move the output at all"
+    if label:
+        return ""
+    at_least = "at least " if getattr(result, "cut_off", False) else ""
+    half = f", half-life {result.half_life:.3g}" if math.isfinite(result.half_life) else ""
+    return f"effective length: {at_least}{result.length} steps{half}"

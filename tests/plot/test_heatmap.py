@@ -1,0 +1,136 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib import pyplot
+
+from hiddenstate.errors import BadInput
+from hiddenstate.plot import heatmap, one_row, ordered, readable
+from hiddenstate.recording import Trajectory
+from tests.plot.gallery import walk, waves
+
+
+def shown(ax):
+    pyplot.close(ax.get_figure())  # hypothesis draws many in one test
+    return torch.from_numpy(ax.images[0].get_array().filled(torch.nan))
+
+
+def test_units_go_down_and_steps_go_right():
+    h = waves(steps=7, units=3)
+    torch.testing.assert_close(shown(heatmap(h)), h[0].T)
+
+
+@given(length=st.integers(1, 9), row=st.integers(0, 2))
+def test_padding_is_not_drawn(length, row):
+    h = waves(rows=3, steps=9)
+    traj = Trajectory(h, torch.full((3,), length))
+    torch.testing.assert_close(shown(heatmap(traj, row=row)), h[row, :length].T)
+
+
+def test_zero_is_in_the_middle_of_the_colors():
+    low, high = heatmap(torch.tensor([[[-0.2, 0.7]]])).images[0].get_clim()
+    assert (low, high) == pytest.approx((-0.7, 0.7))
+
+
+def test_a_gate_runs_from_closed_to_open():
+    assert heatmap(walk(), part="forget").images[0].get_clim() == (0, 1)
+
+
+def test_five_thousand_of_each_are_thinned_and_the_axes_say_so():
+    ax = heatmap(torch.zeros(1, 5000, 5000))
+    assert max(shown(ax).shape) <= 800
+    assert ax.get_xlabel() == "step (means of 7 of 5,000 steps)"
+    assert ax.get_ylabel() == "unit (every 13th of 5,000 units)"
+    assert ax.get_xlim()[1] >= 4999
+    assert ax.get_ylim()[0] >= 4999
+
+
+def test_nan_is_black_and_counted():
+    h = waves(steps=4, units=2).clone()
+    h[0, 1, 1] = torch.nan
+    h[0, 2, 1] = torch.inf
+    ax = heatmap(h)
+    assert ax.get_title(loc="left") == "2 of 8 values are NaN or Inf (black)"
+    assert ax.images[0].get_cmap().get_bad().tolist() == [0, 0, 0, 1]
+    heatmap(torch.full((1, 3, 2), torch.nan)).get_figure().canvas.draw()
+
+
+def test_tokens_stand_under_their_steps_and_blanks_can_be_seen():
+    ax = heatmap(waves(steps=4), tokens=["a", " ", "\n", "$x$"])
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["a", "␣", "↵", r"\$x\$"]
+    ax.get_figure().canvas.draw()  # a formula that is none would fail here
+
+
+def test_of_many_tokens_every_nth_is_written():
+    ax = heatmap(waves(steps=500), tokens=["x"] * 500)
+    assert len(ax.get_xticks()) <= 48
+
+
+def test_steps_of_a_thinned_recording_keep_their_numbers():
+    ax = heatmap(Trajectory(waves(steps=5), every=10))
+    assert ax.get_xlim() == (-0.5, 49.5)
+
+
+@given(order=st.sampled_from(["size", "peak", "similar"]), units=st.integers(1, 9), steps=st.integers(1, 9))
+def test_an_order_is_a_permutation(order, units, steps):
+    assert sorted(ordered(torch.randn(steps, units), order).tolist()) == list(range(units))
+
+
+def test_similar_units_become_neighbors():
+    t = torch.linspace(0, 6, 50)
+    values = torch.stack([t.sin(), t.cos(), t.sin() * 3, t.cos() * 0.1], dim=1)
+    places = ordered(values, "similar").argsort()
+    assert abs(places[0] - places[2]) == 1
+    assert abs(places[1] - places[3]) == 1
+
+
+def test_an_order_given_as_a_list_names_units():
+    ax = heatmap(waves(units=4), order=[2, 0])
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["2", "0"]
+
+
+def test_what_is_drawn_does_not_change_with_the_tensor():
+    h = waves()
+    ax = heatmap(h)
+    before = shown(ax).clone()
+    h.zero_()
+    torch.testing.assert_close(shown(ax), before)
+
+
+def test_gradients_half_precision_and_empty_sequences_are_drawn_too():
+    heatmap(waves().requires_grad_())
+    heatmap(waves().half())
+    heatmap(Trajectory(waves(), torch.tensor([0]))).get_figure().canvas.draw()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: heatmap(torch.zeros(3)),
+            r"\(batch, time, unit\) or \(time, unit\), but this is a tensor of shape \(3,\)",
+        ),
+        (lambda: heatmap({}), "but this is dict. A recording has one trajectory for each track"),
+        (lambda: heatmap(waves(), row=1), "row 1 was asked for, but the trajectory has 1 rows"),
+        (lambda: heatmap(walk(), tokens=["a"]), "there are 1 tokens, but 17 steps: one for each"),
+        (lambda: heatmap(walk(), part="z"), "no part or gate named 'z' in this trajectory, only h, c, input, forget"),
+        (lambda: heatmap(Trajectory(waves()), part="forget"), r"hs.record\(model, gates=True\)"),
+        (
+            lambda: heatmap(waves(), order="name"),
+            "order is size, peak, similar or a list of unit numbers, but is 'name'",
+        ),
+        (lambda: heatmap(waves(), order=[6]), "order names units 6 to 6, but there are 6"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_with_a_reason(call, message):
+    with pytest.raises(BadInput, match=message):
+        call()
+
+
+def test_a_row_counted_from_the_end_is_taken():
+    h = waves(rows=3)
+    torch.testing.assert_close(one_row(h, row=-1), h[2])
+
+
+def test_readable_keeps_what_is_readable():
+    assert readable(["the", "a b", "c\td", ""], 4) == ["the", "a b", "c⇥d", "∅"]
