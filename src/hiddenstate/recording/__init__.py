@@ -1,5 +1,10 @@
 """Seeing a run without changing it: every state and gate, at near the cost of a plain forward."""
 
+# Who is watched: for the parts above that may know recordings but not cells.
+from ..cells import Layer, as_layer, layers
+from .recorder import record
+from .recording import Recording
+from .taps import tap
 from .trajectory import Trajectory
 
-__all__ = ["Trajectory"]
+__all__ = ["Layer", "Recording", "Trajectory", "as_layer", "layers", "record", "tap"]

@@ -60,3 +60,9 @@ class Trajectory:
     def states(self) -> dict[str, Tensor]:
         """All parts of the state by name, each (batch, time, unit)."""
         return {"h": self.h, **({"c": self.c} if self.c is not None else {}), **self.others}
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all values."""
+        named = [*self.states.values(), *self.gates.values(), *self.grads.values()]
+        return sum(value.numel() * value.element_size() for value in named)

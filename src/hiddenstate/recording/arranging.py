@@ -1,0 +1,67 @@
+"""The steps of a cell put where they belong: rows in the user's order, reverse runs in the order of positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .steps import Steps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arranged:
+    """A cell's steps as its user sees them.
+
+    A stack runs its longest rows first, so that those still running are always the first ones, and turns each row
+    round for a reverse cell.
+    """
+
+    steps: Steps
+    batch: int
+    lengths: Tensor  # (batch,) in the user's order
+    order: Tensor | None  # (batch,) the user's row at each place, None where they are in order
+    reverse: bool
+
+    @staticmethod
+    def of(steps: Steps, batch: int, lengths: Tensor | None, *, reverse: bool) -> Arranged:
+        """Arrange steps that were run on `batch` rows of these lengths; None: as they were seen."""
+        order = None
+        if lengths is None:
+            seen = steps.row_lengths()
+            lengths = torch.cat([seen, seen.new_zeros(batch - len(seen))])
+        else:
+            order = lengths.argsort(descending=True, stable=True)
+        return Arranged(steps, batch, lengths, order, reverse)
+
+    def initial(self) -> dict[str, Tensor]:
+        """Return the state before the first step."""
+        return {name: self._rows(part.unsqueeze(0))[0] for name, part in self.steps.initial.items()}
+
+    def states(self) -> dict[str, Tensor]:
+        """Return each part of the state, `(time, batch, unit)`."""
+        return {name: self._placed(part) for name, part in self.steps.states().items()}
+
+    @property
+    def gates(self) -> dict[str, Tensor]:
+        """Each gate by name."""
+        return {name: self._placed(gate) for name, gate in self.steps.gates.items()}
+
+    def grads(self) -> dict[str, Tensor]:
+        """Return the gradient of each part at every step."""
+        return {name: self._placed(grad) for name, grad in self.steps.grads().items()}
+
+    def _placed(self, values: Tensor) -> Tensor:
+        values = self._rows(values)
+        if not self.reverse:
+            return values
+        step = torch.arange(len(values)).unsqueeze(1)  # (time, 1)
+        turned = torch.where(step < self.lengths, self.lengths - 1 - step, step).to(values.device)
+        return values.gather(0, turned.unsqueeze(-1).expand_as(values))
+
+    def _rows(self, values: Tensor) -> Tensor:
+        missing = self.batch - values.shape[1]
+        if missing:  # rows of length zero, which no step has seen
+            values = torch.cat([values, values.new_zeros(len(values), missing, values.shape[2])], dim=1)
+        return values if self.order is None else values.index_select(1, self.order.argsort().to(values.device))

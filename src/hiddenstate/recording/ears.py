@@ -1,0 +1,48 @@
+"""A recording's interest in one module of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..cells import Layer
+from .takes import Options
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+
+@dataclass(slots=True, eq=False)
+class Ear:
+    """Who listens, to what, and what for."""
+
+    recording: Recorder
+    layer: Layer
+    options: Options
+
+    def hears(self) -> bool:
+        """Say whether calls in this thread concern the recording."""
+        return self.recording.hears()
+
+
+@dataclass(slots=True, eq=False)
+class FusedEar(Ear):
+    """Listens to a layer that runs whole sequences."""
+
+    tracks: dict[int, str]  # place in the layer's state -> track
+
+
+@dataclass(slots=True, eq=False)
+class CellEar(Ear):
+    """Listens to a cell, alone or in a stack."""
+
+    track: str
+    stack: Any = None  # the StackEar it belongs to
+    reverse: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class StackEar(Ear):
+    """Listens to an `hs.Recurrent`, to know where the runs of its cells begin and end."""
+
+    cells: list[CellEar] = field(default_factory=list)

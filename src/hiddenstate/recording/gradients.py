@@ -1,0 +1,128 @@
+"""The gradient of a loss with respect to every state: what arrived from outside, carried back through time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .padded import Padded
+
+
+@dataclass(slots=True)
+class Direct:
+    """Gradients that reach a layer's outputs and final states from outside, summed over backward passes."""
+
+    seen: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    column: slice = field(default_factory=lambda: slice(None))
+    direction: int = 0
+
+    @classmethod
+    def on(cls, out: Tensor, ends: list[tuple[Tensor, ...]]) -> Direct:
+        """Listen at a layer's output and at the final parts of each direction."""
+        direct = cls()
+        direct._listen(("out", 0), out)
+        for direction, end in enumerate(ends):
+            for name, part in zip("hc", end, strict=False):
+                direct._listen((name, direction), part)
+        return direct
+
+    def _listen(self, key: tuple[str, int], tensor: Tensor) -> None:
+        seen = self.seen  # not self: a hook lives as long as the graph
+
+        def hook(grad: Tensor) -> None:
+            grad = grad.detach()
+            seen[key] = seen[key] + grad if key in seen else grad.clone()
+
+        if tensor.requires_grad:
+            tensor.register_hook(hook)
+
+    def side(self, direction: int, units: int) -> Direct:
+        """Return what concerns one direction, whose output is `units` columns wide."""
+        return Direct(self.seen, slice(direction * units, (direction + 1) * units), direction)
+
+    @property
+    def out(self) -> Tensor | None:
+        """The gradient of the outputs, where one arrived."""
+        grad = self.seen.get(("out", 0))
+        return None if grad is None else grad[..., self.column]
+
+    def end(self, part: str) -> Tensor | None:
+        """Return the gradient of a final part, where one arrived."""
+        return self.seen.get((part, self.direction))
+
+
+def through_time(take: Padded, out: Tensor | None, ends: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    """Return dL/dh and dL/dc at every step, `(time, batch, unit)`, from gradients that came from outside."""
+    if out is None and not any(end is not None for end in ends.values()):
+        return {}
+    step = {"lstm": _Lstm, "gru": _Gru}.get(take.kind, _Rnn)(take)
+    grads = {part: torch.zeros_like(values) for part, values in take.states().items()}
+    later = {part: torch.zeros_like(values[0]) for part, values in take.states().items()}
+    order = range(len(take.h)) if take.reverse else reversed(range(len(take.h)))
+    for t in order:
+        last = (take.last == t).unsqueeze(1)
+        here = {p: g if (end := ends.get(p)) is None else torch.where(last, end, g) for p, g in later.items()}
+        if out is not None:
+            here["h"] = here["h"] + out[t]
+        here, later = step.back(t, here)
+        for part, grad in here.items():
+            grads[part][t] = grad
+        started = take.valid[t].unsqueeze(1)
+        later = {part: torch.where(started, grad, torch.zeros_like(grad)) for part, grad in later.items()}
+    return {part: grad * take.valid.unsqueeze(-1) for part, grad in grads.items()}
+
+
+class _Lstm:
+    def __init__(self, take: Padded) -> None:
+        self.take = take
+        self.gates = take.gates
+        self.before = take.before("c")
+
+    def back(self, t: int, grad: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the whole gradient of step t's state, and what goes on to the step before."""
+        i, f, g, o = (self.gates[name][t] for name in ("input", "forget", "candidate", "output"))
+        assert self.take.c is not None
+        squashed = self.take.c[t].tanh()
+        weights = self.take.weights
+        dh = grad["h"]
+        raw = dh if weights.projection is None else dh @ weights.projection
+        dc = grad["c"] + raw * o * (1 - squashed**2)
+        pre = torch.cat(
+            [dc * g * i * (1 - i), dc * self.before[t] * f * (1 - f), dc * i * (1 - g**2), raw * squashed * o * (1 - o)],
+            dim=1,
+        )
+        return {"h": dh, "c": dc}, {"h": pre @ weights.hh, "c": dc * f}
+
+
+class _Gru:
+    def __init__(self, take: Padded) -> None:
+        self.take = take
+        self.before = take.before("h")
+        weights = take.weights
+        units = take.h.shape[-1]
+        bias = None if weights.bias_hh is None else weights.bias_hh[2 * units :]
+        self.inner = torch.nn.functional.linear(self.before, weights.hh[2 * units :], bias)
+
+    def back(self, t: int, grad: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the gradient of step t's state, and what goes on to the step before."""
+        r, z, n = (self.take.gates[name][t] for name in ("reset", "update", "candidate"))
+        dh = grad["h"]
+        dn = dh * (1 - z) * (1 - n**2)
+        dz = dh * (self.before[t] - n) * z * (1 - z)
+        dr = dn * self.inner[t] * r * (1 - r)
+        return {"h": dh}, {"h": dh * z + torch.cat([dr, dz, dn * r], dim=1) @ self.take.weights.hh}
+
+
+class _Rnn:
+    def __init__(self, take: Padded) -> None:
+        self.take = take
+
+    def back(self, t: int, grad: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the gradient of step t's state, and what goes on to the step before."""
+        h, dh = self.take.h[t], grad["h"]
+        slope = 1 - h**2 if self.take.kind == "rnn_tanh" else (h > 0).to(h)
+        return {"h": dh}, {"h": (dh * slope) @ self.take.weights.hh}

@@ -1,0 +1,188 @@
+"""A fused call, run one layer at a time with torch's own kernels, so that every layer's states are seen.
+
+The results are bit for bit those of the whole call on the CPU: the same operations in the same order, on the same
+shapes, with the same draws from the random stream. Where a faster way to the gates is taken than reconstruction,
+`exact` has seen it agree first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import cudnn, onednn, stepping
+from .calls import Call, Weights
+from .exact import judge, same_bits, trusted
+from .gradients import Direct
+
+Parts = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What must be known of a call; the more, the dearer."""
+
+    gates: bool = False
+    grads: bool = False
+
+
+@dataclass(slots=True)
+class Pass:
+    """One layer and direction of one call: what its run left behind, cut from the graph."""
+
+    kind: str
+    reverse: bool
+    x: Tensor  # (time, batch, feature), or packed (rows, feature)
+    h: Tensor  # (time, batch, unit), or packed
+    initial: Parts  # each (batch, unit)
+    weights: Weights  # still the model's own
+    gates: Tensor | None = None  # (time, batch, gates * hidden) after their activations, or packed
+    cells: Tensor | None = None  # (time, batch, hidden), or packed
+    direct: Direct | None = None
+
+
+def run(call: Call, need: Need) -> tuple[tuple[Tensor, ...], list[Pass]]:
+    """Return what the fused function returns, and one Pass for each layer and direction, in the order of its state."""
+    x = call.data.transpose(0, 1) if call.batch_first else call.data
+    if onednn.takes(call):
+        x = x.contiguous()  # as torch does once, before the first layer
+    # Views, not copies: matrix products may round differently when their operands lie at other addresses.
+    states = [part.split(call.directions, 0) for part in call.state]
+    finals: list[list[Tensor]] = [[] for _ in call.state]
+    passes: list[Pass] = []
+    out = x
+    for layer in range(call.layers):
+        state = tuple(part[layer] for part in states)
+        out, ends, kept = _layer(call, layer, x, state, need)
+        for whole, parts in zip(finals, zip(*ends, strict=True), strict=True):
+            whole.extend(parts)
+        passes += _passes(call, layer, (x, out), state, kept, Direct.on(out, ends) if need.grads else None)
+        x = _between(call, layer, out)
+    output = out.transpose(0, 1) if call.batch_first else out
+    return (output, *(torch.stack(parts, 0) for parts in finals)), passes
+
+
+def _layer(
+    call: Call, layer: int, x: Tensor, state: Parts, need: Need
+) -> tuple[Tensor, list[Parts], list[tuple[Tensor | None, Tensor | None]] | None]:
+    """Run one layer: its output, the final parts of each direction, and gates and cells where they came for free."""
+    way = _way(call, layer, x, need)
+    if way is None:
+        return (*_plain(call, layer, x, state), None)
+    key, ours = way
+    weights = _tracks(call, layer)
+    if trusted(key):
+        return ours(x, _sides(state), weights)
+    out, ends = _plain(call, layer, x, state)
+    if trusted(key) is False:
+        return out, ends, None
+    with torch.no_grad():  # but not detached: which product torch chooses may depend on requires_grad
+        mine, its_ends, kept = ours(x, _sides(state), weights)
+    flat = (mine, *(part for end in its_ends for part in end)), (out, *(part for end in ends for part in end))
+    return out, ends, kept if judge(key, lambda: same_bits(*flat)) else None
+
+
+def _way(call: Call, layer: int, x: Tensor, need: Need) -> tuple[Any, Any] | None:
+    """Return a key and a function for a way that keeps the gates, or None where the plain kernel must do."""
+    if call.kind not in stepping.STEP or call.data.device.type != "cpu":
+        return None
+    if onednn.takes(call):
+        if torch.is_grad_enabled():
+            return ("onednn", call.bias), _onednn
+        if need.gates and onednn.training_equals_inference(x.shape, call.state[0].shape[2], bias=call.bias):
+            return ("onednn", call.bias, "no grad"), _onednn
+        return None
+    if not need.gates:
+        return None
+    packed = call.batch_sizes is not None
+    cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    key = ("stepping", call.kind, x.dtype, cast, call.bias, packed, len(call.flat) // call.layers)
+    return key, (lambda *a: _stepped(call, *a))
+
+
+def _onednn(x: Tensor, state: list[Parts], weights: list[Weights]) -> tuple[Tensor, list[Parts], list[Any]]:
+    if not torch.is_grad_enabled():  # below, grad mode is on so that oneDNN keeps its workspace, not to build a graph
+        x, state = x.detach(), [tuple(part.detach() for part in parts) for parts in state]
+        weights = [own.map(Tensor.detach) for own in weights]
+    outs, ends, kept = [], [], []
+    for reverse, (parts, own) in enumerate(zip(state, weights, strict=True)):
+        with torch.enable_grad():
+            out, h, c, workspace = onednn.track(x, parts, own, reverse=bool(reverse))
+        outs.append(out)
+        ends.append((h, c))
+        with torch.no_grad():
+            kept.append((onednn.gates(workspace, x, out, parts, own, reverse=bool(reverse)), None))
+    return outs[0] if len(outs) == 1 else torch.cat(outs, -1), ends, kept
+
+
+def _stepped(
+    call: Call, x: Tensor, state: list[Parts], weights: list[Weights]
+) -> tuple[Tensor, list[Parts], list[Any]]:
+    outs, ends, kept = [], [], []
+    sizes = None if call.batch_sizes is None else call.batch_sizes.tolist()
+    for reverse, (parts, own) in enumerate(zip(state, weights, strict=True)):
+        if sizes is None:
+            out, end, left = stepping.sequence(call.kind, x, parts, own, reverse=bool(reverse))
+        else:
+            out, end, left = stepping.packed(call.kind, x, sizes, parts, own, reverse=bool(reverse))
+        outs.append(out)
+        ends.append(end)
+        kept.append(_joined(left, packed=sizes is not None))
+    return outs[0] if len(outs) == 1 else torch.cat(outs, -1), ends, kept
+
+
+def _joined(left: stepping.Kept, *, packed: bool) -> tuple[Tensor, Tensor | None]:
+    join = torch.cat if packed else torch.stack
+    with torch.no_grad():
+        columns = [join([step.detach() for step in gate]) for gate in zip(*left.gates, strict=True)]
+        cells = join([cell.detach() for cell in left.cells]) if left.cells else None
+        return torch.cat(columns, -1), cells
+
+
+def _plain(call: Call, layer: int, x: Tensor, state: Parts) -> tuple[Tensor, list[Parts]]:
+    if cudnn.takes(call) and call.layers > 1:
+        flat = cudnn.flattened(call, layer)
+    else:
+        flat = list(call.weights(layer))
+    hx = state if call.kind == "lstm" else state[0]
+    settings = (hx, flat, call.bias, 1, 0.0, call.training, call.bidirectional)
+    if call.batch_sizes is None:
+        out, *ends = call.function(x, *settings, False)
+    else:
+        out, *ends = call.function(x, call.batch_sizes, *settings)
+    return out, list(zip(*(end.unbind(0) for end in ends), strict=True))
+
+
+def _between(call: Call, layer: int, out: Tensor) -> Tensor:
+    if call.dropout == 0 or not call.training or layer == call.layers - 1:
+        return out
+    return cudnn.dropout(out, call.dropout) if cudnn.takes(call) else torch.dropout(out, call.dropout, True)
+
+
+def _sides(state: Parts) -> list[Parts]:
+    """Return the parts of each direction out of parts `(directions, batch, unit)`."""
+    return list(zip(*(part.unbind(0) for part in state), strict=True))
+
+
+def _tracks(call: Call, layer: int) -> list[Weights]:
+    flat = call.weights(layer)
+    each = len(flat) // call.directions
+    return [Weights.of(flat[d * each : (d + 1) * each], call.bias) for d in range(call.directions)]
+
+
+def _passes(
+    call: Call, layer: int, ends: tuple[Tensor, Tensor], state: Parts, kept: Any, direct: Direct | None
+) -> list[Pass]:
+    x, out = (tensor.detach() for tensor in ends)
+    units = out.shape[-1] // call.directions
+    passes = []
+    for d, (parts, weights) in enumerate(zip(_sides(state), _tracks(call, layer), strict=True)):
+        gates, cells = kept[d] if kept is not None else (None, None)
+        h = out[..., d * units : (d + 1) * units]
+        initial = tuple(part.detach() for part in parts)
+        own = direct.side(d, units) if direct is not None else None
+        passes.append(Pass(call.kind, d == 1, x, h, initial, weights, gates, cells, own))
+    return passes

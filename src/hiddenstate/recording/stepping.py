@@ -1,0 +1,119 @@
+"""Torch's own CPU loop, operation by operation, so that what it computes on the way can be kept.
+
+On the CPU a fused GRU (and an LSTM that oneDNN does not take) is a loop of plain operations in C++. The same
+operations in the same order on the same shapes give the same bits, forward and backward, and here each step's
+gates are seen. No operation may be merged or moved: a vectorized sigmoid rounds its last lanes differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from .calls import Weights
+
+State = tuple[Tensor, ...]  # (h,) or (h, c), each (batch, unit)
+
+
+@dataclass(slots=True)
+class Kept:
+    """What the steps of one track leave behind, in the order of computation."""
+
+    gates: list[tuple[Tensor, ...]] = field(default_factory=list)
+    cells: list[Tensor] = field(default_factory=list)
+
+
+def lstm_step(x: Tensor, state: State, weights: Weights, kept: Kept, *, projected: bool = True) -> State:
+    """Run one step of an LSTM as `aten::lstm_cell` does; `x` may have met its weights already."""
+    h, c = state
+    gates = linear(h, weights.hh, weights.bias_hh).add_(x if projected else linear(x, weights.ih, weights.bias_ih))
+    chunks = torch.unsafe_chunk(gates, 4, 1)
+    i, f = chunks[0].sigmoid_(), chunks[1].sigmoid_()
+    g, o = chunks[2].tanh_(), chunks[3].sigmoid_()
+    c = (f * c).add_(i * g)
+    h = o * c.tanh()
+    if weights.projection is not None:
+        h = torch.matmul(h, weights.projection.t())
+    kept.gates.append((i, f, g, o))
+    kept.cells.append(c)
+    return h, c
+
+
+def gru_step(x: Tensor, state: State, weights: Weights, kept: Kept, *, projected: bool = True) -> State:
+    """Run one step of a GRU as `aten::gru_cell` does; `x` may have met its weights already."""
+    (h,) = state
+    from_x = torch.unsafe_chunk(x if projected else linear(x, weights.ih, weights.bias_ih), 3, 1)
+    from_h = torch.unsafe_chunk(linear(h, weights.hh, weights.bias_hh), 3, 1)
+    r = from_h[0].add_(from_x[0]).sigmoid_()
+    z = from_h[1].add_(from_x[1]).sigmoid_()
+    n = from_x[2].add(from_h[2].mul_(r)).tanh_()
+    kept.gates.append((r, z, n))
+    return ((h - n).mul_(z).add_(n),)
+
+
+STEP: dict[str, Callable[..., State]] = {"lstm": lstm_step, "gru": gru_step}
+
+
+def sequence(kind: str, x: Tensor, state: State, weights: Weights, *, reverse: bool) -> tuple[Tensor, State, Kept]:
+    """Run one track over `x (time, batch, feature)`; outputs are in the order of positions."""
+    kept, step = Kept(), STEP[kind]
+    inputs = linear(x, weights.ih, weights.bias_ih).unbind(0)
+    outputs = []
+    for projected in reversed(inputs) if reverse else inputs:
+        state = step(projected, state, weights, kept)
+        outputs.append(state[0])
+    if reverse:
+        outputs.reverse()
+        kept.gates.reverse()
+        kept.cells.reverse()
+    return torch.stack(outputs, 0), state, kept
+
+
+def packed(
+    kind: str, data: Tensor, sizes: Sequence[int], state: State, weights: Weights, *, reverse: bool
+) -> tuple[Tensor, State, Kept]:
+    """Run one track over packed `data (rows, feature)`, `sizes[t]` rows at step t."""
+    run = _packed_reverse if reverse else _packed_forward
+    outputs, state, kept = run(kind, linear(data, weights.ih, weights.bias_ih), sizes, state, weights)
+    return torch.cat(outputs, 0), state, kept
+
+
+def _packed_forward(
+    kind: str, projected: Tensor, sizes: Sequence[int], state: State, weights: Weights
+) -> tuple[list[Tensor], State, Kept]:
+    kept, step = Kept(), STEP[kind]
+    outputs, done = [], []
+    offset, last = 0, sizes[0]
+    for size in sizes:
+        if size < last:  # the rows at the end have come to theirs
+            done.append(tuple(part.narrow(0, size, last - size) for part in state))
+            state = tuple(part.narrow(0, 0, size) for part in state)
+        state = step(projected.narrow(0, offset, size), state, weights, kept)
+        outputs.append(state[0])
+        offset, last = offset + size, size
+    done.append(state)
+    final = tuple(torch.cat(parts, 0) for parts in zip(*reversed(done), strict=True))
+    return outputs, final, kept
+
+
+def _packed_reverse(
+    kind: str, projected: Tensor, sizes: Sequence[int], initial: State, weights: Weights
+) -> tuple[list[Tensor], State, Kept]:
+    kept, step = Kept(), STEP[kind]
+    outputs = []
+    offset, last = projected.shape[0], sizes[-1]
+    state = tuple(part.narrow(0, 0, last) for part in initial)
+    for size in reversed(sizes):
+        if size > last:
+            new = (part.narrow(0, last, size - last) for part in initial)
+            state = tuple(torch.cat(pair, 0) for pair in zip(state, new, strict=True))
+        offset, last = offset - size, size
+        state = step(projected.narrow(0, offset, size), state, weights, kept)
+        outputs.append(state[0])
+    for steps in (outputs, kept.gates, kept.cells):
+        steps.reverse()  # type: ignore[attr-defined]
+    return outputs, state, kept

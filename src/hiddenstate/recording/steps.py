@@ -1,0 +1,152 @@
+"""The steps of a cell, joined along time into one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..errors import BadInput
+from .takes import Options
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A part of a cell's state as the cell returned it, and where its rows are; None: it has none."""
+
+    tensor: Tensor
+    axis: int | None = 0
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return 1 if self.axis is None else self.tensor.shape[self.axis]
+
+    def flat(self, values: Tensor) -> Tensor:
+        """Return values shaped like the part as `(batch, unit)`."""
+        values = values.unsqueeze(0) if self.axis is None else values.movedim(self.axis, 0)
+        return flat(values)
+
+
+@dataclass(slots=True, eq=False)
+class Steps:
+    """What a cell did, step by step; a batch that shrinks on the way has rows that ended early."""
+
+    options: Options
+    batch: int
+    initial: dict[str, Tensor]  # part -> (batch, unit)
+    count: int = 0  # steps that were run
+    nbytes: int = 0
+    lengths: list[int] = field(default_factory=list)  # rows at each step
+    parts: dict[str, list[Tensor]] = field(default_factory=dict)
+    named: list[dict[str, Tensor]] = field(default_factory=list)  # gates of each kept step
+    seen: list[dict[str, Tensor]] = field(default_factory=list)  # gradients of each kept step
+    last: dict[str, Tensor] = field(default_factory=dict)  # the state after the last step, in the cell's own memory
+
+    def add(self, state: dict[str, Placed], gates: dict[str, Tensor]) -> None:
+        """Take in one step: its state, still in the graph, and what was tapped on the way."""
+        rows = next(iter(state.values())).rows
+        self.lengths.append(rows)
+        self.last = {name: part.tensor.detach() for name, part in state.items()}  # so that its memory is not reused
+        self.count += 1
+        if (self.count - 1) % self.options.every:
+            return
+        for name, part in state.items():
+            kept = self.options.cast(part.flat(part.tensor.detach()))
+            kept = kept.clone() if kept.data_ptr() == part.tensor.data_ptr() else kept
+            self.parts.setdefault(name, []).append(kept)
+            self.nbytes += kept.nbytes
+        self.named.append({name: self._gate(name, gate, rows) for name, gate in gates.items()})
+        self.seen.append({})
+        if self.options.grads:
+            self._listen(state)
+
+    def goes_on(self, given: dict[str, Placed] | None) -> bool:
+        """Say whether a step that was given this state goes on from the last one, rather than starting anew."""
+        if given is None:
+            return False
+        if any(name in self.last and _same_memory(part.tensor, self.last[name]) for name, part in given.items()):
+            return True
+        # Changed on the way, as by a mask; zeros and the first state itself are where a sequence starts.
+        values = {name: part.flat(part.tensor.detach()) for name, part in given.items()}
+        zeros = all(not bool(value.any()) for value in values.values())
+        first = values.keys() == self.initial.keys() and all(
+            value.shape == self.initial[name].shape and bool((value == self.initial[name].to(value)).all())
+            for name, value in values.items()
+        )
+        return not (zeros or first)
+
+    def _gate(self, name: str, value: Tensor, rows: int) -> Tensor:
+        if value.dim() == 0:
+            value = value.expand(rows)
+        if value.shape[0] != rows:
+            raise BadInput(
+                f"hs.tap({name!r}, ...) was given a tensor of shape {tuple(value.shape)} in a step of {rows} rows, "
+                f"but a value for each row is needed, (batch, unit). One for all rows: value.expand(batch, -1)."
+            )
+        kept = self.options.cast(flat(value)).clone()
+        self.nbytes += kept.nbytes
+        return kept
+
+    def _listen(self, state: dict[str, Placed]) -> None:
+        seen = self.seen[-1]
+
+        def hook_for(name: str, part: Placed) -> Callable[[Tensor], None]:
+            flat = Placed(torch.empty(0), part.axis).flat  # without the part, which would keep its own graph alive
+
+            def hook(grad: Tensor) -> None:
+                grad = flat(grad.detach())
+                seen[name] = seen[name] + grad if name in seen else grad.clone()
+
+            return hook
+
+        for name, part in state.items():
+            if part.tensor.requires_grad:
+                part.tensor.register_hook(hook_for(name, part))
+
+    def row_lengths(self) -> Tensor:
+        """Return how many steps each row had."""
+        rows = torch.tensor(self.lengths, dtype=torch.int64)
+        return (torch.arange(self.batch) < rows.unsqueeze(1)).sum(0)
+
+    def states(self) -> dict[str, Tensor]:
+        """Return each part of the state, `(time, batch, unit)`."""
+        return {name: self._join(steps) for name, steps in self.parts.items()}
+
+    @property
+    def gates(self) -> dict[str, Tensor]:
+        """Each gate by name; NaN at steps where a cell did not tap it."""
+        names = dict.fromkeys(name for step in self.named for name in step)
+        return {name: self._join(self._filled(name, self.named, float("nan"))) for name in names}
+
+    def grads(self) -> dict[str, Tensor]:
+        """Return the gradient of each part at every step."""
+        names = dict.fromkeys(name for step in self.seen for name in step)
+        return {name: self._join(self._filled(name, self.seen, 0.0)) for name in names}
+
+    def _filled(self, name: str, steps: list[dict[str, Tensor]], value: float) -> list[Tensor]:
+        like = next(step[name] for step in steps if name in step)
+        rows = self.lengths[:: self.options.every]
+        return [
+            step[name] if name in step else like.new_full((count, like.shape[1]), value)
+            for step, count in zip(steps, rows, strict=True)
+        ]
+
+    def _join(self, steps: list[Tensor]) -> Tensor:
+        if all(len(step) == self.batch for step in steps):
+            return torch.stack(steps)
+        whole = steps[0].new_zeros(len(steps), self.batch, steps[0].shape[1])
+        for t, step in enumerate(steps):
+            whole[t, : len(step)] = step
+        return whole
+
+
+def flat(value: Tensor) -> Tensor:
+    """Return `(batch, ...)` as `(batch, unit)`."""
+    return value.reshape(value.shape[0], -1) if value.dim() != 2 else value
+
+
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape

@@ -1,0 +1,149 @@
+"""Hooks on the modules of a model, shared by all recordings that watch them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from .calls import Intercept
+
+_lock = threading.RLock()
+_watches: WeakKeyDictionary[nn.Module, Watch] = WeakKeyDictionary()
+
+
+class Scene(Protocol):
+    """How one kind of module is watched: what happens around each of its calls."""
+
+    def intercepted(self, frame: Frame) -> Intercept | None:
+        """Return what steps in while the call runs."""
+
+    def begin(self, frame: Frame) -> None:
+        """Note that a call begins."""
+
+    def end(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Tell the listeners what the call did."""
+
+    def fail(self, frame: Frame) -> None:
+        """Put away what a call that raised has left."""
+
+
+class Listener(Protocol):
+    """A recording's interest in one module."""
+
+    def hears(self) -> bool:
+        """Say whether calls in this thread concern it."""
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """One call of a watched module that is under way."""
+
+    watch: Watch
+    listeners: list[Any]
+    mode: Intercept | None = None
+    notes: list[Any] = field(default_factory=list)
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+
+
+_local = _Local()
+
+
+class Hook:
+    """A hook that stays behind when its module is copied or pickled: a copy of a model is not being recorded."""
+
+    def __init__(self, run: Callable[..., Any] | None) -> None:
+        """Call `run`, or nothing at all."""
+        self.run = run
+
+    def __call__(self, *args: Any) -> None:
+        """Run the hook; it never changes what the module takes or gives."""
+        if self.run is not None:
+            self.run(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle as a hook that does nothing."""
+        return Hook, (None,)
+
+
+class Watch:
+    """The hooks on one module, and everybody who listens to them."""
+
+    def __init__(self, module: nn.Module, scene: Scene) -> None:
+        """Hook into `module`."""
+        self.scene = scene
+        self.listeners: list[Listener] = []
+        before, after = Hook(self._before), Hook(self._after)
+        self._handles = (
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(after, with_kwargs=True, always_call=True),
+        )
+
+    def remove(self) -> None:
+        """Take the hooks off the module."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        active = [listener for listener in self.listeners if listener.hears()]
+        if not active:
+            return
+        frame = Frame(self, active)
+        self.scene.begin(frame)
+        frame.mode = self.scene.intercepted(frame)
+        _local.frames.append(frame)
+        if frame.mode is not None:
+            frame.mode.__enter__()
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if not any(frame.watch is self for frame in _local.frames):
+            return
+        while _local.frames[-1].watch is not self:
+            _leave()
+        frame = _leave()
+        if result is None:  # torch calls this hook also after an exception, and then there is no result
+            self.scene.fail(frame)
+        else:
+            self.scene.end(frame, args, kwargs, result)
+
+
+def _leave() -> Frame:
+    frame = _local.frames.pop()
+    if frame.mode is not None:
+        frame.mode.__exit__(None, None, None)
+        frame.mode = None
+    return frame
+
+
+def unwind(listeners: list[Any]) -> None:
+    """Leave the calls of these listeners that were cut off, as by a KeyboardInterrupt."""
+    while _local.frames and any(listener in listeners for listener in _local.frames[-1].listeners):
+        frame = _leave()
+        frame.watch.scene.fail(frame)
+
+
+def watch(module: nn.Module, scene: Scene, listener: Listener) -> None:
+    """Let `listener` hear of the calls of `module`."""
+    with _lock:
+        found = _watches.get(module)
+        if found is None:
+            found = _watches[module] = Watch(module, scene)
+        found.listeners = [*found.listeners, listener]
+
+
+def unwatch(module: nn.Module, listener: Listener) -> None:
+    """Let `listener` hear no more; the last to go takes the hooks along."""
+    with _lock:
+        found = _watches[module]
+        found.listeners = [other for other in found.listeners if other is not listener]
+        if not found.listeners:
+            found.remove()
+            del _watches[module]
