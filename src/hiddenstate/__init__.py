@@ -6,6 +6,7 @@
     Carry, Learned, …    how a state goes from batch to batch: also Noise, Bridge, tbptt, Streams, check_split
     record, tap, …       seeing a run without changing it: every state and gate; also load_recording, Trajectory
     measure              numbers: saturation, memory, Jacobians, exponents, fixed points, what states know
+    regularize           penalties on how states move, for any training loop; dropout made for recurrence
     pool                 heads over states in between: Last, Mean, Max, Attention, Taps, …
     plot                 pictures of all of it, each into one `ax` of matplotlib
     errors               every exception and warning, drawn as a tree
@@ -15,7 +16,7 @@ Read on in any part's own docstring: `help(hs.errors)`, `help(hs.State)`.
 
 from typing import TYPE_CHECKING
 
-from . import errors, measure, pool
+from . import errors, measure, pool, regularize
 from .carry import Bridge, Carry, Learned, Noise, Streams, check_split, tbptt
 from .cells import layers, register
 from .recording import Trajectory, record, tap
@@ -42,6 +43,7 @@ __all__ = [
     "pool",
     "record",
     "register",
+    "regularize",
     "tap",
     "tbptt",
     "unroll",

@@ -6,10 +6,22 @@ HiddenStateError              catch this to catch them all
 ├── BadInput                  an argument cannot mean what it says                            (ValueError)
 ├── NotRecurrent              a module is no recurrent layer or cell, or a model has none      (TypeError)
 ├── CarryError                a state cannot be carried on without mixing or breaking things   (RuntimeError)
-└── MissingExtra              a library is needed that comes with an extra                     (ImportError)
+├── MissingExtra              a library is needed that comes with an extra                     (ImportError)
+├── ServeError                a served session cannot do what was asked of it                  (RuntimeError)
+│   ├── NotServable           a model cannot be served: pieces would not equal the whole, or rows would mix
+│   ├── SessionLost           a session cannot be continued: unknown, expired, or another model's
+│   ├── SessionExists         a session of this name is there already
+│   ├── SequenceGap           an input does not follow the last one, and its answer is not kept either
+│   ├── ModelFailed           the model raised, or gave NaN; the session is as it was
+│   ├── StoreFailed           the store did not take the new states; nothing was acknowledged
+│   └── Overloaded            there is no room for more sessions or inputs just now
+├── UnknownTrack              a recording or a model has no track of this name                 (KeyError)
+├── SeveralRuns               a track was run more than once: which run is meant is unclear    (LookupError)
+└── RecordingFileError        a folder does not hold a recording, or no longer does            (ValueError)
 
 HiddenStateWarning            filter this to filter them all                                   (UserWarning)
-└── CarryWarning              carrying goes on, but not as one might think
+├── CarryWarning              carrying goes on, but not as one might think
+└── RecordingWarning          the run goes on, but its recording does not
 """
 
 __all__ = [
@@ -19,9 +31,20 @@ __all__ = [
     "HiddenStateError",
     "HiddenStateWarning",
     "MissingExtra",
+    "ModelFailed",
     "NotRecurrent",
+    "RecordingFileError",
+    "RecordingWarning",
+    "SeveralRuns",
+    "NotServable",
+    "Overloaded",
+    "SequenceGap",
+    "ServeError",
+    "SessionExists",
+    "SessionLost",
     "StateFileError",
     "StateMismatch",
+    "StoreFailed",
 ]
 
 
@@ -53,9 +76,69 @@ class MissingExtra(HiddenStateError, ImportError):
     """A library is needed that comes with an extra of this one."""
 
 
+class ServeError(HiddenStateError, RuntimeError):
+    """A served session cannot do what was asked of it."""
+
+
+class NotServable(ServeError):
+    """A model cannot be served: its pieces would not equal the whole, or its rows would mix."""
+
+
+class SessionLost(ServeError):
+    """A session cannot be continued; `reason` is "unknown", "expired" or "model", and never is a zero state given instead."""
+
+    def __init__(self, message: str, reason: str = "unknown") -> None:
+        """Say why."""
+        super().__init__(message)
+        self.reason = reason
+
+
+class SessionExists(ServeError):
+    """A session of this name is there already."""
+
+
+class SequenceGap(ServeError):
+    """An input does not follow the last one, and its answer is not kept either; `seq` is the last one applied."""
+
+    def __init__(self, message: str, seq: int = 0) -> None:
+        """Say what was expected."""
+        super().__init__(message)
+        self.seq = seq
+
+
+class ModelFailed(ServeError):
+    """The model raised, or gave NaN; the session is as it was."""
+
+
+class StoreFailed(ServeError):
+    """The store did not take the new states; nothing was acknowledged."""
+
+
+class Overloaded(ServeError):
+    """There is no room for more sessions or inputs just now."""
+
+
+class UnknownTrack(HiddenStateError, KeyError):
+    """A recording or a model has no track of this name."""
+
+    __str__ = Exception.__str__  # a KeyError would show its message in quotes
+
+
+class SeveralRuns(HiddenStateError, LookupError):
+    """A track was run more than once, so which run is meant is unclear."""
+
+
+class RecordingFileError(HiddenStateError, ValueError):
+    """A folder does not hold a recording, or no longer does."""
+
+
 class HiddenStateWarning(UserWarning):
     """Something goes on, but perhaps not as one might think."""
 
 
 class CarryWarning(HiddenStateWarning):
     """Carrying goes on, but perhaps not as one might think."""
+
+
+class RecordingWarning(HiddenStateWarning):
+    """The run goes on, but its recording does not."""
