@@ -1,0 +1,395 @@
+import copy
+import gc
+import io
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import hiddenstate as hs
+from hiddenstate.errors import BadInput, HiddenStateWarning, NotRecurrent
+from hiddenstate.regularize import Penalty, WeightDrop, activity, norm_stabilizer, temporal
+from tests.support.cells import CELLS
+
+X = torch.randn(2, 5, 3)
+
+
+class Tagger(nn.Module):
+    """Two layers that nobody has heard of."""
+
+    def __init__(self, kind=nn.LSTM, **settings):
+        super().__init__()
+        self.low = kind(3, 4, batch_first=True, **settings)
+        self.high = kind(4, 4, batch_first=True)
+        self.read = nn.Linear(4, 2)
+
+    def forward(self, x):
+        self.seen = [self.low(x)[0]]
+        self.seen.append(self.high(self.seen[0])[0])
+        return self.read(self.seen[1])
+
+
+class Stepper(nn.Module):
+    """A cell in a loop of its own."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x, steps=None):
+        h, seen = None, []
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+            seen.append(h[0] if isinstance(h, tuple) else h)
+        self.seen = torch.stack(seen, dim=1)
+        return self.seen.sum()
+
+
+def cost(h, lengths=None):
+    return 2 * activity(h, lengths) + 3 * temporal(h, lengths) + 5 * norm_stabilizer(h, lengths)
+
+
+def watch(model):
+    return Penalty(model, activity=2, temporal=3, norm_stabilizer=5)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+def test_it_is_the_sum_over_layers_of_the_terms_of_their_outputs(kind):
+    model = Tagger(kind)
+    with watch(model) as penalty:
+        model(X)
+        assert torch.allclose(penalty(), cost(model.seen[0]) + cost(model.seen[1]))
+
+
+def test_its_gradient_is_that_of_the_terms():
+    model = Tagger()
+    with watch(model) as penalty:
+        loss = model(X).square().sum() + penalty()
+        loss.backward()
+    found = [weight.grad.clone() for weight in model.parameters()]
+    model.zero_grad()
+    (model(X).square().sum() + cost(model.seen[0]) + cost(model.seen[1])).backward()
+    for one, weight in zip(found, model.parameters(), strict=True):
+        assert torch.allclose(one, weight.grad, atol=1e-6)
+
+
+def test_only_what_is_asked_for_is_paid():
+    model = Tagger()
+    with Penalty(model, temporal=0.5) as penalty:
+        model(X)
+        assert torch.allclose(penalty(), 0.5 * (temporal(model.seen[0]) + temporal(model.seen[1])))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"batch_first": True}, {"num_layers": 2, "bidirectional": True}, {"proj_size": 2}],
+    ids=["time first", "batch first", "deep, both ways", "projected"],
+)
+def test_a_layer_may_be_the_model_in_any_layout(settings):
+    layer = nn.LSTM(3, 4, **settings)
+    with watch(layer) as penalty:
+        output, _ = layer(X)
+        assert torch.allclose(penalty(), cost(output if layer.batch_first else output.transpose(0, 1)))
+        single, _ = layer(X[0])
+        assert torch.allclose(penalty(), cost(single.unsqueeze(0)))
+
+
+def test_padding_of_packed_sequences_is_not_paid_for():
+    layer, lengths = nn.GRU(3, 4), torch.tensor([3, 5])
+    with watch(layer) as penalty:
+        output, _ = layer(pack_padded_sequence(X, lengths, batch_first=True, enforce_sorted=False))
+        padded, _ = pad_packed_sequence(output, batch_first=True)
+        assert torch.allclose(penalty(), cost(padded, lengths))
+        penalty_grad(layer, penalty, X)
+
+
+def penalty_grad(layer, penalty, x):
+    layer(x)
+    penalty().backward()
+    assert all(weight.grad.isfinite().all() for weight in layer.parameters())
+
+
+def test_padding_of_padded_sequences_is_not_paid_for_once_lengths_are_told():
+    model, lengths = Tagger(), torch.tensor([3, 5])
+    with watch(model) as penalty:
+        model(X)
+        assert torch.allclose(penalty(lengths), cost(model.seen[0], lengths) + cost(model.seen[1], lengths))
+        model(X)
+        with pytest.raises(BadInput, match=r"lengths have shape \(3,\), but layer low ran 2 rows"):
+            penalty([1, 2, 3])
+
+
+@pytest.mark.parametrize("kind", [nn.RNNCell, nn.LSTMCell, nn.GRUCell])
+def test_the_steps_of_a_cell_are_joined(kind):
+    model = Stepper(kind(3, 4))
+    with watch(model) as penalty:
+        model(X)
+        assert torch.allclose(penalty(), cost(model.seen))
+        penalty_grad(model, penalty, X)
+
+
+@pytest.mark.parametrize("kind", [nn.RNNCell, nn.LSTMCell, nn.GRUCell])
+def test_a_cell_may_be_stepped_from_outside(kind):
+    cell = kind(3, 4)
+    with watch(cell) as penalty:
+        for _ in range(2):
+            h, seen = None, []
+            for x in X.repeat(1, 8, 1).unbind(1):  # more steps than model calls would be kept
+                h = cell(x, h)
+                seen.append(h[0] if isinstance(h, tuple) else h)
+            assert torch.allclose(penalty(), cost(torch.stack(seen, dim=1)))
+
+
+@pytest.mark.parametrize("sample", CELLS.values(), ids=CELLS)
+def test_cells_of_ones_own_are_paid_for(sample):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = sample.cell()
+
+        def forward(self, x):
+            layer = hs.cells.as_layer(self.cell, x[:, 0])
+            native, seen = layer.to_native(layer.initial(len(x))), []
+            for t in range(x.shape[1]):
+                _, native = layer.split(self.cell(x[:, t], native))
+                state = layer.to_state(native, batch=len(x))
+                name = "h" if "h" in state else next(iter(state))
+                seen.append(state[name].movedim(state.batch_axis[name], 0).flatten(1))
+            return torch.stack(seen, dim=1)
+
+    model, x = Model(), sample.x()
+    with watch(model) as penalty:
+        states = model(x)
+        assert torch.allclose(penalty(), cost(states))
+
+
+def test_rows_that_end_early_stop_paying():
+    class Shrinking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.GRUCell(3, 4)
+
+        def forward(self, x, rows):
+            h, seen = None, []
+            for t, n in enumerate(rows):
+                h = self.cell(x[:n, t], None if h is None else h[:n])
+                seen.append(torch.cat([h, h.new_zeros(len(x) - n, 4)]))
+            return torch.stack(seen, dim=1)
+
+    model = Shrinking()
+    with watch(model) as penalty:
+        states = model(X, [2, 2, 1])
+        assert torch.allclose(penalty(), cost(states, [3, 2]))
+
+
+def test_hs_recurrent_is_a_layer_too():
+    model = hs.Recurrent(nn.GRUCell, 3, 4)
+    with watch(model) as penalty:
+        output, _ = model(X)
+        assert torch.allclose(penalty(), cost(output), atol=1e-6)
+
+
+def test_a_layer_inside_weight_drop_is_found():
+    model = nn.Sequential(WeightDrop(nn.LSTM(3, 4, batch_first=True), 0.5))
+    with watch(model) as penalty:
+        output, _ = model(X)
+        assert torch.allclose(penalty(), cost(output))
+
+
+def test_several_runs_pay_their_mean():
+    model = Tagger()
+    with watch(model) as penalty:
+        model(X)
+        first = cost(model.seen[0]) + cost(model.seen[1])
+        model(2 * X)
+        assert torch.allclose(penalty(), (first + cost(model.seen[0]) + cost(model.seen[1])) / 2)
+
+
+def test_a_run_of_one_step_pays_for_its_activity_only():
+    layer = nn.GRU(3, 4, batch_first=True)
+    with watch(layer) as penalty:
+        output, _ = layer(X[:, :1])
+        assert torch.allclose(penalty(), 2 * activity(output))
+
+
+def test_asked_twice_it_has_nothing_to_say():
+    model = Tagger()
+    with watch(model) as penalty:
+        with pytest.raises(BadInput, match=r"no run to pay for.*loss = criterion\(model\(x\), y\) \+ penalty\(\)"):
+            penalty()
+        model(X)
+        penalty()
+        with pytest.raises(BadInput, match="no run to pay for"):
+            penalty()
+
+
+def test_in_evaluation_and_without_gradients_it_is_zero():
+    model = Tagger()
+    with watch(model) as penalty:
+        with torch.no_grad():
+            model(X)
+            assert penalty() == 0
+        model.eval()
+        model(X)
+        assert penalty() == 0
+        model.train()
+        with pytest.raises(BadInput, match="no run to pay for"):
+            penalty()
+
+
+def test_a_loss_that_went_backward_without_it_is_not_paid_for_later():
+    model = Tagger()
+    with watch(model) as penalty:
+        model(X).sum().backward()
+        (model(X).sum() + penalty()).backward()
+        model(X)
+        assert torch.allclose(penalty(), cost(model.seen[0]) + cost(model.seen[1]))
+
+
+def test_a_gradient_of_a_gradient_does_not_end_a_run():
+    layer, x = nn.RNN(3, 4, batch_first=True), X.clone().requires_grad_()
+    with watch(layer) as penalty:
+        output, _ = layer(x)
+        (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+        assert torch.allclose(penalty(), cost(output))
+        (slope.square().sum() + cost(output)).backward()
+
+
+def test_a_layer_that_runs_again_in_backward_is_paid_for_once():
+    from torch.utils.checkpoint import checkpoint
+
+    layer = nn.GRU(3, 4, batch_first=True)
+    with watch(layer) as penalty:
+        for _ in range(2):
+            output, _ = checkpoint(layer, X, use_reentrant=False)
+            loss = output.sum() + penalty()
+            loss.backward()
+        with pytest.raises(BadInput, match="no run to pay for"):
+            penalty()
+
+
+def test_no_graph_outlives_its_step():
+    model, seen = Tagger(), []
+    with watch(model) as penalty:
+        for _ in range(3):
+            loss = model(X).sum() + penalty()
+            seen += [weakref.ref(h) for h in model.seen]
+            loss.backward()
+            model.seen = []
+            del loss
+        gc.collect()
+        assert [ref() for ref in seen] == [None] * 6
+
+
+def test_whoever_never_asks_is_warned_and_keeps_a_bounded_number_of_runs():
+    model = Tagger()
+    with watch(model) as penalty:
+        for _ in range(16):
+            model(X)
+        with pytest.warns(HiddenStateWarning, match=r"more than 16 times.*not asked.*torch.no_grad\(\)"):
+            model(X)
+        assert len(penalty._runs) == 32
+
+
+def hooks(model):
+    return [
+        len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._forward_hooks_always_called) for m in model.modules()
+    ]
+
+
+def test_closing_leaves_no_hook():
+    model = Tagger()
+    before = hooks(model)
+    penalty = watch(model)
+    assert hooks(model) != before
+    penalty.close()
+    penalty.close()
+    assert hooks(model) == before
+    with pytest.raises(BadInput, match="this Penalty was closed"):
+        penalty()
+    with pytest.raises(ZeroDivisionError), watch(model):
+        1 / 0  # noqa: B018
+    assert hooks(model) == before
+
+
+def test_a_penalty_that_is_dropped_leaves_no_hook():
+    model = Tagger()
+    before = hooks(model)
+    penalty = watch(model)
+    del penalty
+    gc.collect()
+    assert hooks(model) == before
+
+
+def test_outputs_and_gradients_of_the_model_stay_as_they_were():
+    model = Tagger()
+    plain = copy.deepcopy(model)
+    with watch(model):
+        model(X).sum().backward()
+    plain(X).sum().backward()
+    assert torch.equal(model(X), plain(X))
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_a_copy_of_the_model_is_not_watched():
+    model = Tagger()
+    with watch(model) as penalty:
+        twin = copy.deepcopy(model)
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        for other in (twin, torch.load(file, weights_only=False)):
+            other(X)
+            with pytest.raises(BadInput, match="no run to pay for"):
+                penalty()
+
+
+def test_a_failed_call_leaves_the_next_one_whole():
+    model = Tagger()
+    with watch(model) as penalty:
+        with pytest.raises(RuntimeError):
+            model(torch.randn(2, 5, 99))
+        model(X)
+        assert torch.allclose(penalty(), cost(model.seen[0]) + cost(model.seen[1]))
+
+
+def test_it_goes_with_a_carried_state():
+    layer = nn.LSTM(3, 4, batch_first=True)
+    with watch(layer) as penalty, hs.Carry(layer):
+        for _ in range(2):
+            output, _ = layer(X)
+            assert torch.allclose(penalty(), cost(output))
+
+
+def test_autocast_is_welcome():
+    layer = nn.GRU(3, 4, batch_first=True)
+    with watch(layer) as penalty, torch.autocast("cpu", torch.bfloat16):
+        output, _ = layer(X)
+        assert penalty().dtype == torch.float32
+        assert output.requires_grad
+
+
+WRONG = {
+    "nothing": ({}, "every coefficient is zero"),
+    "negative": ({"activity": -1}, "activity is a coefficient from 0, but this is -1"),
+    "infinite": ({"temporal": float("inf")}, "temporal is a coefficient from 0, but this is inf"),
+    "a word": ({"norm_stabilizer": "much"}, "norm_stabilizer is a coefficient from 0, but this is 'much'"),
+}
+
+
+@pytest.mark.parametrize(("coefficients", "complaint"), WRONG.values(), ids=WRONG)
+def test_coefficients_that_cannot_be_are_refused(coefficients, complaint):
+    with pytest.raises(BadInput, match=complaint):
+        Penalty(Tagger(), **coefficients)
+
+
+def test_a_model_without_recurrence_is_refused():
+    with pytest.raises(NotRecurrent, match="Linear has no recurrent layer to watch"):
+        Penalty(nn.Linear(2, 2), activity=1)
+
+
+def test_it_shows_what_it_adds():
+    with watch(Tagger()) as penalty:
+        assert repr(penalty) == "Penalty(activity=2, temporal=3, norm_stabilizer=5; 2 layers)"
