@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..cells import layers, unwrap
 from ..errors import BadInput, NotRecurrent
-from ..recording import Trajectory
+from ..recording import Recording, Trajectory, record
 from .rest import at_rest
 from .series import Series, as_series, refuse_bad
 
@@ -48,8 +48,6 @@ def final_states(
     time_axis: int,
 ) -> Tensor:
     """Run each input alone, as it is, and return the states they end in: (input, unit)."""
-    from ..recording import record
-
     model = unwrap(model)
     if not layers(model):
         raise NotRecurrent(f"{type(model).__name__} has no recurrent layer, so it has no states to compare.")
@@ -76,7 +74,7 @@ def _numbers(one: Any, tokenize: Callable[[Any], Any] | None, number: int) -> Te
     return x
 
 
-def _end(recording: Any, wanted: Ending) -> Tensor:
+def _end(recording: Recording, wanted: Ending) -> Tensor:
     if wanted.track is not None:
         return _pooled(recording[wanted.track], wanted)
     last = list(recording)[-1]

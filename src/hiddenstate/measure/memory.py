@@ -13,9 +13,10 @@ from ..cells import unwrap
 from ..errors import BadInput, NotRecurrent
 from .decay import by_lag, half_life, reach
 from .leaf import Leaf
+from .outputs import at_steps, tensor_of
 from .progress import tracked
 from .rest import at_rest
-from .running import itself_a_layer, run_layer, tensor_of
+from .running import itself_a_layer, run_layer
 from .series import valid_steps
 
 _EXACT = 64  # outputs up to which every one of them gets its own backward
@@ -92,15 +93,18 @@ def memory(
     if not isinstance(model, nn.Module):
         raise NotRecurrent(f"memory is measured of an nn.Module, but this is {type(model).__name__}.")
     model = unwrap(model)
-    layer = itself_a_layer(model)
-    valid, ends = _last_steps(x, lengths, at=at, time_axis=1 if layer is not None else time_axis)
-    leaf = Leaf(x, valid, time_axis=1 if layer is not None else time_axis)
+    layer = itself_a_layer(model) if not args else None
+    if layer is not None and time_axis == 0:  # layers are run batch-first here, whatever their own layout
+        x, time_axis = x.transpose(0, 1), 1
+    valid, ends = _last_steps(x, lengths, at=at, time_axis=time_axis)
+    leaf = Leaf(x, valid, time_axis=time_axis)
 
     def forward() -> Tensor:
-        if layer is not None and output is None and not args:
-            return _at(run_layer(layer, leaf.x, None if lengths is None else valid.sum(1)), ends, valid, 1)
-        result = model(leaf.x, *args)
-        return _at(tensor_of(result) if output is None else output(result), ends, valid, time_axis)
+        if layer is not None:
+            result: Any = run_layer(layer, leaf.x, None if lengths is None else valid.sum(1))
+        else:
+            result = model(leaf.x, *args)
+        return at_steps(tensor_of(result) if output is None else output(result), ends, valid, time_axis=time_axis)
 
     with at_rest(model), leaf.planted(model):
         squares, exact, interrupted = _sensitivity(forward(), leaf, probes)
@@ -132,35 +136,11 @@ def _last_steps(x: Tensor, lengths: Tensor | None, *, at: int, time_axis: int) -
     return valid, ends
 
 
-def _at(output: Tensor, ends: Tensor, valid: Tensor, time_axis: int) -> Tensor:
-    """Return the output at each row's step `ends`: (batch, unit)."""
-    if not isinstance(output, Tensor):
-        raise BadInput(f"output= returned {type(output).__name__}, but a tensor is needed.")
-    if not output.is_floating_point() and not output.is_complex():
-        raise BadInput(
-            f"the output is {output.dtype}, which has no gradient. Often an argmax ends the model: "
-            f"measure its scores instead, with output=."
-        )
-    batch, time = valid.shape
-    turned = (
-        output.transpose(0, 1) if time_axis == 0 and output.dim() > 1 and output.shape[:2] == (time, batch) else output
-    )
-    if turned.dim() > 1 and turned.shape[:2] == (batch, time):
-        output = turned[torch.arange(batch, device=output.device), ends.to(output.device)]
-    if output.dim() == 0 or len(output) != batch:
-        raise BadInput(
-            f"the output has shape {tuple(output.shape)}, but the input has {batch} rows of {time} steps: neither "
-            f"(batch, time, unit) nor (batch, unit). For a time-first model give time_axis=0, for others output=."
-        )
-    output = torch.view_as_real(output) if output.is_complex() else output
-    return output.reshape(batch, -1)
-
-
 def _sensitivity(y: Tensor, leaf: Leaf, probes: int | None) -> tuple[Tensor, bool, bool]:
     """Return ‖dy/dx‖² at each step (batch, time), whether it is exact, and whether it was interrupted."""
     units = y.shape[1]
     if not y.requires_grad:
-        leaf.found()
+        leaf.squares(y.detach().requires_grad_().sum())  # says so where tokens were never embedded
         raise BadInput(
             "the output does not depend on the input in a way that has a gradient. Often it is computed under "
             "torch.no_grad(), detached, or rounded on the way: measure an earlier output, with output=."
@@ -171,8 +151,7 @@ def _sensitivity(y: Tensor, leaf: Leaf, probes: int | None) -> tuple[Tensor, boo
     done, interrupted = 0, False
     try:
         for direction in tracked(_directions(y, count, exact), "memory", count):
-            (gradient,) = torch.autograd.grad((y * direction).sum(), leaf.found(), retain_graph=True, allow_unused=True)
-            squares = leaf.squares(torch.zeros_like(leaf.found()) if gradient is None else gradient)
+            squares = leaf.squares((y * direction).sum())
             total = squares if total is None else total + squares
             done += 1
     except KeyboardInterrupt:

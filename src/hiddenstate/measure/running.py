@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from ..cells import Layer, layers, unwrap
-from ..errors import BadInput
 from ..unrolling import Recurrent, unroll
+from .outputs import tensor_of
 
 
 def itself_a_layer(model: nn.Module) -> Layer | None:
@@ -39,19 +37,3 @@ def _run_cell(layer: Layer, x: Tensor) -> Tensor:
         output, native = layer.split(layer.module.forward(step, native))
         outputs.append(tensor_of(output).flatten(1))
     return torch.stack(outputs, dim=1)
-
-
-def tensor_of(output: Any) -> Tensor:
-    """Return the tensor in what a model returned: itself, the first of a tuple, or the usual entry of a mapping."""
-    if isinstance(output, Tensor):
-        return output
-    if isinstance(output, tuple | list) and output:
-        return tensor_of(output[0])
-    for name in ("logits", "last_hidden_state", "output"):
-        found = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
-        if isinstance(found, Tensor):
-            return found
-    raise BadInput(
-        f"the model returned {type(output).__name__}, in which no output tensor was recognized: "
-        f"give output=, a function that takes what the model returns and gives a tensor."
-    )

@@ -10,7 +10,7 @@ from torch import Tensor
 from .system import System
 
 _CHUNK = 2**23  # numbers in the Jacobians that are held at once
-_GIVEN_UP = 1e10  # damping at which a start is stuck in a dip that is no zero
+_PATIENCE = 12  # steps in a row with hardly any gain, after which a start is stuck in a dip that is no zero
 
 
 class Search:
@@ -25,12 +25,13 @@ class Search:
         self.states = starts.clone()
         self.misses = self._miss(starts)  # (start, S)
         self.damping = torch.full((len(starts),), 1e-2, dtype=torch.float64, device=starts.device)
+        self.stalled = torch.zeros(len(starts), dtype=torch.int64, device=starts.device)
         self.polished = torch.zeros(len(starts), dtype=torch.bool, device=starts.device)
 
     def run(self, iterations: int) -> Iterator[None]:
         """Take a step with every start that is still on its way; yield after each."""
         for _ in range(iterations):
-            active = (~self.polished & (self.damping < _GIVEN_UP)).nonzero().flatten()
+            active = (~self.polished & (self.stalled < _PATIENCE)).nonzero().flatten()
             if not len(active):
                 return
             stride = max(1, _CHUNK // self.system.size**2)
@@ -59,6 +60,7 @@ class Search:
         self.states[rows[better]] = tried[better]
         self.misses[rows[better]] = missed[better]
         self.damping[rows] = torch.where(better, self.damping[rows] / 10, self.damping[rows] * 10).clamp(min=1e-14)
+        self.stalled[rows] = torch.where(after < 0.98 * before, 0, self.stalled[rows] + 1)
         # Go on below the tolerance until rounding stops the descent: the last steps are the exact ones.
         self.polished[rows] = (torch.minimum(before, after.nan_to_num(torch.inf)) <= self.tolerance) & (
             ~better | (after > before / 2) | (after == 0)
