@@ -89,12 +89,8 @@ def _way(call: Call, layer: int, x: Tensor, need: Need) -> tuple[Any, Any] | Non
     """Return a key and a function for a way that keeps the gates, or None where the plain kernel must do."""
     if call.kind not in stepping.STEP or call.data.device.type != "cpu":
         return None
-    if onednn.takes(call):
-        if torch.is_grad_enabled():
-            return ("onednn", call.bias), _onednn
-        if need.gates and onednn.training_equals_inference(x.shape, call.state[0].shape[2], bias=call.bias):
-            return ("onednn", call.bias, "no grad"), _onednn
-        return None
+    if onednn.takes(call):  # without grad mode it runs another kernel, which leaves nothing behind
+        return (("onednn", call.bias), _onednn) if torch.is_grad_enabled() else None
     if not need.gates:
         return None
     packed = call.batch_sizes is not None
@@ -104,17 +100,14 @@ def _way(call: Call, layer: int, x: Tensor, need: Need) -> tuple[Any, Any] | Non
 
 
 def _onednn(x: Tensor, state: list[Parts], weights: list[Weights]) -> tuple[Tensor, list[Parts], list[Any]]:
-    if not torch.is_grad_enabled():  # below, grad mode is on so that oneDNN keeps its workspace, not to build a graph
-        x, state = x.detach(), [tuple(part.detach() for part in parts) for parts in state]
-        weights = [own.map(Tensor.detach) for own in weights]
     outs, ends, kept = [], [], []
     for reverse, (parts, own) in enumerate(zip(state, weights, strict=True)):
-        with torch.enable_grad():
-            out, h, c, workspace = onednn.track(x, parts, own, reverse=bool(reverse))
-        outs.append(out)
-        ends.append((h, c))
+        with torch.enable_grad():  # oneDNN keeps a workspace in grad mode only
+            result = onednn.track(x, parts, own, reverse=bool(reverse))
+        outs.append(result[0])
+        ends.append(result[1:3])
         with torch.no_grad():
-            kept.append((onednn.gates(workspace, x, out, parts, own, reverse=bool(reverse)), None))
+            kept.append(onednn.kept(result, x, parts, own, reverse=bool(reverse)))
     return outs[0] if len(outs) == 1 else torch.cat(outs, -1), ends, kept
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from .calls import Call, Weights
-from .exact import judge, same_bits
+from .exact import judge
 
 _LSTM = 2  # oneDNN's number for the kind of network
 
@@ -40,61 +41,59 @@ def track(x: Tensor, state: tuple[Tensor, ...], weights: Weights, *, reverse: bo
     return result
 
 
-def gates(workspace: Tensor, x: Tensor, out: Tensor, state: tuple[Tensor, ...], weights: Weights, *, reverse: bool) -> Tensor | None:
-    """Return all gates `(time, batch, 4 * hidden)` out of a training workspace, or None where they are not found.
+def kept(
+    result: tuple[Tensor, ...], x: Tensor, state: tuple[Tensor, ...], weights: Weights, *, reverse: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return gates `(time, batch, 4 * hidden)` and cells `(time, batch, hidden)` out of a training run's workspace.
 
-    The layout is oneDNN's own business: one step is checked against the equations, so a change there is noticed.
+    Its layout is oneDNN's own business: at each new size the last step is checked against the equations, and
+    None is returned where it differs.
     """
+    out, _, last, workspace = result
     time, batch, hidden = out.shape
-    width = _row(4 * hidden)
-    if workspace.numel() < 4 * time * batch * width:
-        return None
-    found = workspace[: 4 * time * batch * width].view(torch.float32).view(time, batch, width)[..., : 4 * hidden]
-    # Gates lie in the order of computation; the last step computed is the farthest from the start of the workspace.
-    last = 0 if reverse else time - 1
-    before = state[0] if time == 1 else out[1] if reverse else out[time - 2]
-    biases = (None, None) if weights.bias_ih is None else (weights.bias_ih, weights.bias_hh)
-    pre = torch.nn.functional.linear(x[last], weights.ih, biases[0])
-    pre += torch.nn.functional.linear(before, weights.hh, biases[1])
-    pre[:, : 2 * hidden].sigmoid_()
-    pre[:, 2 * hidden : 3 * hidden].tanh_()
-    pre[:, 3 * hidden :].sigmoid_()
-    if not torch.allclose(found[time - 1], pre, rtol=1e-3, atol=1e-4, equal_nan=True):
-        return None
-    return found.flip(0) if reverse else found
+    numbers = workspace.view(torch.float32)
+    row, step = _row(4 * hidden), batch * hidden
+    # Each region starts on a page: gates, h without its projection, h of two layers, c of two layers; the latter two
+    # with the initial state in front and without the final one, which goes straight to the result.
+    inner = _pages(time * batch * row) + _pages(time * batch * _row(hidden))
+    start = inner + _pages(2 * (time + 1) * batch * _row(max(x.shape[2], hidden))) + (time + 2) * step
+    if len(numbers) < start + (time - 1) * step:
+        return None, None
+    gates = numbers[: time * batch * row].view(time, batch, row)[..., : 4 * hidden]
+    cells = numbers[start : start + (time - 1) * step].view(time - 1, batch, hidden)
+
+    def agree() -> bool:
+        i, f, g, _ = gates[-1].chunk(4, -1)
+        c = f * (cells[-1] if time > 1 else state[1]) + i * g
+        return _close(gates[-1], _final_gates(x, out, state, weights, reverse)) and _close(c, last)
+
+    if not judge(("workspace", x.shape, hidden, reverse), agree):
+        return None, None
+    cells = torch.cat([cells, last.unsqueeze(0)])
+    # A workspace is in the order of computation.
+    return (gates.flip(0), cells.flip(0)) if reverse else (gates, cells)
 
 
-def training_equals_inference(shape: tuple[int, ...], hidden: int, *, bias: bool) -> bool:
-    """Say whether oneDNN's two LSTM kernels give the same bits at this size; its inference kernel keeps no gates.
-
-    They add up in different orders at some sizes. That does not depend on the number of steps, so a short sequence
-    of random numbers, drawn apart from the user's random stream, is proof enough.
-    """
-    time, batch, feature = shape
-    steps = 1 if time == 1 else min(256, max(8, 512 // (batch * hidden)))
-    key = ("training equals inference", steps == 1, batch, feature, hidden, bias, torch.get_num_threads())
-    return judge(key, lambda: _agree((steps, batch, feature), hidden, bias))
+def _close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
-def _agree(shape: tuple[int, ...], hidden: int, bias: bool) -> bool:
-    source = torch.Generator().manual_seed(0)
-
-    def draw(*size: int) -> Tensor:
-        return torch.randn(size, generator=source) / hidden**0.5
-
-    with torch.inference_mode(False):
-        x = torch.randn(shape, generator=source)
-        state = draw(shape[1], hidden), draw(shape[1], hidden)
-        biases = (draw(4 * hidden), draw(4 * hidden)) if bias else (None, None)
-        weights = Weights(draw(4 * hidden, shape[2]), draw(4 * hidden, hidden), *biases)
-        with torch.enable_grad():
-            training = track(x, state, weights, reverse=False)
-        with torch.no_grad():
-            inference = track(x, state, weights, reverse=False)
-    return same_bits(training[:3], inference[:3])
+def _final_gates(x: Tensor, out: Tensor, state: tuple[Tensor, ...], weights: Weights, reverse: bool) -> Tensor:
+    here, before = (0, 1) if reverse else (len(out) - 1, len(out) - 2)
+    gates = linear(x[here], weights.ih, weights.bias_ih)
+    gates += linear(out[before] if len(out) > 1 else state[0], weights.hh, weights.bias_hh)
+    hidden = out.shape[2]
+    gates[:, : 2 * hidden].sigmoid_()
+    gates[:, 2 * hidden : 3 * hidden].tanh_()
+    gates[:, 3 * hidden :].sigmoid_()
+    return gates
 
 
 def _row(numbers: int) -> int:
     """Return the length of a workspace row: whole cache lines, but never a multiple of 256 numbers."""
     padded = -(-numbers // 16) * 16
     return padded + 16 if padded % 256 == 0 else padded
+
+
+def _pages(numbers: int) -> int:
+    return -(-numbers // 1024) * 1024
