@@ -33,6 +33,7 @@ class CharacterModel(nn.Module):
         self.head = nn.Linear(units, symbols)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits for the next character at each step."""
         return self.head(self.lstm(self.embed(tokens))[0])
 
 

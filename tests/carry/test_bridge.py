@@ -12,7 +12,7 @@ from hiddenstate.carry import Bridge, Carry
 from hiddenstate.cells import layers
 from hiddenstate.errors import StateMismatch
 from tests.support.cells import CELLS
-from tests.support.models import Deep
+from tests.support.models import Deep, OwnLayer, OwnTimeFirstLayer
 
 LAYERS = {
     "lstm": lambda: nn.LSTM(3, 4, batch_first=True),
@@ -21,6 +21,8 @@ LAYERS = {
     "gru": lambda: nn.GRU(3, 4, 3, batch_first=True),
     "rnn both ways": lambda: nn.RNN(3, 7, bidirectional=True, batch_first=True),
     "cell": lambda: nn.LSTMCell(3, 4),
+    "own layer": OwnLayer,
+    "own stack": OwnTimeFirstLayer,
     "own": lambda: CELLS["dict"].cell() if "dict" in CELLS else next(iter(CELLS.values())).cell(),
 }
 PAIRS = list(itertools.product(LAYERS, LAYERS))

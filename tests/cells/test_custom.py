@@ -11,6 +11,7 @@ import hiddenstate as hs
 from hiddenstate.cells import as_layer
 from hiddenstate.errors import NotRecurrent, StateMismatch
 from tests.support.cells import CELLS, HIDDEN, INPUT, LearnedCell, PairCell, TanhCell
+from tests.support.models import OwnLayer, OwnTimeFirstLayer
 
 every_cell = pytest.mark.parametrize("sample", CELLS.values(), ids=CELLS)
 
@@ -143,3 +144,48 @@ def test_a_given_state_without_a_matching_axis_is_refused():
         StateMismatch, match=r"called with 3 rows and a state of shape \(2, 4\).*initial_state\(batch\)"
     ):
         hs.unroll(Bare(), torch.randn(3, 5, INPUT), torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize(("make", "batch_first", "layers_of"), [(OwnLayer, True, 1), (OwnTimeFirstLayer, False, 2)])
+def test_a_layer_from_scratch_that_takes_whole_sequences_is_told_from_a_cell(make, batch_first, layers_of):
+    module = make().double()
+    (layer,) = hs.layers(nn.Sequential(module))
+    assert (layer.kind, layer.fused) == ("layer", True)
+    assert (layer.spec.batch_first, layer.spec.layers, layer.spec.sizes["h"]) == (batch_first, layers_of, 4)
+    x = torch.randn(3, 6, 3, dtype=torch.float64)
+    whole = module(x if batch_first else x.transpose(0, 1))[0]
+    whole = whole if batch_first else whole.transpose(0, 1)
+    torch.testing.assert_close(hs.unroll(module, x)[0], whole)
+    out, last = hs.unroll(module, x, lengths=[6, 2, 4])
+    torch.testing.assert_close(out[1, :2], whole[1, :2])
+    assert not out[1, 2:].any()
+    torch.testing.assert_close(last.select([1])["h"], hs.unroll(module, x[1:2, :2])[1]["h"])
+    with hs.Carry(module) as carry:
+        pieces = [module(piece if batch_first else piece.transpose(0, 1))[0] for piece in x.split(2, dim=1)]
+        assert carry.state.batch == 3
+    torch.testing.assert_close(torch.cat([p if batch_first else p.transpose(0, 1) for p in pieces], dim=1), whole)
+    assert hs.check_split(module, x if batch_first else x.transpose(0, 1))
+
+
+def test_a_tutorial_decoder_with_a_stacked_state_is_stepped():
+    class DecoderRNN(nn.Module):
+        def __init__(self, hidden_size, symbols):
+            super().__init__()
+            self.hidden_size = hidden_size
+            self.embedding = nn.Embedding(symbols, hidden_size)
+            self.gru = nn.GRU(hidden_size, hidden_size)
+            self.out = nn.Linear(hidden_size, symbols)
+
+        def forward(self, input, hidden):
+            embedded = torch.relu(self.embedding(input)).view(1, -1, self.hidden_size)
+            output, hidden = self.gru(embedded, hidden)
+            return self.out(output[0]), hidden
+
+    decoder, tokens = DecoderRNN(4, 9), torch.randint(9, (2, 5))
+    out, state = hs.unroll(decoder, tokens)
+    assert out.shape == (2, 5, 9)
+    assert dict(state.batch_axis) == {"h": 1}
+    hidden = torch.zeros(1, 2, 4)
+    for t in range(5):
+        expected, hidden = decoder(tokens[:, t], hidden)
+    torch.testing.assert_close(out[:, -1], expected)

@@ -99,3 +99,46 @@ class Packed(nn.Module):
 
     def forward(self, x: PackedSequence) -> PackedSequence:
         return self.gru(x)[0]
+
+
+class OwnLayer(nn.Module):
+    """An LSTM from scratch, as people write them: a whole sequence in one call."""
+
+    def __init__(self, input_size: int = 3, hidden_size: int = 4) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.W = nn.Parameter(torch.randn(input_size, 4 * hidden_size) / 2)
+        self.U = nn.Parameter(torch.randn(hidden_size, 4 * hidden_size) / 2)
+
+    def forward(
+        self, x: Tensor, init_states: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        batch, steps, _ = x.shape
+        h, c = init_states if init_states is not None else (x.new_zeros(batch, self.hidden_size),) * 2
+        outs = []
+        for t in range(steps):
+            i, f, g, o = (x[:, t] @ self.W + h @ self.U).chunk(4, dim=1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+            outs.append(h)
+        return torch.stack(outs, dim=1), (h, c)
+
+
+class OwnTimeFirstLayer(nn.Module):
+    """A stack from scratch in torch's layout: (time, batch, feature), state (layers, batch, unit)."""
+
+    def __init__(self, input_size: int = 3, hidden_size: int = 4) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, 2
+        self.inner = nn.ModuleList([nn.Linear(input_size, hidden_size), nn.Linear(hidden_size, hidden_size)])
+        self.recurrent = nn.ModuleList([nn.Linear(hidden_size, hidden_size) for _ in range(2)])
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if hidden is None:
+            hidden = x.new_zeros(2, x.shape[1], self.hidden_size)
+        states, outs = list(hidden), []
+        for x_t in x:
+            for k in range(2):
+                x_t = states[k] = torch.tanh(self.inner[k](x_t) + self.recurrent[k](states[k]))
+            outs.append(x_t)
+        return torch.stack(outs), torch.stack(states)

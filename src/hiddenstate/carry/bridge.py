@@ -26,7 +26,7 @@ class _Depth:
     def read(self, state: State, part: str, direction: int) -> Tensor:
         """Return (batch, unit) of one part and direction."""
         tensor = state[part]
-        if self.layer.fused:
+        if self.layer.fused and state.batch_axis[part] == 1:
             return tensor[self.place * self.directions + direction].flatten(1)
         return tensor.movedim(state.batch_axis[part], 0).flatten(1)
 
@@ -118,7 +118,7 @@ class Bridge(nn.Module):
             for part, pieces in made[layer.name].items():
                 name, axis, like = layer.part(part), template.batch_axis[part], template[part]
                 axes[name] = axis
-                if layer.fused:
+                if layer.fused and axis == 1:
                     parts[name] = torch.stack([_shaped(piece, like[0, 0].shape) for piece in pieces]).to(like.dtype)
                 else:
                     parts[name] = _shaped(pieces[0], like.select(axis, 0).shape).movedim(0, axis).to(like.dtype)

@@ -90,7 +90,11 @@ class Adapter(ABC):
 
 def arguments(kind: type[nn.Module]) -> tuple[str, ...]:
     """Return the names of the arguments that a module's forward takes by position."""
-    return _arguments(kind.forward)
+    try:
+        forward = kind.forward
+    except AttributeError:  # scripted modules have none to look at
+        return ()
+    return _arguments(forward)
 
 
 @lru_cache(maxsize=1024)

@@ -7,12 +7,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import NotRecurrent, StateMismatch
 from ..state import State
-from .adapter import Adapter, Spec, arguments, weights_like
+from .adapter import Adapter, Spec, arguments, first_input, weights_like
 from .native import Form, Native, flatten, matches, names, rebuild
-from .probing import call_initial_state, find_form, undisturbed
+from .probing import ROWS, Takes, call_initial_state, guesses, read_form, try_out, undisturbed
 
 # What a second argument is called when it is a state; endings count too: `prev_state`, `lstm_hidden`.
 _STATE_NAMES = {"state", "states", "hidden", "hiddens", "h", "hx", "hc", "prev", "previous", "carry", "memory", "mem"}
@@ -25,6 +26,7 @@ class _Known(NamedTuple):
     form: Form
     axes: dict[str, int]
     sure: bool = True
+    takes: Takes = "step"
 
 
 class CellAdapter(Adapter):
@@ -32,9 +34,9 @@ class CellAdapter(Adapter):
 
     kind = "cell"
 
-    def __init__(self) -> None:
-        """Start with no cell known."""
-        self._known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
+    def __init__(self, known: WeakKeyDictionary[nn.Module, _Known] | None = None) -> None:
+        """Start with no cell known, or with what another adapter knows."""
+        self._known = WeakKeyDictionary() if known is None else known
 
     def spec(self, module: nn.Module) -> Spec:
         """Read the spec off an initial state of one row."""
@@ -54,8 +56,9 @@ class CellAdapter(Adapter):
             return State({name: part.to(device) for name, part in parts.items()}, known.axes)
         hidden = _hidden_size(module)
         known = self._form(module)
-        zeros = {name: torch.zeros(batch, hidden, device=device, dtype=dtype) for name in names(known.form)}
-        return State(zeros, 0)
+        stack = getattr(module, "num_layers", 1) * (2 if getattr(module, "bidirectional", False) is True else 1)
+        shapes = {name: (stack, batch, hidden) if axis else (batch, hidden) for name, axis in known.axes.items()}
+        return State({n: torch.zeros(shape, device=device, dtype=dtype) for n, shape in shapes.items()}, known.axes)
 
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
         """Name the parts, and remember their form for `to_native`."""
@@ -64,7 +67,7 @@ class CellAdapter(Adapter):
         if known is None and hasattr(module, "initial_state"):
             known = self._form(module)
         if known is not None and matches(known.form, native):
-            self._known[module] = _Known(form, known.axes, known.sure)
+            self._known[module] = known._replace(form=form)
             return State(parts, known.axes)
         if known is not None and known.sure:
             raise StateMismatch(
@@ -86,33 +89,46 @@ class CellAdapter(Adapter):
 
     def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
         """Tell `-> state` from `-> (output, state)` by the form of the state."""
-        form = self._form(module).form
+        known = self._form(module)
+        form, pair = known.form, isinstance(result, tuple | list) and len(result) == 2
         if matches(form, result):
             return _output(result), result
-        if isinstance(result, tuple | list) and len(result) == 2 and matches(form, result[1]):
+        if pair and (matches(form, result[1]) or (not known.sure and isinstance(result[1], tuple | list | dict))):
             return result[0], result[1]
         raise NotRecurrent(
             f"{type(module).__name__} returned {_nesting(result)}, but its state is {_nesting(form)}: a cell returns "
             f"the next state, or (output, next state). A cell that returns something else needs hs.register."
         )
 
-    def learn(self, module: nn.Module, sample: Tensor) -> None:
-        """Find the form of the state with a real step `sample (batch, ...)`, where it is not known yet."""
+    def learn(self, module: nn.Module, sample: Tensor | None = None) -> Takes:
+        """Find out what the state looks like, with a real step `sample (batch, ...)` and what a call takes."""
         known = self._known.get(module)
-        if (known is None or not known.sure) and not hasattr(module, "initial_state") and _has_size(module):
-            form = find_form(module, _hidden_size(module), sample)
-            if form is not None:
-                self._known[module] = _Known(form, dict.fromkeys(names(form), 0))
+        if known is None or not known.sure:
+            known = self._try(module, sample) or known
+            if known is not None:
+                self._known[module] = known
+        return "step" if known is None else known.takes
+
+    def _try(self, module: nn.Module, sample: Tensor | None = None) -> _Known | None:
+        if hasattr(module, "initial_state"):
+            known = _form_of_initial_state(module)
+            with undisturbed(module), torch.no_grad():
+                native = call_initial_state(module, ROWS)
+            found = try_out(module, [(native, 0)], sample)
+            return known if found is None else known._replace(takes=found.takes)
+        if not _has_size(module):
+            return None
+        found = try_out(module, guesses(module, _hidden_size(module)), sample)
+        if found is not None:
+            return _Known(found.form, found.axes, takes=found.takes)
+        form = read_form(module)
+        return _Known(form or "h", dict.fromkeys(names(form or "h"), 0), sure=form is not None)
 
     def _form(self, module: nn.Module, state: State | None = None) -> _Known:
         known = self._known.get(module)
         if known is not None and known.sure:
             return known
-        if hasattr(module, "initial_state"):
-            known = _form_of_initial_state(module)
-        elif known is None and _has_size(module):
-            form = find_form(module, _hidden_size(module))
-            known = _Known(form or "h", dict.fromkeys(names(form or "h"), 0), sure=form is not None)
+        known = known or self._try(module)
         if state is not None and (known is None or not known.sure) and set(state) in ({"h"}, {"h", "c"}):
             # Nothing else is known of this cell: a state that somebody made for it tells.
             form = ("h", "c") if "c" in state else "h"
@@ -129,6 +145,41 @@ class CellAdapter(Adapter):
                 f"{type(module).__name__}.initial_state returned the parts {', '.join(names(found))}, "
                 f"but its state had {', '.join(names(form))} before. A cell keeps one form of state."
             )
+
+
+class SequenceAdapter(CellAdapter):
+    """A layer of the user's own that runs a whole sequence in one call, as `nn.LSTM` does."""
+
+    kind = "layer"
+    fused = True
+
+    def __init__(self, cells: CellAdapter) -> None:
+        """Know what `cells` knows."""
+        super().__init__(cells._known)
+
+    def spec(self, module: nn.Module) -> Spec:
+        """Read the spec off an initial state of one row; a leading axis is that of the layers."""
+        known = self._form(module)
+        with undisturbed(module), torch.no_grad():
+            state = self.initial(module, 1)
+        first = next(iter(state))
+        layers = state[first].shape[0] if known.axes[first] == 1 else 1
+        sizes = {name: part.numel() // layers for name, part in state.items()}
+        size = getattr(module, "input_size", None)
+        return Spec(
+            parts=tuple(state),
+            sizes=sizes,
+            layers=layers,
+            input_size=size if isinstance(size, int) else None,
+            batch_first=known.takes != "time first",
+        )
+
+    def rows(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
+        """Count rows where this layer has them."""
+        x = first_input(module, args, kwargs)
+        if isinstance(x, PackedSequence):
+            return int(x.batch_sizes[0]), True
+        return x.shape[1 if self._form(module).takes == "time first" else 0], True
 
 
 def is_cell(module: nn.Module) -> bool:

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from ..errors import NotRecurrent
 from ..state import State
 from .adapter import Adapter, Spec, arguments
-from .custom import CellAdapter, is_cell
+from .custom import CellAdapter, SequenceAdapter, is_cell
 from .native import Native
 from .torch_layers import FusedAdapter, TorchCellAdapter
 
 _own_cells = CellAdapter()
+_own_layers = SequenceAdapter(_own_cells)
 _registered: dict[type[nn.Module], Adapter] = {}
 _known: dict[type[nn.Module], Adapter] = {
     nn.RNN: FusedAdapter("rnn"),
@@ -134,9 +135,7 @@ def as_layer(module: nn.Module, sample: Tensor | None = None) -> Layer:
     if adapter is None:
         if not isinstance(module, nn.Module) or len(arguments(type(module))) < 2:
             raise NotRecurrent(_not_recurrent(module))
-        adapter = _own_cells
-    if isinstance(adapter, CellAdapter) and sample is not None and len(sample) > 0:
-        adapter.learn(module, sample)
+        adapter = _own(module, sample if sample is not None and len(sample) > 0 else None)
     return Layer("", module, adapter)
 
 
@@ -174,13 +173,17 @@ def _walk(module: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Layer]
     if module in seen:
         return
     seen.add(module)
-    adapter = _adapter_of(module) or (_own_cells if _is_own_cell(module) else None)
+    adapter = _adapter_of(module) or (_own(module) if _is_own_cell(module) else None)
     if adapter is not None:
         yield Layer(name, module, adapter)
         return  # what a cell is made of is its own business
     for child_name, child in module._modules.items():
         if child is not None:
             yield from _walk(unwrap(child), f"{name}.{child_name}" if name else child_name, seen)
+
+
+def _own(module: nn.Module, sample: Tensor | None = None) -> Adapter:
+    return _own_cells if _own_cells.learn(module, sample) == "step" else _own_layers
 
 
 def _adapter_of(module: nn.Module) -> Adapter | None:

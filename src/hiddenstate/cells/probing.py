@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from .adapter import weights_like
+from .adapter import arguments, weights_like
 from .native import Form, Native, flatten, matches
 
-_ROWS = 3  # neither 1, which broadcasts, nor 2, which `h, c = state` would take apart along the batch
+Takes: TypeAlias = Literal["step", "batch first", "time first"]
+
+ROWS = 3  # neither 1, which broadcasts, nor 2, which `h, c = state` would take apart along the batch
+_STEPS = 5
 
 
 @contextmanager
@@ -45,55 +49,89 @@ def _stores(module: nn.Module) -> tuple[dict[str, Any], ...]:
     return module._parameters, module._buffers, module._modules
 
 
-def find_form(module: nn.Module, hidden: int, sample: Tensor | None = None) -> Form | None:
-    """Return the form of state that `module` takes and gives back, found by trying it; None where nothing fits."""
-    device, dtype = weights_like(module)
+class Found(NamedTuple):
+    """What trying a module taught: how its state is nested, where its rows are, and what one call takes."""
 
-    def zeros() -> Tensor:
-        return torch.zeros(_ROWS, hidden, device=device, dtype=dtype)
+    form: Form
+    axes: dict[str, int]
+    takes: Takes = "step"
 
-    candidates: list[Callable[[], Native]] = [zeros, lambda: (zeros(), zeros())]
+
+def try_out(module: nn.Module, natives: Sequence[tuple[Native, int]], sample: Tensor | None = None) -> Found | None:
+    """Return how `module` takes and gives back one of these native states of three rows; None where nothing fits.
+
+    Each comes with the axis its rows are on. `sample (batch, ...)` is a real step; without it, sizes are guessed.
+    """
     with undisturbed(module), torch.no_grad():
-        for x in _steps(module, hidden, sample):
-            for candidate in candidates:
-                native = candidate()
-                if _fits(module, x, native):
-                    return flatten(native)[1]
-    return _read_form(module)
+        steps = list(_steps(module, sample))
+        for takes in ("step", "batch first", "time first"):
+            for x in steps:
+                for native, axis in natives:
+                    if _fits(module, _laid_out(x, takes), native, takes):
+                        parts, form = flatten(native)
+                        return Found(form, dict.fromkeys(parts, axis), takes)
+    return None
 
 
-def _fits(module: nn.Module, x: Tensor, native: Native) -> bool:
-    form, shapes = flatten(native)[1], [part.shape for part in flatten(native)[0].values()]
+def guesses(module: nn.Module, hidden: int) -> list[tuple[Native, int]]:
+    """Return the states that a module of `hidden` units may take: one tensor or two, by itself or stacked."""
+    device, dtype = weights_like(module)
+    layers = getattr(module, "num_layers", 1)
+    deep = (layers if isinstance(layers, int) else 1) * (2 if getattr(module, "bidirectional", False) is True else 1)
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(*shape, ROWS, hidden, device=device, dtype=dtype)
+
+    return [(zeros(), 0), ((zeros(), zeros()), 0), (zeros(deep), 1), ((zeros(deep), zeros(deep)), 1)]
+
+
+def _laid_out(x: Tensor, takes: Takes) -> Tensor:
+    if takes == "step":
+        return x
+    axis = 1 if takes == "batch first" else 0
+    return torch.stack([x] * _STEPS, dim=axis)
+
+
+def _fits(module: nn.Module, x: Tensor, native: Native, takes: Takes) -> bool:
+    parts, form = flatten(native)
     try:
         result = module.forward(x, native)
     except Exception:  # a trial: whatever a user's cell raises means that this form is not its own
         return False
-    for found in (result, result[1] if isinstance(result, tuple) and len(result) == 2 else None):
-        if found is not None and matches(form, found):
-            return [part.shape for part in flatten(found)[0].values()] == shapes
-    return False
+    pair = isinstance(result, tuple | list) and len(result) == 2
+    if matches(form, result):
+        output, state = None, result
+    elif pair and matches(form, result[1]):
+        output, state = result
+    else:
+        return False
+    if [part.shape for part in flatten(state)[0].values()] != [part.shape for part in parts.values()]:
+        return False
+    if takes == "step":
+        # More axes than one step gives: the rows were taken for the steps of a sequence.
+        return not isinstance(output, Tensor) or x.dim() > 2 or output.dim() < 3
+    expected = (ROWS, _STEPS) if takes == "batch first" else (_STEPS, ROWS)
+    return isinstance(output, Tensor) and output.dim() > 1 and tuple(output.shape[:2]) == expected
 
 
-def _steps(module: nn.Module, hidden: int, sample: Tensor | None) -> Iterator[Tensor]:
+def _steps(module: nn.Module, sample: Tensor | None) -> Iterator[Tensor]:
     device, dtype = weights_like(module)
     if sample is not None:
-        yield sample[:1].expand(_ROWS, *sample.shape[1:]).contiguous()
+        yield sample[:1].expand(ROWS, *sample.shape[1:]).contiguous()
         return
+    hidden = getattr(module, "hidden_size", 0)
     named = [getattr(module, name, None) for name in ("input_size", "in_features", "input_dim")]
     widths = [inner.in_features for inner in module.modules() if isinstance(inner, nn.Linear)]
     matrices = [parameter.shape for parameter in module.parameters(recurse=False) if parameter.dim() == 2]
-    sizes = [*named, *widths, *(width - hidden for width in widths), *(n for shape in matrices for n in shape)]
+    less = [width - hidden for width in widths if isinstance(hidden, int)]
+    sizes = [*named, *widths, *less, *(n for shape in matrices for n in shape)]
     for size in dict.fromkeys(size for size in sizes if isinstance(size, int) and size > 0):
-        yield torch.zeros(_ROWS, size, device=device, dtype=dtype)
-    yield torch.zeros(_ROWS, device=device, dtype=torch.int64)  # a cell that embeds tokens
+        yield torch.zeros(ROWS, size, device=device, dtype=dtype)
+    yield torch.zeros(ROWS, device=device, dtype=torch.int64)  # a cell that embeds tokens
 
 
-def _read_form(module: nn.Module) -> Form | None:
+def read_form(module: nn.Module) -> Form | None:
     """Read `h, c = state` out of the source, for cells that cannot be tried."""
-    import inspect
-
-    from .adapter import arguments
-
     try:
         source = inspect.getsource(type(module).forward)
         name = arguments(type(module))[1]
@@ -104,8 +142,6 @@ def _read_form(module: nn.Module) -> Form | None:
 
 def call_initial_state(module: nn.Module, batch: int) -> Any:
     """Call a cell's own `initial_state`, with device and dtype where it insists on them."""
-    import inspect
-
     method: Callable[..., Any] = module.initial_state  # type: ignore[assignment]
     device, dtype = weights_like(module)
     extra = {"device": device, "dtype": dtype}

@@ -16,11 +16,14 @@ from .loop import run_steps
 from .packing import Packing, plan
 
 
+_TORCHS_OWN = (nn.RNN.forward, nn.LSTM.forward, nn.GRU.forward)
+
+
 def run_fused(layer: Layer, task: Task) -> tuple[Tensor, State]:
     """Run a fused layer, in one call where it is torch's own."""
     if task.plain:
         return _whole(layer, task)
-    if isinstance(layer.module, nn.RNNBase):
+    if type(layer.module).forward in _TORCHS_OWN:  # one that overrides it may not bear packed sequences
         return _packed(layer, task)
     if layer.spec.directions == 2:
         raise NotRecurrent(
