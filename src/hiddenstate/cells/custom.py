@@ -114,7 +114,7 @@ class CellAdapter(Adapter):
             known = _form_of_initial_state(module)
             with undisturbed(module), torch.no_grad():
                 native = call_initial_state(module, ROWS)
-            found = try_out(module, [(native, 0)], sample)
+            found = try_out(module, [(native, known.axes)], sample)
             return known if found is None else known._replace(takes=found.takes)
         if not _has_size(module):
             return None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .adapter import arguments, weights_like
 from .native import Form, Native, flatten, matches
 
+Candidate: TypeAlias = tuple[Native, dict[str, int]]  # a native state of three rows, and the axes they are on
 Takes: TypeAlias = Literal["step", "batch first", "time first"]
 
 ROWS = 3  # neither 1, which broadcasts, nor 2, which `h, c = state` would take apart along the batch
@@ -57,23 +58,23 @@ class Found(NamedTuple):
     takes: Takes = "step"
 
 
-def try_out(module: nn.Module, natives: Sequence[tuple[Native, int]], sample: Tensor | None = None) -> Found | None:
+def try_out(module: nn.Module, natives: Sequence[Candidate], sample: Tensor | None = None) -> Found | None:
     """Return how `module` takes and gives back one of these native states of three rows; None where nothing fits.
 
-    Each comes with the axis its rows are on. `sample (batch, ...)` is a real step; without it, sizes are guessed.
+    Each comes with the axes its rows are on. `sample (batch, ...)` is a real step; without it, sizes are guessed.
     """
     with undisturbed(module), torch.no_grad():
+        module.eval()  # batch normalization mixes rows in training
         steps = list(_steps(module, sample))
         for takes in ("step", "batch first", "time first"):
             for x in steps:
-                for native, axis in natives:
-                    if _fits(module, _laid_out(x, takes), native, takes):
-                        parts, form = flatten(native)
-                        return Found(form, dict.fromkeys(parts, axis), takes)
+                for native, axes in natives:
+                    if _fits(module, x, native, takes) and _rows_apart(module, x, (native, axes), takes):
+                        return Found(flatten(native)[1], axes, takes)
     return None
 
 
-def guesses(module: nn.Module, hidden: int) -> list[tuple[Native, int]]:
+def guesses(module: nn.Module, hidden: int) -> list[Candidate]:
     """Return the states that a module of `hidden` units may take: one tensor or two, by itself or stacked."""
     device, dtype = weights_like(module)
     layers = getattr(module, "num_layers", 1)
@@ -82,7 +83,14 @@ def guesses(module: nn.Module, hidden: int) -> list[tuple[Native, int]]:
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(*shape, ROWS, hidden, device=device, dtype=dtype)
 
-    return [(zeros(), 0), ((zeros(), zeros()), 0), (zeros(deep), 1), ((zeros(deep), zeros(deep)), 1)]
+    one, two = {"h": 0}, {"h": 0, "c": 0}
+    deeper = {"h": 1}, {"h": 1, "c": 1}
+    return [
+        (zeros(), one),
+        ((zeros(), zeros()), two),
+        (zeros(deep), deeper[0]),
+        ((zeros(deep), zeros(deep)), deeper[1]),
+    ]
 
 
 def _laid_out(x: Tensor, takes: Takes) -> Tensor:
@@ -92,21 +100,42 @@ def _laid_out(x: Tensor, takes: Takes) -> Tensor:
     return torch.stack([x] * _STEPS, dim=axis)
 
 
-def _fits(module: nn.Module, x: Tensor, native: Native, takes: Takes) -> bool:
+def _trial(module: nn.Module, x: Tensor, native: Native) -> tuple[Any, dict[str, Tensor]] | None:
+    """Return output and state of a trial call, where it gives back the form of state that it was given."""
     parts, form = flatten(native)
     try:
         result = module.forward(x, native)
     except Exception:  # a trial: whatever a user's cell raises means that this form is not its own
-        return False
+        return None
     pair = isinstance(result, tuple | list) and len(result) == 2
     if matches(form, result):
-        output, state = None, result
+        output, state = None, flatten(result)[0]
     elif pair and matches(form, result[1]):
-        output, state = result
+        output, state = result[0], flatten(result[1])[0]
     else:
+        return None
+    return (output, state) if all(state[name].shape == part.shape for name, part in parts.items()) else None
+
+
+def _rows_apart(module: nn.Module, x: Tensor, candidate: Candidate, takes: Takes) -> bool:
+    """Say whether another first row leaves the other rows' states alone; if not, the rows are not where we think."""
+    if not x.is_floating_point():
+        return True
+    native, axes = candidate
+    before = _trial(module, _laid_out(x, takes), native)
+    after = _trial(module, _laid_out(torch.cat([x[:1] + 1, x[1:]]), takes), native)
+    if before is None or after is None:
         return False
-    if [part.shape for part in flatten(state)[0].values()] != [part.shape for part in parts.values()]:
+    floating = {name: part for name, part in before[1].items() if part.is_floating_point()}
+    gaps = [(part - after[1][name]).movedim(axes[name], 0)[1:] for name, part in floating.items()]
+    return all(bool((gap.abs() < 1e-4).all()) for gap in gaps)
+
+
+def _fits(module: nn.Module, x: Tensor, native: Native, takes: Takes) -> bool:
+    trial = _trial(module, _laid_out(x, takes), native)
+    if trial is None:
         return False
+    output = trial[0]
     if takes == "step":
         # More axes than one step gives: the rows were taken for the steps of a sequence.
         return not isinstance(output, Tensor) or x.dim() > 2 or output.dim() < 3
@@ -126,7 +155,7 @@ def _steps(module: nn.Module, sample: Tensor | None) -> Iterator[Tensor]:
     less = [width - hidden for width in widths if isinstance(hidden, int)]
     sizes = [*named, *widths, *less, *(n for shape in matrices for n in shape)]
     for size in dict.fromkeys(size for size in sizes if isinstance(size, int) and size > 0):
-        yield torch.zeros(ROWS, size, device=device, dtype=dtype)
+        yield torch.randn(ROWS, size, device=device, dtype=dtype)
     yield torch.zeros(ROWS, device=device, dtype=torch.int64)  # a cell that embeds tokens
 
 
