@@ -92,22 +92,24 @@ def memory(
     """
     if not isinstance(model, nn.Module):
         raise NotRecurrent(f"memory is measured of an nn.Module, but this is {type(model).__name__}.")
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise BadInput(f"the input is (batch, time, ...), but this is {seen}. One sequence wants x.unsqueeze(0).")
     model = unwrap(model)
-    layer = itself_a_layer(model) if not args else None
+    layer = itself_a_layer(model, x) if not args else None
     if layer is not None and time_axis == 0:  # layers are run batch-first here, whatever their own layout
         x, time_axis = x.transpose(0, 1), 1
-    valid, ends = _last_steps(x, lengths, at=at, time_axis=time_axis)
-    leaf = Leaf(x, valid, time_axis=time_axis)
-
-    def forward() -> Tensor:
-        if layer is not None:
-            result: Any = run_layer(layer, leaf.x, None if lengths is None else valid.sum(1))
-        else:
-            result = model(leaf.x, *args)
-        return at_steps(tensor_of(result) if output is None else output(result), ends, valid, time_axis=time_axis)
-
-    with at_rest(model), leaf.planted(model):
-        squares, exact, interrupted = _sensitivity(forward(), leaf, probes)
+    with at_rest(model):
+        valid, ends = _last_steps(x, lengths, at=at, time_axis=time_axis)
+        leaf = Leaf(x, valid, time_axis=time_axis)
+        with leaf.planted(model):
+            if layer is not None:
+                result: Any = run_layer(layer, leaf.x, None if lengths is None else valid.sum(1))
+            else:
+                result = model(leaf.x, *args)
+        result = tensor_of(result) if output is None else output(result)
+        y = at_steps(result, ends, valid, time_axis=time_axis)  # (batch, unit)
+        squares, exact, interrupted = _sensitivity(y, leaf, probes)
         norms = by_lag(squares.sqrt(), ends)
         own = None
         if not bool(norms.nansum()) and layer is not None:
@@ -120,9 +122,6 @@ def memory(
 def _last_steps(x: Tensor, lengths: Tensor | None, *, at: int, time_axis: int) -> tuple[Tensor, Tensor]:
     if time_axis not in (0, 1):
         raise BadInput(f"time_axis is 1 for (batch, time, ...) or 0 for (time, batch, ...), but is {time_axis!r}.")
-    if not isinstance(x, Tensor) or x.dim() < 2:
-        seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise BadInput(f"the input is (batch, time, ...), but this is {seen}. One sequence wants x.unsqueeze(0).")
     valid = valid_steps(x if time_axis == 1 else x.transpose(0, 1), lengths)  # (batch, time)
     if not bool(valid.any()):
         raise BadInput(f"there is nothing to measure: the input has {len(valid)} rows and no real step.")

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor, nn
 
-from ..cells import Layer, layers, unwrap
+from ..cells import Layer, as_layer, layers, unwrap
 from ..unrolling import Recurrent, unroll
 from .outputs import tensor_of
 
 
-def itself_a_layer(model: nn.Module) -> Layer | None:
+def itself_a_layer(model: nn.Module, x: Tensor) -> Layer | None:
     """Return the model as a layer where it is one itself, rather than holding some."""
-    found = layers(model) if isinstance(model, nn.Module) else []
-    return found[0] if len(found) == 1 and found[0].module is unwrap(model) else None
+    found = layers(model)
+    sample = x[:, 0] if x.numel() else None
+    if (len(found) == 1 and found[0].module is unwrap(model)) or _needs_state(model):
+        return as_layer(model, sample)
+    return None
+
+
+def _needs_state(model: nn.Module) -> bool:
+    # A cell made of torch's cells looks like a model that holds them, but cannot be called with x alone.
+    parameters = list(inspect.signature(type(model).forward).parameters.values())[1:]
+    needed = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    return len(needed) == 2 and (hasattr(model, "hidden_size") or hasattr(model, "initial_state"))
 
 
 def run_layer(layer: Layer, x: Tensor, lengths: Tensor | None = None) -> Tensor:

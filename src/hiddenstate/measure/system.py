@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any
+from functools import cache, reduce
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from ..cells import Layer, as_layer
 from ..errors import BadInput, NotRecurrent, StateMismatch
@@ -146,8 +147,10 @@ class System:
         moved = vectors.new_zeros(len(vectors) * count, vectors.shape[1])
         moved[:, self.smooth] = directions.transpose(1, 2).flatten(0, 1).to(vectors.dtype)
         wide, inputs = vectors.repeat_interleave(count, 0), x.repeat_interleave(count, 0)
-        pair: Any = torch.func.jvp(lambda s: self.step(inputs, s), (wide,), (moved,))
-        following, pushed = pair
+        _load_forward_mode()
+        with torch.no_grad(), forward_ad.dual_level():
+            following, found = forward_ad.unpack_dual(self.step(inputs, forward_ad.make_dual(wide, moved)))
+            pushed = torch.zeros_like(following) if found is None else found
         pushed = pushed[:, self.smooth].unflatten(0, (len(vectors), count)).transpose(1, 2)
         return following[::count].detach(), pushed.detach().to(directions.dtype)
 
@@ -184,7 +187,17 @@ def check_sequence(system: System, x: Tensor, *, at_least: int = 1) -> Tensor:
         )
     if x.is_floating_point():
         x = x.to(system.device, system.input_dtype)
-    return x.detach()
+    with torch.inference_mode(False):
+        return x.clone() if x.is_inference() else x.detach()  # an inference tensor has no place in a backward
+
+
+@cache
+def _load_forward_mode() -> None:
+    # torch loads its forward derivatives on their first use, and warns of its own jit while it does.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with torch.no_grad(), forward_ad.dual_level():
+            forward_ad.make_dual(torch.zeros(1), torch.zeros(1))
 
 
 def _widest(state: State) -> torch.dtype:
