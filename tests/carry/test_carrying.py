@@ -494,6 +494,15 @@ def test_under_autocast_the_state_is_kept_in_the_precision_of_the_weights(make):
         model(x)
 
 
+def test_a_state_made_in_inference_mode_can_be_trained_on():
+    model, x = Deep(), torch.randn(2, 4, 3)
+    with Carry(model):
+        with torch.inference_mode():
+            model(x)
+            model(x)
+        model(x).sum().backward()
+
+
 def test_gradient_accumulation_over_pieces_equals_one_loss_over_them():
     model, x = Deep().double(), torch.randn(2, 9, 3, dtype=torch.float64)
     with Carry(model):

@@ -224,6 +224,8 @@ class Handing:
         assert state is not None
         if rows < state.batch:
             state = state.select(slice(0, rows))
+        if not torch.is_inference_mode_enabled() and any(part.is_inference() for part in state.values()):
+            state = state.clone()  # autograd refuses tensors that were made in inference mode
         return self._reverse_anew(layer, state)
 
     def _check_rows(self, layer: Layer, kept: State, rows: int) -> None:
