@@ -113,10 +113,15 @@ def _storable(state: State) -> dict[str, Tensor]:
 def _entry(name: str, axis: int, part: Tensor, stored: Tensor) -> dict[str, Any]:
     """Return what the metadata say of a part; the checksum covers all that makes it, not its bytes alone."""
     entry = {"name": name, "axis": axis, "complex": part.is_complex()}
-    checksum = zlib.crc32(f"{entry} {stored.dtype} {tuple(stored.shape)}".encode())
+    checksum = checksum_of_kind(entry, stored)
     if stored.numel():
         checksum = zlib.crc32(stored.reshape(-1).unsqueeze(-1).view(torch.uint8).numpy().data, checksum)
     return entry | {"crc32": checksum}
+
+
+def checksum_of_kind(entry: dict[str, Any], stored: Tensor) -> int:
+    """Return the checksum of all that makes a part but its bytes, with which theirs begins."""
+    return zlib.crc32(f"{entry} {stored.dtype} {tuple(stored.shape)}".encode())
 
 
 def _assemble(source: str, header: str, tensors: dict[str, Tensor]) -> State:
