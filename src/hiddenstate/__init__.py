@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from . import errors, measure, pool, regularize
 from .carry import Bridge, Carry, Learned, Noise, Streams, check_split, tbptt
 from .cells import layers, register
-from .recording import Trajectory, record, tap
+from .recording import Trajectory, load_recording, record, tap
 from .state import State, load
 from .unrolling import Recurrent, unroll
 
@@ -38,6 +38,7 @@ __all__ = [
     "errors",
     "layers",
     "load",
+    "load_recording",
     "measure",
     "plot",
     "pool",

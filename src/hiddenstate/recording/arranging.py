@@ -52,6 +52,10 @@ class Arranged:
         """Return the gradient of each part at every step."""
         return {name: self._placed(grad) for name, grad in self.steps.grads().items()}
 
+    def expects_grads(self) -> bool:
+        """Say whether a backward pass may still bring the first gradients."""
+        return self.steps.expects_grads()
+
     def _placed(self, values: Tensor) -> Tensor:
         values = self._rows(values)
         if not self.reverse:

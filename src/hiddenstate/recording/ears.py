@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..cells import Layer
 from .takes import Options
@@ -37,7 +37,7 @@ class CellEar(Ear):
     """Listens to a cell, alone or in a stack."""
 
     track: str
-    stack: Any = None  # the StackEar it belongs to
+    stacked: bool = False  # whether it is one of an `hs.Recurrent`'s
     reverse: bool = False
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -11,38 +12,36 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .padded import Padded
 
+K = TypeVar("K")
+
+
+class Graph:
+    """Lives as long as the hooks that hold it, so that its end tells that no gradient can come any more."""
+
 
 @dataclass(slots=True)
 class Direct:
     """Gradients that reach a layer's outputs and final states from outside, summed over backward passes."""
 
     seen: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    graph: ref[Graph] | None = None
     column: slice = field(default_factory=lambda: slice(None))
     direction: int = 0
 
     @classmethod
     def on(cls, out: Tensor, ends: list[tuple[Tensor, ...]]) -> Direct:
         """Listen at a layer's output and at the final parts of each direction."""
-        direct = cls()
-        direct._listen(("out", 0), out)
+        graph = Graph()
+        direct = cls(graph=ref(graph))
+        listen(out, direct.seen, ("out", 0), graph)
         for direction, end in enumerate(ends):
             for name, part in zip("hc", end, strict=False):
-                direct._listen((name, direction), part)
+                listen(part, direct.seen, (name, direction), graph)
         return direct
-
-    def _listen(self, key: tuple[str, int], tensor: Tensor) -> None:
-        seen = self.seen  # not self: a hook lives as long as the graph
-
-        def hook(grad: Tensor) -> None:
-            grad = grad.detach()
-            seen[key] = seen[key] + grad if key in seen else grad.clone()
-
-        if tensor.requires_grad:
-            tensor.register_hook(hook)
 
     def side(self, direction: int, units: int) -> Direct:
         """Return what concerns one direction, whose output is `units` columns wide."""
-        return Direct(self.seen, slice(direction * units, (direction + 1) * units), direction)
+        return Direct(self.seen, self.graph, slice(direction * units, (direction + 1) * units), direction)
 
     @property
     def out(self) -> Tensor | None:
@@ -50,9 +49,24 @@ class Direct:
         grad = self.seen.get(("out", 0))
         return None if grad is None else grad[..., self.column]
 
+    def expected(self) -> bool:
+        """Say whether the first gradients may still come."""
+        return not self.seen and self.graph is not None and self.graph() is not None
+
     def end(self, part: str) -> Tensor | None:
         """Return the gradient of a final part, where one arrived."""
         return self.seen.get((part, self.direction))
+
+
+def listen(tensor: Tensor, seen: dict[K, Tensor], key: K, graph: Graph) -> None:
+    """Add up in `seen[key]` the gradients that backward passes bring to a tensor; nothing else changes."""
+
+    def hook(grad: Tensor, _graph: Graph = graph) -> None:
+        grad = grad.detach()
+        seen[key] = seen[key] + grad if key in seen else grad.clone()
+
+    if tensor.requires_grad:
+        tensor.register_hook(hook)
 
 
 def through_time(take: Padded, out: Tensor | None, ends: dict[str, Tensor | None]) -> dict[str, Tensor]:

@@ -127,6 +127,10 @@ class Padded:
             {part: None if end is None else self.layout.rows(end) for part, end in ends.items()},
         )
 
+    def expects_grads(self) -> bool:
+        """Say whether a backward pass may still bring the first gradients."""
+        return self.direct is not None and self.direct.expected()
+
 
 def pad(run: Pass, layout: Layout, need: Need) -> Padded:
     """Return a pass as rectangles that share no memory with anything the user may change."""

@@ -41,24 +41,28 @@ def cells(take: Padded, activated: Tensor) -> Tensor:
 
 def activated_gates(kind: str, x: Tensor, before: Tensor, weights: Weights) -> Tensor:
     """Return the gates `(..., gates * hidden)` of steps with input `x` whose h was `before`."""
-    gates = _affine(x, weights.ih, weights.bias_ih)
-    from_h = _affine(before, weights.hh, weights.bias_hh)
+    kinds = x.dtype, before.dtype, weights.ih.dtype
+    dtype = kinds[2] if len(set(kinds)) > 1 else kinds[0]  # under autocast the inputs may be narrower than the weights
+    flat_x, flat_h = (part.reshape(-1, part.shape[-1]).to(dtype) for part in (x, before))
+    w_hh, b_hh = weights.hh.t(), weights.bias_hh
+    gates = linear(flat_x, weights.ih, weights.bias_ih)
     if kind == "lstm":
-        gates += from_h
         units = gates.shape[-1] // 4
-        gates[..., : 2 * units].sigmoid_()
-        gates[..., 2 * units : 3 * units].tanh_()
-        gates[..., 3 * units :].sigmoid_()
+        gates.addmm_(flat_h, w_hh)
+        if b_hh is not None:
+            gates += b_hh
+        gates[:, : 2 * units].sigmoid_()
+        gates[:, 2 * units : 3 * units].tanh_()
+        gates[:, 3 * units :].sigmoid_()
     else:
         units = gates.shape[-1] // 3
-        gates[..., : 2 * units] += from_h[..., : 2 * units]
-        gates[..., : 2 * units].sigmoid_()
-        gates[..., 2 * units :].addcmul_(gates[..., :units], from_h[..., 2 * units :]).tanh_()
-    return gates
-
-
-def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return linear(x.to(weight.dtype), weight, bias)
+        inner = linear(flat_h, weights.hh[2 * units :], None if b_hh is None else b_hh[2 * units :])
+        gates[:, : 2 * units].addmm_(flat_h, w_hh[:, : 2 * units])
+        if b_hh is not None:
+            gates[:, : 2 * units] += b_hh[: 2 * units]
+        gates[:, : 2 * units].sigmoid_()
+        gates[:, 2 * units :].addcmul_(gates[:, :units], inner).tanh_()
+    return gates.view(*x.shape[:-1], -1)
 
 
 def _only_valid(take: Padded, values: Tensor) -> Tensor:

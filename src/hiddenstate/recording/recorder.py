@@ -9,17 +9,16 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..cells import Layer, as_layer, layers, unwrap
 from ..errors import BadInput, NotRecurrent, UnknownTrack
 from ..unrolling import Recurrent
 from . import scenes
-from .arranging import Arranged
+from .cellruns import CellRuns
 from .ears import CellEar, FusedEar, StackEar
-from .padded import Padded
+from .folder import Folder, Loaded
 from .recording import Recording
-from .steps import Steps
 from .takes import Options, Take
 from .trajectory import Trajectory
 from .watching import Hook, unwatch, unwind, watch
@@ -60,14 +59,18 @@ def record(
         dtype: Keep values in this dtype.
         device: Keep values on this device.
     """
-    options = Options(gates, grads, _check_every(every), dtype, None if device is None else torch.device(device))
-    return Recorder(unwrap(model), options, tracks, to)
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise BadInput(f"every is {every!r}, but a whole number from 1 is needed: every=2 keeps steps 0, 2, 4, …")
+    options = Options(gates, grads, every, dtype, None if device is None else torch.device(device))
+    return Recorder(unwrap(model), options, tracks=tracks, to=to)
 
 
 class Recorder(Recording):
     """A recording under way, or just ended; see `record`."""
 
-    def __init__(self, model: nn.Module, options: Options, tracks: Tracks | None, to: str | PathLike[str] | None) -> None:
+    def __init__(
+        self, model: nn.Module, options: Options, *, tracks: Tracks | None, to: str | PathLike[str] | None
+    ) -> None:
         """Find the layers; nothing is touched before the block begins."""
         found = layers(model)
         if not found:
@@ -79,29 +82,31 @@ class Recorder(Recording):
         self._options = options
         self._chosen = choose(found, tracks)
         self._model = model
-        self._ears = self._listen(found)
+        self._cells = CellRuns(options, self.keep, streaming=to is not None)
+        self._ears = self._listeners(found)
         self._runs: dict[str, list[Take]] = {}
-        self._open: dict[tuple[int, CellEar], Steps] = {}
         self._lock = threading.RLock()
-        self._depth: dict[int, int] = {}
         self._handles: list[Any] = []
-        self._entered = 0
+        self._thread: int | None = None
+        self._older: set[int | None] = set()
         self._to = to
+        self._folder: Folder | None = None
 
     def __enter__(self) -> Recorder:
         """Begin to listen."""
-        if self._entered:
+        if self._thread is not None:
             raise BadInput("this recording is under way already: open another one with hs.record for a nested block.")
-        self._entered = threading.get_ident()
+        if self._to is not None and self._folder is None:
+            self._folder = Folder(self._to, {"every": self.every, "tracks": list(self._chosen)})
+        self._thread = threading.get_ident()
         self._older = {thread.ident for thread in threading.enumerate()}
-        with self._lock:
-            _recorders.append(self)
+        _under_way.append(self)
         for ear, scene in self._ears:
             watch(ear.layer.module, scene, ear)
         if not any(ear.layer.module is self._model for ear, _ in self._ears):
             self._handles = [
-                self._model.register_forward_pre_hook(Hook(lambda *_: self._enter_call())),
-                self._model.register_forward_hook(Hook(lambda *_: self._leave_call()), always_call=True),
+                self._model.register_forward_pre_hook(Hook(lambda *_: self._cells.enter(self.hears()))),
+                self._model.register_forward_hook(Hook(lambda *_: self._cells.leave()), always_call=True),
             ]
         return self
 
@@ -115,113 +120,82 @@ class Recorder(Recording):
             handle.remove()
         self._handles = []
         unwind([ear for ear, _ in self._ears])
-        _recorders.remove(self)
-        self._entered = 0
-        for thread, ear in list(self._open):
-            self._close(thread, ear)
+        _under_way.remove(self)
+        self._thread = None
+        self._cells.close_all()
+        if self._folder is not None:
+            self._hand_over(everything=True)
+            self._folder.close()
 
     def hears(self) -> bool:
         """Say whether calls in this thread are recorded: the one of the block, and those started in it.
 
-        A thread that has a recording of its own is heard by that one alone.
+        A thread that has a recording of its own is heard by that one alone. A full disk ends the listening.
         """
-        here = threading.get_ident()
-        if here == self._entered:
-            return True
-        if here in self._older:
+        if self._folder is not None and self._folder.stopped is not None:
             return False
-        return not any(other._entered == here for other in _recorders)
+        here = threading.get_ident()
+        if here == self._thread:
+            return True
+        return here not in self._older and not any(other._thread == here for other in _under_way)
 
-    # What the scenes report.
+    def flush(self) -> None:
+        """Write to disk what is still waiting to be; without `to` there is nothing to do."""
+        if self._folder is not None:
+            with self._lock:
+                self._hand_over()
+                self._folder.flush()
 
-    def take_fused(self, ear: FusedEar, track: str, padded: Padded) -> None:
-        """Keep one track of a fused call."""
-        self._keep(Take(track, ear.layer.kind, self._options, padded.layout.lengths, padded.initial, padded))
+    @property
+    def cells(self) -> CellRuns:
+        """The runs of cells that are under way."""
+        return self._cells
 
-    def take_output(self, ear: FusedEar, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Keep what little is known of a layer that does not call torch's kernels: its outputs."""
-
-    def take_step(self, ear: CellEar, step: scenes.Step) -> None:
-        """Add one step to a cell's run."""
-        key = threading.get_ident(), ear
-        given = step.given()
-        after = step.after()
-        rows = next(iter(after.values())).rows
-        steps = self._open.get(key)
-        if steps is not None and (rows > steps.lengths[-1] or (self._alone(ear) and not steps.goes_on(given))):
-            self._close(*key)
-            steps = None
-        if steps is None:
-            first = step.initial() if given is None else given
-            initial = {name: self._options.cast(p.flat(p.tensor.detach())).clone() for name, p in first.items()}
-            thin = self._options if not ear.reverse else Options(**{**_fields(self._options), "every": 1})
-            steps = self._open[key] = Steps(thin, rows, initial)
-        steps.add(after, step.gates)
-
-    def close_run(self, ear: CellEar, *, batch: int | None = None, lengths: Tensor | None = None) -> None:
-        """End a cell's run in this thread, if there is one."""
-        self._close(threading.get_ident(), ear, batch=batch, lengths=lengths)
-
-    def drop_run(self, ear: CellEar) -> None:
-        """Forget a cell's run in this thread."""
-        self._open.pop((threading.get_ident(), ear), None)
-
-    def _alone(self, ear: CellEar) -> bool:
-        return not self._depth.get(threading.get_ident()) and ear.stack is None
-
-    def _close(self, thread: int, ear: CellEar, *, batch: int | None = None, lengths: Tensor | None = None) -> None:
-        steps = self._open.pop((thread, ear), None)
-        if steps is not None:
-            self._keep(self._joined(ear, steps, batch, lengths))
-
-    def _joined(self, ear: CellEar, steps: Steps, batch: int | None, lengths: Tensor | None) -> Take:
-        arranged = Arranged.of(steps, batch or steps.batch, lengths, reverse=ear.reverse)
-        kind = ear.layer.kind
-        return Take(
-            ear.track, kind, self._options, arranged.lengths, arranged.initial(), arranged, thinned=not ear.reverse
-        )
-
-    def _keep(self, take: Take) -> None:
-        if self._options.device is not None or self.every > 1:
-            take.settle()
+    def keep(self, take: Take, *, last: bool = True) -> None:
+        """Keep a run, in memory or on disk."""
         with self._lock:
+            if self._folder is not None and not last:
+                self._folder.add(take, last=False)
+                return
+            if self._folder is not None or self._options.device is not None or self.every > 1:
+                take.settle()
             self._runs.setdefault(take.track, []).append(take)
+            if self._folder is not None:
+                self._hand_over()
 
-    def _enter_call(self) -> None:
-        here = threading.get_ident()
-        if self.hears():
-            if not self._depth.get(here):
-                self._close_all(here)  # steps taken outside any call of the model
-            self._depth[here] = self._depth.get(here, 0) + 1
+    def _hand_over(self, *, everything: bool = False) -> None:
+        # A run whose gradients are still to come waits for them, as long as its graph lives.
+        assert self._folder is not None
+        for track, takes in self._runs.items():
+            ready = [take for take in takes if everything or not self._options.grads or not take.source.expects_grads()]
+            for take in ready:
+                self._folder.add(take)
+            self._runs[track] = [take for take in takes if take not in ready]
 
-    def _leave_call(self) -> None:
-        here = threading.get_ident()
-        if self._depth.get(here):
-            self._depth[here] -= 1
-            if not self._depth[here]:
-                self._close_all(here)
-
-    def _close_all(self, thread: int) -> None:
-        for key in list(self._open):
-            if key[0] == thread:
-                self._close(*key)
-
-    # What a Recording needs.
+    @property
+    def stopped(self) -> str | None:  # type: ignore[override]
+        """Why and where a recording to disk ended early."""
+        return None if self._folder is None else self._folder.stopped
 
     def _tracks(self) -> dict[str, int]:
-        found = {track: len(runs) for track, runs in self._runs.items()}
-        for _, ear in list(self._open):
-            found[ear.track] = found.get(ear.track, 0) + 1
-        return {track: found[track] for track in self._chosen if track in found}
+        written = {} if self._folder is None else self._folder.counts
+        counts = {track: written.get(track, 0) + len(self._runs.get(track, ())) for track in self._chosen}
+        for ear in self._cells.under_way():
+            counts[ear.track] += 1
+        return {track: count for track, count in counts.items() if count}
 
     def _known(self) -> tuple[str, ...]:
         return self._chosen
 
     def _load(self, track: str) -> list[Trajectory]:
-        under_way = [self._joined(e, s, None, None) for (_, e), s in list(self._open.items()) if e.track == track]
-        return [take.trajectory() for take in [*self._runs.get(track, []), *under_way]]
+        on_disk: list[Trajectory] = []
+        if self._folder is not None:
+            self._folder.flush()
+            on_disk = Loaded(self._folder.path)._load(track)
+        takes = [*self._runs.get(track, []), *self._cells.takes(track)]
+        return [*on_disk, *(take.trajectory() for take in takes)]
 
-    def _listen(self, found: list[Layer]) -> list[tuple[Any, Any]]:
+    def _listeners(self, found: list[Layer]) -> list[tuple[Any, Any]]:
         ears: list[tuple[Any, Any]] = []
         for layer in found:
             wanted = {place: track for place, track in enumerate(layer.tracks) if track in self._chosen}
@@ -229,10 +203,9 @@ class Recorder(Recording):
                 continue
             if isinstance(layer.module, Recurrent):
                 stack = StackEar(self, layer, self._options)
-                inside = layer.module.cells()
-                ends = 2 if layer.module.bidirectional else 1
+                cells, ends = layer.module.cells(), 2 if layer.module.bidirectional else 1
                 stack.cells = [
-                    CellEar(self, as_layer(inside[place]), self._options, track, stack, place % ends == 1)
+                    CellEar(self, as_layer(cells[place]), self._options, track, True, place % ends == 1)
                     for place, track in wanted.items()
                 ]
                 ears += [(stack, scenes.STACK), *((cell, scenes.CELL) for cell in stack.cells)]
@@ -243,17 +216,7 @@ class Recorder(Recording):
         return ears
 
 
-_recorders: list[Recorder] = []
-
-
-def _fields(options: Options) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in Options.__slots__}
-
-
-def _check_every(every: int) -> int:
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise BadInput(f"every is {every!r}, but a whole number from 1 is needed: every=2 keeps steps 0, 2, 4, …")
-    return every
+_under_way: list[Recorder] = []
 
 
 def choose(found: list[Layer], tracks: Tracks | None) -> tuple[str, ...]:
@@ -266,12 +229,10 @@ def choose(found: list[Layer], tracks: Tracks | None) -> tuple[str, ...]:
     else:
         chosen = set()
         for name in [tracks] if isinstance(tracks, str) else tracks:
-            named = {t for t, layer in everything.items() if name in (t, layer.name)}
+            named = {track for track, layer in everything.items() if name in (track, layer.name)}
             if not named:
                 raise UnknownTrack(f"no track or layer is named {name!r}. The tracks are: {', '.join(everything)}.")
             chosen |= named
     if not chosen:
         raise BadInput(f"tracks={tracks!r} chooses nothing. The tracks are: {', '.join(everything)}.")
     return tuple(track for track in everything if track in chosen)
-
-

@@ -15,6 +15,7 @@ from .exact import judge, same_bits, trusted
 from .padded import Layout, pad
 from .reconstruction import activated_gates
 from .steps import Placed
+from .takes import Take
 from .taps import close_step, open_step
 
 if TYPE_CHECKING:
@@ -53,10 +54,8 @@ class FusedScene:
             for ear in frame.listeners:
                 need = layerwise.Need(ear.options.gates, ear.options.grads)
                 for place, track in ear.tracks.items():
-                    ear.recording.take_fused(ear, track, pad(passes[place], layout, need))
-        if not frame.notes:
-            for ear in frame.listeners:
-                ear.recording.take_output(ear, args, kwargs, result)
+                    padded = pad(passes[place], layout, need)
+                    ear.recording.keep(Take(track, ear.layer.kind, ear.options, layout.lengths, padded.initial, padded))
 
     def fail(self, frame: Frame) -> None:
         """A call that raised left nothing whole."""
@@ -88,8 +87,7 @@ class CellScene:
             names = calls.GATES[kind]
             gates |= dict(zip(names, activated.chunk(len(names), -1), strict=True))
         for ear in frame.listeners:
-            step = Step(ear, args, kwargs, result, gates if ear.options.gates else {})
-            ear.recording.take_step(ear, step)
+            ear.recording.cells.step(ear, Step(ear, args, kwargs, result, gates if ear.options.gates else {}))
 
     def fail(self, frame: Frame) -> None:
         """Put the taps of the failed step away."""
@@ -103,7 +101,7 @@ class StackScene:
         """Start a run for every cell."""
         for ear in frame.listeners:
             for cell in ear.cells:
-                ear.recording.close_run(cell)
+                ear.recording.cells.close(cell)
 
     def intercepted(self, frame: Frame) -> None:
         """Let everything pass."""
@@ -114,13 +112,13 @@ class StackScene:
             batch, _ = ear.layer.rows(args, kwargs)
             lengths = _lengths(args, kwargs)
             for cell in ear.cells:
-                ear.recording.close_run(cell, batch=batch, lengths=lengths)
+                ear.recording.cells.close(cell, batch=batch, lengths=lengths)
 
     def fail(self, frame: Frame) -> None:
         """Forget runs whose rows nobody can put in order any more."""
         for ear in frame.listeners:
             for cell in ear.cells:
-                ear.recording.drop_run(cell)
+                ear.recording.cells.drop(cell)
 
 
 def _torch_step(kind: str, function: Any, args: tuple[Any, ...]) -> tuple[Any, Tensor]:

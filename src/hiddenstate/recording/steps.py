@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from weakref import ref
 
 import torch
 from torch import Tensor
 
 from ..errors import BadInput
+from .gradients import Graph, listen
 from .takes import Options
 
 
@@ -40,19 +41,26 @@ class Steps:
     count: int = 0  # steps that were run
     nbytes: int = 0
     lengths: list[int] = field(default_factory=list)  # rows at each step
+    rows: list[int] = field(default_factory=list)  # rows at each kept step
     parts: dict[str, list[Tensor]] = field(default_factory=dict)
     named: list[dict[str, Tensor]] = field(default_factory=list)  # gates of each kept step
     seen: list[dict[str, Tensor]] = field(default_factory=list)  # gradients of each kept step
+    graph: ref[Graph] | None = None
+    axes: dict[str, int | None] = field(default_factory=dict)
+    alive: int = 0  # rows at the last step
+    pieces: int = 0  # written to disk already
     last: dict[str, Tensor] = field(default_factory=dict)  # the state after the last step, in the cell's own memory
 
     def add(self, state: dict[str, Placed], gates: dict[str, Tensor]) -> None:
         """Take in one step: its state, still in the graph, and what was tapped on the way."""
         rows = next(iter(state.values())).rows
         self.lengths.append(rows)
+        self.alive = rows
         self.last = {name: part.tensor.detach() for name, part in state.items()}  # so that its memory is not reused
         self.count += 1
         if (self.count - 1) % self.options.every:
             return
+        self.rows.append(rows)
         for name, part in state.items():
             kept = self.options.cast(part.flat(part.tensor.detach()))
             kept = kept.clone() if kept.data_ptr() == part.tensor.data_ptr() else kept
@@ -91,20 +99,25 @@ class Steps:
         return kept
 
     def _listen(self, state: dict[str, Placed]) -> None:
-        seen = self.seen[-1]
-
-        def hook_for(name: str, part: Placed) -> Callable[[Tensor], None]:
-            flat = Placed(torch.empty(0), part.axis).flat  # without the part, which would keep its own graph alive
-
-            def hook(grad: Tensor) -> None:
-                grad = flat(grad.detach())
-                seen[name] = seen[name] + grad if name in seen else grad.clone()
-
-            return hook
-
+        graph = self.graph() if self.graph is not None else None
+        if graph is None:
+            graph = Graph()
+            self.graph = ref(graph)
         for name, part in state.items():
-            if part.tensor.requires_grad:
-                part.tensor.register_hook(hook_for(name, part))
+            listen(part.tensor, self.seen[-1], name, graph)
+        self.axes = {name: part.axis for name, part in state.items()}
+
+    def expects_grads(self) -> bool:
+        """Say whether a backward pass may still bring the first gradients."""
+        return not any(self.seen) and self.graph is not None and self.graph() is not None
+
+    def split(self) -> Steps:
+        """Part with the steps so far, which are returned, and go on."""
+        head = replace(self)
+        self.batch, self.nbytes = self.lengths[-1], 0
+        self.lengths, self.rows, self.parts, self.named, self.seen = [], [], {}, [], []
+        self.pieces += 1
+        return head
 
     def row_lengths(self) -> Tensor:
         """Return how many steps each row had."""
@@ -123,15 +136,15 @@ class Steps:
 
     def grads(self) -> dict[str, Tensor]:
         """Return the gradient of each part at every step."""
-        names = dict.fromkeys(name for step in self.seen for name in step)
-        return {name: self._join(self._filled(name, self.seen, 0.0)) for name in names}
+        flat = [{name: Placed(grad, self.axes[name]).flat(grad) for name, grad in step.items()} for step in self.seen]
+        names = dict.fromkeys(name for step in flat for name in step)
+        return {name: self._join(self._filled(name, flat, 0.0)) for name in names}
 
     def _filled(self, name: str, steps: list[dict[str, Tensor]], value: float) -> list[Tensor]:
         like = next(step[name] for step in steps if name in step)
-        rows = self.lengths[:: self.options.every]
         return [
             step[name] if name in step else like.new_full((count, like.shape[1]), value)
-            for step, count in zip(steps, rows, strict=True)
+            for step, count in zip(steps, self.rows, strict=True)
         ]
 
     def _join(self, steps: list[Tensor]) -> Tensor:

@@ -46,6 +46,9 @@ class Source(Protocol):
     def grads(self) -> dict[str, Tensor]:
         """Return the gradient of each part, as far as backward passes have brought any."""
 
+    def expects_grads(self) -> bool:
+        """Say whether a backward pass may still bring the first gradients."""
+
 
 @dataclass(slots=True, eq=False)
 class Take:
@@ -58,8 +61,9 @@ class Take:
     initial: Mapping[str, Tensor]  # part -> (batch, unit); empty where nobody knows
     source: Source
     thinned: bool = False  # the source has left out steps already
+    run: int = 0  # its number among those of its track, and of the piece among those of the run, where it is on disk
+    piece: int = 0
     _values: dict[str, Tensor] = field(default_factory=dict)
-    _grads: dict[str, Tensor] = field(default_factory=dict)
 
     def settle(self) -> Take:
         """Work out all values now, and let go of what they came from; gradients may still arrive."""
@@ -79,6 +83,16 @@ class Take:
         if not self.options.grads:
             return self._values
         return self._values | {f"grads.{n}": keep(g) for n, g in self.source.grads().items()}
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all values."""
+        return sum(value.nbytes for value in self.values().values())
+
+    def entries(self) -> dict[str, Tensor]:
+        """Return all that a file needs to hold, by flat names."""
+        initial = {f"initial.{name}": self.options.cast(part) for name, part in self.initial.items()}
+        return {**self.values(), **initial, "lengths": self.lengths}
 
     def trajectory(self) -> Trajectory:
         """Return the run as a Trajectory."""

@@ -1,0 +1,214 @@
+"""A recording on disk: a folder of safetensors files, one after another."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import warnings
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import BadInput, RecordingFileError, RecordingWarning
+from . import shards
+from .recording import Recording
+from .takes import Take, assemble
+from .trajectory import Trajectory
+
+_TITLE = "recording.json"
+_VERSION = 1
+_ROOM = 4096  # the title page is this long from the start, so that its last words fit on a disk that is full
+_SHARD = 32 * 2**20  # bytes of waiting runs that are written at once
+
+
+class Folder:
+    """The writing end: takes come in, files come out, memory stays bounded."""
+
+    def __init__(self, path: str | PathLike[str], about: dict[str, Any]) -> None:
+        """Begin a recording in a folder that holds none."""
+        self.path = Path(path)
+        self.stopped: str | None = None
+        self._about = {"format": "hiddenstate.recording", "version": _VERSION, "closed": False, **about}
+        self._waiting: list[Take] = []
+        self._bytes = self._written = 0
+        self._runs: dict[str, int] = {}
+        self._started = self._flushed = time.monotonic()
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise BadInput(f"to={os.fspath(self.path)!r} is a file, but a recording is a folder. Name a new one.")
+        if (self.path / _TITLE).exists():
+            raise BadInput(
+                f"to={os.fspath(self.path)!r} holds another recording already, which is not written over. "
+                f"Name a new folder, or remove this one."
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._title()
+
+    def _title(self) -> None:
+        text = json.dumps({**self._about, "stopped": self.stopped}).encode()
+        with open(self.path / _TITLE, "r+b" if (self.path / _TITLE).exists() else "wb") as file:
+            file.write(text.ljust(_ROOM))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many runs each track has here."""
+        return dict(self._runs)
+
+    def add(self, take: Take, *, last: bool = True) -> None:
+        """Take in a run, or with `last=False` a piece of one that goes on."""
+        if self.stopped is not None:
+            return
+        take.run = self._runs.get(take.track, 0)
+        if last:
+            self._runs[take.track] = take.run + 1
+        self._bytes += take.settle().nbytes
+        self._waiting.append(take)
+        # A kill may cost a hundredth of the recording at most, and a long one does not fall into too many files.
+        age = time.monotonic() - self._flushed
+        if not self._written or self._bytes >= _SHARD or age > 0.2 + 0.01 * (self._flushed - self._started):
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is waiting."""
+        if not self._waiting or self.stopped is not None:
+            return
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        tensors: dict[str, Tensor] = {}
+        note = []
+        for take in waiting:
+            prefix = f"{take.track}/{take.run}/{take.piece}/"
+            tensors |= {prefix + name: value for name, value in take.entries().items()}
+            note.append({"track": take.track, "run": take.run, "piece": take.piece, "kind": take.kind})
+        try:
+            shards.write(self.path / f"{self._written:06d}.safetensors", tensors, note)
+        except OSError as error:
+            self._stop(waiting[0], error)
+            return
+        self._written += 1
+        self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        """Write the rest, and say that the recording is whole."""
+        self.flush()
+        self._about["closed"] = True
+        with contextlib.suppress(OSError):  # a full disk: the folder then says that it was not closed
+            self._title()
+            for path in self.path.iterdir():
+                handle = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
+
+    def _stop(self, take: Take, error: OSError) -> None:
+        self.stopped = (
+            f"the recording stops before run {take.run} of {take.track!r}: {error.strerror or error} in "
+            f"{os.fspath(self.path)}. What was written before is whole; the model runs on unrecorded."
+        )
+        with contextlib.suppress(OSError):
+            self._title()
+        with contextlib.suppress(RecordingWarning):  # made an error by a filter, it would stop the run after all
+            warnings.warn(self.stopped, RecordingWarning, stacklevel=2)
+
+
+class Loaded(Recording):
+    """A recording that is read from disk as it is looked at."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        """Read the title and the headers."""
+        self.path = Path(path)
+        about = _about(self.path)
+        self.every = int(about["every"])
+        self._names = tuple(about["tracks"])
+        files = sorted(self.path.glob("*.safetensors"))
+        self._pieces: dict[str, list[list[tuple[shards.Shard, dict[str, Any]]]]] = {}
+        for file in files:
+            shard = shards.Shard.open(file)
+            for piece in shard.note:
+                runs = self._pieces.setdefault(piece["track"], [])
+                if piece["run"] >= len(runs):
+                    runs.append([])
+                runs[-1].append((shard, piece))
+        self.stopped = about.get("stopped")
+        if self.stopped is None and not about["closed"]:
+            self.stopped = "the recording was not closed: what follows was flushed before its process ended"
+
+    def _tracks(self) -> dict[str, int]:
+        return {track: len(self._pieces[track]) for track in self._names if track in self._pieces}
+
+    def _known(self) -> tuple[str, ...]:
+        return self._names
+
+    def _load(self, track: str) -> list[Trajectory]:
+        return [self._run(track, pieces) for pieces in self._pieces.get(track, [])]
+
+    def _run(self, track: str, pieces: list[tuple[shards.Shard, dict[str, Any]]]) -> Trajectory:
+        read = [_entries(shard, piece) for shard, piece in pieces]
+        lengths = _joined_rows([entries.pop("lengths") for entries in read])
+        initial = {n.partition(".")[2]: read[0].pop(n) for n in list(read[0]) if n.startswith("initial.")}
+        names = [name for name in read[0] if all(name in entries for entries in read)]
+        values = {name: _joined([entries[name] for entries in read], len(lengths)) for name in names}
+        kind = pieces[0][1]["kind"]
+        every = self.every
+        return assemble(
+            values, initial, lengths=(lengths + every - 1) // every, track=track, kind=kind, every=every
+        )
+
+
+def load_recording(path: str | PathLike[str]) -> Recording:
+    """Return the recording in a folder that `record(..., to=path)` wrote; values are read as they are looked at.
+
+    >>> import tempfile, pathlib
+    >>> path, gru = pathlib.Path(tempfile.mkdtemp()) / "run", torch.nn.GRU(3, 8)
+    >>> with hs.record(gru, to=path):
+    ...     out, _ = gru(torch.randn(5, 2, 3))
+    >>> hs.load_recording(path)["l0"].h.shape
+    torch.Size([2, 5, 8])
+    """
+    return Loaded(path)
+
+
+def _about(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise FileNotFoundError(f"there is no folder {os.fspath(path)}")
+    try:
+        about: dict[str, Any] = json.loads((path / _TITLE).read_bytes())
+        if about["format"] != "hiddenstate.recording":
+            raise ValueError(f"format {about['format']!r}")
+        if about["version"] != _VERSION:
+            raise RecordingFileError(
+                f"{os.fspath(path)} has version {about['version']} of the recording format, but this library reads "
+                f"version {_VERSION}. A newer hiddenstate wrote it: upgrade to read it."
+            )
+        _ = about["every"], about["tracks"], about["closed"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, RecordingFileError):
+            raise
+        raise RecordingFileError(
+            f"{os.fspath(path)} holds no recording: its {_TITLE} is missing or damaged ({error}). "
+            f"A recording is the whole folder that hs.record(..., to=folder) wrote."
+        ) from error
+    return about
+
+
+def _entries(shard: shards.Shard, piece: dict[str, Any]) -> dict[str, Tensor]:
+    prefix = f"{piece['track']}/{piece['run']}/{piece['piece']}/"
+    return {name.removeprefix(prefix): shard.read(name) for name in shard.entries if name.startswith(prefix)}
+
+
+def _joined(pieces: list[Tensor], batch: int) -> Tensor:
+    if len(pieces) == 1:
+        return pieces[0]
+    return torch.cat([torch.nn.functional.pad(p, (0, 0, 0, batch - p.shape[1])) for p in pieces])
+
+
+def _joined_rows(pieces: list[Tensor]) -> Tensor:
+    batch = max(len(piece) for piece in pieces)
+    return torch.stack([torch.nn.functional.pad(piece, (0, batch - len(piece))) for piece in pieces]).sum(0)
