@@ -8,4 +8,4 @@ from .recording import Recording
 from .taps import tap
 from .trajectory import Trajectory
 
-__all__ = ["Layer", "Recording", "Trajectory", "as_layer", "layers", "record", "tap"]
+__all__ = ["Layer", "Recording", "Trajectory", "as_layer", "layers", "load_recording", "record", "tap"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_VF: Any = torch._VF  # type: ignore[attr-defined]
+_VF: Any = torch._VF
 
 FUSED: dict[Any, str] = {
     _VF.lstm: "lstm",
@@ -41,8 +41,9 @@ class Weights:
     @staticmethod
     def of(flat: Sequence[Tensor], bias: bool) -> Weights:
         """Name the tensors of one track, in the order in which torch lays them flat."""
-        rest = list(flat[4:] if bias else flat[2:])
-        return Weights(flat[0], flat[1], *(flat[2:4] if bias else (None, None)), rest[0] if rest else None)
+        b_ih, b_hh = (flat[2], flat[3]) if bias else (None, None)
+        rest = flat[4:] if bias else flat[2:]
+        return Weights(flat[0], flat[1], b_ih, b_hh, rest[0] if rest else None)
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Weights:
         """Apply `fn` to every tensor there is."""
@@ -97,10 +98,10 @@ def parse(function: Any, args: tuple[Any, ...]) -> Call | None:
 
 
 class Intercept(TorchFunctionMode):
-    """Hands calls of some torch functions to `handle(function, args, kwargs)`; all else goes its way."""
+    """Hands calls of some torch functions to `handle(function, args)`; all else goes its way."""
 
     def __init__(self, functions: dict[Any, str], handle: Callable[[Any, tuple[Any, ...]], Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._functions = functions
         self._handle = handle
 

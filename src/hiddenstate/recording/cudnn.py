@@ -13,7 +13,7 @@ _generators: dict[torch.device, torch.Generator] = {}
 
 def takes(call: Call) -> bool:
     """Say whether torch hands this call to cuDNN."""
-    return call.data.is_cuda and torch.backends.cudnn.is_acceptable(call.data)
+    return call.data.is_cuda and bool(torch.backends.cudnn.is_acceptable(call.data))  # type: ignore[no-untyped-call]
 
 
 def flattened(call: Call, layer: int) -> list[Tensor]:

@@ -157,9 +157,7 @@ class Loaded(Recording):
         values = {name: _joined([entries[name] for entries in read], len(lengths)) for name in names}
         kind = pieces[0][1]["kind"]
         every = self.every
-        return assemble(
-            values, initial, lengths=(lengths + every - 1) // every, track=track, kind=kind, every=every
-        )
+        return assemble(values, initial, lengths=(lengths + every - 1) // every, track=track, kind=kind, every=every)
 
 
 def load_recording(path: str | PathLike[str]) -> Recording:

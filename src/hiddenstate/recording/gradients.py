@@ -66,14 +66,14 @@ def listen(tensor: Tensor, seen: dict[K, Tensor], key: K, graph: Graph) -> None:
         seen[key] = seen[key] + grad if key in seen else grad.clone()
 
     if tensor.requires_grad:
-        tensor.register_hook(hook)
+        tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def through_time(take: Padded, out: Tensor | None, ends: dict[str, Tensor | None]) -> dict[str, Tensor]:
     """Return dL/dh and dL/dc at every step, `(time, batch, unit)`, from gradients that came from outside."""
     if out is None and not any(end is not None for end in ends.values()):
         return {}
-    step = {"lstm": _Lstm, "gru": _Gru}.get(take.kind, _Rnn)(take)
+    step: _Lstm | _Gru | _Rnn = _Lstm(take) if take.kind == "lstm" else _Gru(take) if take.kind == "gru" else _Rnn(take)
     grads = {part: torch.zeros_like(values) for part, values in take.states().items()}
     later = {part: torch.zeros_like(values[0]) for part, values in take.states().items()}
     order = range(len(take.h)) if take.reverse else reversed(range(len(take.h)))
@@ -106,7 +106,12 @@ class _Lstm:
         raw = dh if weights.projection is None else dh @ weights.projection
         dc = grad["c"] + raw * o * (1 - squashed**2)
         pre = torch.cat(
-            [dc * g * i * (1 - i), dc * self.before[t] * f * (1 - f), dc * i * (1 - g**2), raw * squashed * o * (1 - o)],
+            [
+                dc * g * i * (1 - i),
+                dc * self.before[t] * f * (1 - f),
+                dc * i * (1 - g**2),
+                raw * squashed * o * (1 - o),
+            ],
             dim=1,
         )
         return {"h": dh, "c": dc}, {"h": pre @ weights.hh, "c": dc * f}

@@ -19,6 +19,7 @@ from .exact import judge, same_bits, trusted
 from .gradients import Direct
 
 Parts = tuple[Tensor, ...]
+Layered = tuple[Tensor, list[Parts], list[tuple[Tensor | None, Tensor | None]] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def run(call: Call, need: Need) -> tuple[tuple[Tensor, ...], list[Pass]]:
     if onednn.takes(call):
         x = x.contiguous()  # as torch does once, before the first layer
     # Views, not copies: matrix products may round differently when their operands lie at other addresses.
-    states = [part.split(call.directions, 0) for part in call.state]
+    states = [torch.split(part, call.directions) for part in call.state]
     finals: list[list[Tensor]] = [[] for _ in call.state]
     passes: list[Pass] = []
     out = x
@@ -65,9 +66,7 @@ def run(call: Call, need: Need) -> tuple[tuple[Tensor, ...], list[Pass]]:
     return (output, *(torch.stack(parts, 0) for parts in finals)), passes
 
 
-def _layer(
-    call: Call, layer: int, x: Tensor, state: Parts, need: Need
-) -> tuple[Tensor, list[Parts], list[tuple[Tensor | None, Tensor | None]] | None]:
+def _layer(call: Call, layer: int, x: Tensor, state: Parts, need: Need) -> Layered:
     """Run one layer: its output, the final parts of each direction, and gates and cells where they came for free."""
     way = _way(call, layer, x, need)
     if way is None:
@@ -75,7 +74,8 @@ def _layer(
     key, ours = way
     weights = _tracks(call, layer)
     if trusted(key):
-        return ours(x, _sides(state), weights)
+        result: Layered = ours(x, _sides(state), weights)
+        return result
     out, ends = _plain(call, layer, x, state)
     if trusted(key) is False:
         return out, ends, None
@@ -136,10 +136,8 @@ def _joined(left: stepping.Kept, *, packed: bool) -> tuple[Tensor, Tensor | None
 
 
 def _plain(call: Call, layer: int, x: Tensor, state: Parts) -> tuple[Tensor, list[Parts]]:
-    if cudnn.takes(call) and call.layers > 1:
-        flat = cudnn.flattened(call, layer)
-    else:
-        flat = list(call.weights(layer))
+    alone = call.layers == 1 or not cudnn.takes(call)
+    flat = list(call.weights(layer)) if alone else cudnn.flattened(call, layer)
     hx = state if call.kind == "lstm" else state[0]
     settings = (hx, flat, call.bias, 1, 0.0, call.training, call.bidirectional)
     if call.batch_sizes is None:

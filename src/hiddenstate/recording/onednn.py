@@ -14,7 +14,7 @@ _LSTM = 2  # oneDNN's number for the kind of network
 
 def takes(call: Call) -> bool:
     """Say whether torch hands this call to oneDNN."""
-    if call.kind != "lstm" or call.batch_sizes is not None or not torch.backends.mkldnn.is_available():
+    if call.kind != "lstm" or call.batch_sizes is not None or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     tensors = (call.data, *call.state, *call.flat)
     return (
@@ -28,14 +28,13 @@ def takes(call: Call) -> bool:
 
 
 def track(x: Tensor, state: tuple[Tensor, ...], weights: Weights, *, reverse: bool) -> tuple[Tensor, ...]:
-    """Run one layer and direction over `x (time, batch, feature)`: output, h, c, and (with grad mode on) a workspace."""
+    """Run one layer and direction over `x (time, batch, feature)`: output, h, c, and in grad mode a workspace."""
     bias = weights.bias_ih is not None
     hidden = weights.hh.shape[1]
-    b_ih, b_hh = (
-        (weights.bias_ih, weights.bias_hh) if bias else (torch.zeros_like(weights.ih), torch.zeros_like(weights.hh))
-    )
+    b_ih = torch.zeros_like(weights.ih) if weights.bias_ih is None else weights.bias_ih  # as torch fills the place
+    b_hh = torch.zeros_like(weights.hh) if weights.bias_hh is None else weights.bias_hh
     h, c = (part.contiguous() for part in state)
-    result: tuple[Tensor, ...] = torch.mkldnn_rnn_layer(  # type: ignore[attr-defined]
+    result: tuple[Tensor, ...] = torch.mkldnn_rnn_layer(
         x, weights.ih, weights.hh, b_ih, b_hh, h, c, reverse, [], _LSTM, hidden, 1, bias, False, False, True
     )
     return result

@@ -113,7 +113,9 @@ class Padded:
             return torch.cat([first.unsqueeze(0), values[:-1]])
         before = torch.cat([values[1:], torch.zeros_like(first).unsqueeze(0)])
         last = (self.layout.lengths - 1).to(values.device)
-        return torch.where((torch.arange(len(values), device=values.device).unsqueeze(1) == last).unsqueeze(-1), first, before)
+        return torch.where(
+            (torch.arange(len(values), device=values.device).unsqueeze(1) == last).unsqueeze(-1), first, before
+        )
 
     def grads(self) -> dict[str, Tensor]:
         """Return the gradient of each part at every step, where a backward pass has brought any."""

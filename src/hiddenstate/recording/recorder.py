@@ -76,7 +76,7 @@ class Recorder(Recording):
         if not found:
             raise NotRecurrent(
                 f"{type(model).__name__} has no recurrent layer, so there is no state to record. A cell of your own is "
-                f"found by its initial_state(batch), or by hidden_size and forward(x, state); hs.register teaches others."
+                f"found by its initial_state(batch), or by hidden_size and forward(x, state); else by hs.register."
             )
         self.every = options.every
         self._options = options

@@ -63,7 +63,7 @@ class Recording(Mapping[str, Trajectory]):
         return sum(run.nbytes for track in self for run in self.runs(track))
 
     def numpy(self) -> dict[str, Any]:
-        """Return the arrays of each track: a dict as `Trajectory.numpy` gives it, or a list of them for several runs."""
+        """Return for each track a dict of arrays as `Trajectory.numpy` gives it, or a list of them for several runs."""
         return {track: _one([run.numpy() for run in self.runs(track)]) for track in self}
 
     def to_xarray(self) -> dict[str, Any]:
@@ -72,14 +72,16 @@ class Recording(Mapping[str, Trajectory]):
 
     def __str__(self) -> str:
         """Return a table with one line for each run."""
-        rows = [("track", "kind", "run", "batch", "time", "unit", "kept", "bytes")]
+        rows: list[tuple[str, ...]] = [("track", "kind", "run", "batch", "time", "unit", "kept", "bytes")]
         for track in self:
             runs = self.runs(track)
             rows += [_row(track, run, f"{n + 1} of {len(runs)}") for n, run in enumerate(runs[:_SHOWN])]
             if len(runs) > _SHOWN:
                 rows.append((track, "", f"… {len(runs)} runs", "", "", "", "", ""))
         if len(rows) == 1:
-            return "nothing recorded yet: call the model inside the block" + (f"\n{self.stopped}" if self.stopped else "")
+            return "nothing recorded yet: call the model inside the block" + (
+                f"\n{self.stopped}" if self.stopped else ""
+            )
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         table = "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
         return f"{table}\n{self.stopped}" if self.stopped else table

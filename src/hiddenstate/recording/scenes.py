@@ -191,8 +191,8 @@ def _lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         sizes = x.batch_sizes.cpu()
         lengths = (torch.arange(int(sizes[0])) < sizes.unsqueeze(1)).sum(0)
         return lengths if x.unsorted_indices is None else lengths[x.unsorted_indices.cpu()]
-    lengths = kwargs.get("lengths")
-    return None if lengths is None else torch.as_tensor(lengths, dtype=torch.int64).cpu()
+    given = kwargs.get("lengths")
+    return None if given is None else torch.as_tensor(given, dtype=torch.int64).cpu()
 
 
 FUSED, CELL, STACK = FusedScene(), CellScene(), StackScene()

@@ -51,7 +51,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], note: Any) -> None:
             _write(file, len(text).to_bytes(8, "little") + text)
             for value in values:
                 if value.numel():
-                    _write(file, memoryview(value.view(-1).view(torch.uint8).numpy()))
+                    _write(file, value.view(-1).view(torch.uint8).numpy().data)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -69,7 +69,9 @@ def _dtype(name: str, value: Tensor) -> str:
     try:
         return _NAMES[value.dtype]
     except KeyError:
-        raise RecordingFileError(f"{name} is {value.dtype}, which safetensors cannot hold: record with dtype=.") from None
+        raise RecordingFileError(
+            f"{name} is {value.dtype}, which safetensors cannot hold: record with dtype=."
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,5 +115,5 @@ def _packed_reverse(
         state = step(projected.narrow(0, offset, size), state, weights, kept)
         outputs.append(state[0])
     for steps in (outputs, kept.gates, kept.cells):
-        steps.reverse()  # type: ignore[attr-defined]
+        steps.reverse()
     return outputs, state, kept

@@ -77,7 +77,9 @@ class Take:
             found = {f"states.{name}": keep(part) for name, part in self.source.states().items()}
             if self.options.gates:
                 found |= {f"gates.{name}": keep(gate) for name, gate in self.source.gates.items()}
-            if self.options.every > 1 and not self.thinned:  # a slice would hold on to all the steps that nobody asked for
+            if (
+                self.options.every > 1 and not self.thinned
+            ):  # a slice would hold on to all the steps that nobody asked for
                 found = {name: value.clone() for name, value in found.items()}
             self._values = found
         if not self.options.grads:

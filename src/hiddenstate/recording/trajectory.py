@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import BadInput
+from ..errors import BadInput, MissingExtra
 from ..state import State
 
 
@@ -44,7 +47,9 @@ class Trajectory:
             object.__setattr__(self, "lengths", torch.full((batch,), time, dtype=torch.int64, device=self.h.device))
         assert self.lengths is not None
         if self.lengths.shape != (batch,):
-            raise BadInput(f"lengths have shape {tuple(self.lengths.shape)}, but h has {batch} rows: one length for each.")
+            raise BadInput(
+                f"lengths have shape {tuple(self.lengths.shape)}, but h has {batch} rows: one length for each."
+            )
         if batch and not 0 <= int(self.lengths.min()) <= int(self.lengths.max()) <= time:
             raise BadInput(
                 f"lengths go from {int(self.lengths.min())} to {int(self.lengths.max())}, but h has {time} steps."
@@ -64,5 +69,87 @@ class Trajectory:
     @property
     def nbytes(self) -> int:
         """The bytes of all values."""
-        named = [*self.states.values(), *self.gates.values(), *self.grads.values()]
-        return sum(value.numel() * value.element_size() for value in named)
+        return sum(value.numel() * value.element_size() for value in self._named().values())
+
+    def __getitem__(self, where: Any) -> Trajectory:
+        """Return some rows, and some steps of them: `walk[:4]`, `walk[[0, 2], 10:20]`, `walk[:, -5:]`.
+
+        Rows by slice, number, numbers or bool mask; steps by slice. One row is a batch of one. The state before the
+        first step goes along.
+
+        >>> walk = Trajectory(torch.arange(12.0).view(2, 6, 1), torch.tensor([6, 3]))
+        >>> walk[1, 2:].lengths
+        tensor([1])
+        """
+        rows, steps = where if isinstance(where, tuple) and len(where) == 2 else (where, slice(None))
+        start, stop, stride = _span(steps, self.h.shape[1])
+        index = _rows(rows, self.h.shape[0]).to(self.h.device)
+
+        def cut(value: Tensor) -> Tensor:
+            return value.index_select(0, index)[:, start:stop:stride]
+
+        assert self.lengths is not None
+        inside = self.lengths.index_select(0, index.to(self.lengths.device)).clamp(max=stop) - start
+        return replace(
+            self,
+            h=cut(self.h),
+            lengths=(inside.clamp(min=0) + stride - 1) // stride,
+            c=None if self.c is None else cut(self.c),
+            gates={name: cut(gate) for name, gate in self.gates.items()},
+            grads={name: cut(grad) for name, grad in self.grads.items()},
+            others={name: cut(part) for name, part in self.others.items()},
+            initial=self._before(start, index),
+            every=self.every * stride,
+        )
+
+    def _before(self, step: int, rows: Tensor) -> State | None:
+        if step == 0:
+            return None if self.initial is None else self.initial.select(rows)
+        if self.every > 1:
+            return None  # that state was not kept
+        return State({name: part[:, step - 1].index_select(0, rows) for name, part in self.states.items()})
+
+    def numpy(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return all values by name: `h`, `c`, `gates.input`, `grads.h`, …, and `lengths`; bfloat16 as float32."""
+        assert self.lengths is not None
+        values = {**self._named(), "lengths": self.lengths}
+        narrow = {name: v.float() if v.dtype == torch.bfloat16 else v for name, v in values.items()}
+        return {name: value.detach().cpu().numpy() for name, value in narrow.items()}
+
+    def to_xarray(self) -> Any:
+        """Return an `xarray.Dataset` with dims batch, time and unit; `time` counts steps of the run.
+
+        A part of another width than `h`, as the cells of an LSTM with a projection, has a dim of its own: `unit_c`.
+        """
+        try:
+            xarray = import_module("xarray")
+        except ImportError as error:
+            raise MissingExtra(
+                "to_xarray needs xarray, which is not installed: pip install 'hiddenstate[analysis]'."
+            ) from error
+        arrays = self.numpy()
+        width = self.h.shape[2]
+        data: dict[str, Any] = {"lengths": ("batch", arrays.pop("lengths"))}
+        for name, array in arrays.items():
+            unit = "unit" if array.shape[2] == width else f"unit_{name.rpartition('.')[2]}"
+            data[name] = (("batch", "time", unit), array)
+        time = np.arange(self.h.shape[1]) * self.every
+        return xarray.Dataset(data, coords={"time": time}, attrs={"track": self.track, "kind": self.kind})
+
+    def _named(self) -> dict[str, Tensor]:
+        gates = {f"gates.{name}": gate for name, gate in self.gates.items()}
+        return {**self.states, **gates, **{f"grads.{name}": grad for name, grad in self.grads.items()}}
+
+
+def _span(steps: Any, time: int) -> tuple[int, int, int]:
+    if not isinstance(steps, slice) or (steps.step or 1) < 1:
+        raise BadInput(f"steps are chosen by a forward slice, as walk[:, 10:20], but this is {steps!r}.")
+    start, stop, stride = steps.indices(time)
+    return start, max(start, stop), stride
+
+
+def _rows(rows: Any, batch: int) -> Tensor:
+    try:
+        return torch.arange(batch)[[rows] if isinstance(rows, int) else rows].reshape(-1)
+    except (IndexError, TypeError) as error:
+        raise BadInput(f"rows {rows!r} are asked for, but there are {batch}, 0 to {batch - 1}: {error}.") from error

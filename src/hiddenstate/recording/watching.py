@@ -101,7 +101,7 @@ class Watch:
         frame.mode = self.scene.intercepted(frame)
         _local.frames.append(frame)
         if frame.mode is not None:
-            frame.mode.__enter__()
+            frame.mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if not any(frame.watch is self for frame in _local.frames):
@@ -118,7 +118,7 @@ class Watch:
 def _leave() -> Frame:
     frame = _local.frames.pop()
     if frame.mode is not None:
-        frame.mode.__exit__(None, None, None)
+        frame.mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         frame.mode = None
     return frame
 
