@@ -9,6 +9,7 @@
     regularize           penalties on how states move, for any training loop; dropout made for recurrence
     pool                 heads over states in between: Last, Mean, Max, Attention, Taps, …
     plot                 pictures of all of it, each into one `ax` of matplotlib
+    serve                one state for each caller, batched and durable: an engine, a server, a client
     errors               every exception and warning, drawn as a tree
 
 Read on in any part's own docstring: `help(hs.errors)`, `help(hs.State)`.
@@ -45,6 +46,7 @@ __all__ = [
     "record",
     "register",
     "regularize",
+    "serve",
     "tap",
     "tbptt",
     "unroll",
@@ -54,10 +56,12 @@ __all__ = [
 # A name here has its twin under TYPE_CHECKING, so that editors and mypy see it.
 _LAZY: dict[str, str] = {
     "plot": "hiddenstate.plot",
+    "serve": "hiddenstate.serve",
 }
 
 if TYPE_CHECKING:
     from . import plot as plot
+    from . import serve as serve
 
 if not TYPE_CHECKING:  # a checker that saw this would believe in every name
 

@@ -1,0 +1,219 @@
+"""The engine: many callers, one state each, batched into one model call per tick."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from ..errors import BadInput
+from .line import Line
+from .ops import AsyncTicket, Op, Push, Ticket
+from .served import Served
+from .slab import Slab
+from .stats import Snapshot
+from .stores import Store, open_store
+from .verbs import Verbs, checked
+from .worker import Worker
+
+
+class Engine(Verbs):
+    """Serves an unmodified model to many sessions, each with a state of its own.
+
+    An input is acknowledged only after the new state is in the store. A session fed in pieces equals one call:
+
+    >>> model = torch.nn.GRU(3, 4, batch_first=True)
+    >>> x = torch.randn(10, 3)
+    >>> with Engine(model) as engine:
+    ...     session = engine.open()
+    ...     pieces = [engine.push(session, x[:6]), engine.push(session, x[6]), engine.push(session, x[7:])]
+    >>> whole, _ = model(x.unsqueeze(0))
+    >>> torch.allclose(torch.cat([pieces[0], pieces[1].unsqueeze(0), pieces[2]]), whole[0], atol=1e-6)
+    True
+
+    While the engine is open, the model is its own; `shutdown`, or the end of `with`, gives it back as it was.
+    Every verb has a twin for coroutines, called the same with an `a` in front: `await engine.apush(session, x)`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        store: str | Store = "memory:",
+        *,
+        max_batch: int = 256,
+        max_sessions: int = 4096,
+        max_stored: int = 1_000_000,
+        max_pending: int = 100_000,
+        max_wait_ms: float = 2.0,
+        ttl: float | None = None,
+        replay: int = 8,
+        example: Tensor | None = None,
+        init: Any = "zeros",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Check that the model can be served, open the store, and start.
+
+        Args:
+            model: Any model with recurrent layers of which `hs.check_split` holds.
+            store: `memory:`, `sqlite:///path` or `redis://host:port/number`.
+            max_batch: Operations in one tick at most.
+            max_sessions: States held at hand; those of further sessions lie in the store alone until they are needed.
+            max_stored: Sessions in the store at most; further ones are refused (`Overloaded`).
+            max_pending: Operations that may wait at once; further ones are refused.
+            max_wait_ms: How long an input waits at most for others to join its tick. It waits only for as many as came
+                last time, so a lone caller never does.
+            ttl: Seconds without an input after which a session expires; None: never.
+            replay: How many answers of each session are kept, to be given again when an input is repeated.
+            example: An input as the model takes it, where none can be made up.
+            init: What a session starts from, as in `hs.Carry`.
+            clock: Seconds since the epoch.
+        """
+        least = {"max_batch": max_batch, "max_sessions": max_sessions, "max_stored": max_stored}
+        for name, value in {**least, "max_pending": max_pending}.items():
+            if value < 1:
+                raise BadInput(f"{name} is {value}, but 1 or more is needed.")
+        if replay < 0 or max_wait_ms < 0 or (ttl is not None and not ttl > 0):
+            raise BadInput(
+                f"replay is {replay}, max_wait_ms {max_wait_ms} and ttl {ttl}: none of them can be negative."
+            )
+        self._served = Served(model, example=example, init=init)
+        try:
+            self._store = open_store(store)
+            self._store.ttl, self._store.replay = ttl, replay
+            slab = Slab(self._served.initial(), max_sessions)
+            self._slab = slab
+            self._line = Line(most=max_pending, max_wait=max_wait_ms / 1e3)
+            self._worker = Worker(
+                self._served, self._store, self._line, slab=slab, batch=max_batch, limit=max_stored, clock=clock
+            )
+        except BaseException:
+            self._served.close()
+            raise
+        self._closed = False
+
+    # Inputs.
+
+    def push(self, session: str, x: Any, seq: int | None = None, *, timeout: float | None = None) -> Any:
+        """Apply one step, or a piece of any number of steps, and return the model's outputs.
+
+        Args:
+            session: Its name.
+            x: One step as the model sees it, without batch and time, or steps of that shape one after another.
+            seq: The number of this input, counted from 1: a repeated one is answered again and not applied again, a gap
+                is an error. None: whatever comes next.
+            timeout: Seconds to wait for the answer at most.
+        """
+        ticket = Ticket(1)
+        self._line.add([self._push(ticket, 0, session, x, seq)])
+        return _one(ticket.wait(timeout))
+
+    async def apush(self, session: str, x: Any, seq: int | None = None) -> Any:
+        """Do as `push`; cancelled before its tick, the input is not applied."""
+        return await self._later(lambda ticket: self._push(ticket, 0, session, x, seq))
+
+    def push_many(
+        self,
+        sessions: Sequence[str],
+        xs: Sequence[Any] | Tensor,
+        *,
+        seqs: Sequence[int | None] | None = None,
+        errors: Literal["raise", "return"] = "raise",
+    ) -> list[Any]:
+        """Apply one input to each of many sessions at once, and return their outputs in that order.
+
+        Where some fail, the others are applied all the same: the first error is raised, or with `errors="return"` each
+        stands in place of its output.
+        """
+        if errors not in ("raise", "return"):
+            raise BadInput(f"errors is {errors!r}, but it is 'raise' or 'return'.")
+        numbers = seqs if seqs is not None else [None] * len(sessions)
+        if not len(sessions) == len(xs) == len(numbers):
+            raise BadInput(
+                f"there are {len(sessions)} sessions, {len(xs)} inputs and {len(numbers)} numbers of inputs."
+            )
+        if not len(sessions):
+            return []
+        ticket = Ticket(len(sessions))
+        self._line.add(self._pushes(ticket, sessions, xs, numbers))
+        results = ticket.wait(None)
+        if errors == "raise":
+            for result in results:
+                if isinstance(result, Exception):
+                    raise result
+        return results
+
+    # The engine itself.
+
+    @property
+    def fingerprint(self) -> str:
+        """The mark of this model, which every state it makes bears."""
+        return self._served.fingerprint
+
+    @property
+    def hot(self) -> int:
+        """How many states are at hand."""
+        return len(self._slab)
+
+    @property
+    def pending(self) -> int:
+        """How many operations wait or are under way."""
+        return len(self._line)
+
+    def stats(self) -> Snapshot:
+        """Return what the engine has done, in numbers."""
+        return self._worker.stats.snapshot()
+
+    def shutdown(self) -> None:
+        """Take no more, finish and commit what is under way, and give the model back as it was."""
+        self._line.close()
+        if self._closed:
+            return
+        self._closed = True
+        self._worker.join()
+        self._store.close()
+        self._served.close()
+
+    def __enter__(self) -> Engine:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Shut down."""
+        self.shutdown()
+
+    def _push(self, ticket: Ticket, place: int, session: str, x: Any, seq: int | None) -> Push:
+        piece, alone = self._served.read(x)
+        if seq is not None and (isinstance(seq, bool) or not isinstance(seq, int) or seq < 1):
+            raise BadInput(f"seq is {seq!r}, but inputs are numbered from 1 on.")
+        push = Push(checked(session), ticket, place, piece=piece, alone=alone, seq=seq)
+        if piece.device != self._served.layout.device:
+            push.back = piece.device
+        return push
+
+    def _pushes(
+        self, ticket: Ticket, sessions: Sequence[str], xs: Sequence[Any] | Tensor, seqs: Sequence[int | None]
+    ) -> list[Push]:
+        return [
+            self._push(ticket, place, session, x, seq)
+            for place, (session, x, seq) in enumerate(zip(sessions, xs, seqs, strict=True))
+        ]
+
+    def _now(self, ask: Callable[[Ticket], Op]) -> Any:
+        ticket = Ticket(1)
+        self._line.add([ask(ticket)])
+        return _one(ticket.wait(None))
+
+    async def _later(self, ask: Callable[[Ticket], Op]) -> Any:
+        ticket = AsyncTicket(1)
+        self._line.add([ask(ticket)])
+        return _one(await ticket.future)
+
+
+def _one(results: list[Any]) -> Any:
+    (result,) = results
+    if isinstance(result, Exception):
+        raise result
+    return result

@@ -1,0 +1,122 @@
+"""Who is next: operations in the order they came, one at a time for each session."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from ..errors import Overloaded, ServeError
+from .ops import Names, Op
+
+
+class Line:
+    """Operations that wait for their tick. Callers add from any thread; one thread takes, and says when it is done."""
+
+    def __init__(self, *, most: int, max_wait: float) -> None:
+        """Let at most `most` wait at once, and none longer than `max_wait` seconds for others to join its tick."""
+        self._most, self._max_wait = most, max_wait
+        self._changed = threading.Condition(threading.Lock())
+        self._ready: deque[Op] = deque()
+        # Of each session that has an operation ready or under way, those that come after it.
+        self._behind: dict[str, deque[Op] | None] = {}
+        self._delayed: list[tuple[float, int, Op]] = []
+        self._numbers = itertools.count()
+        self._size = 0
+        self._closed = False
+        self._expected = 1  # how many came together last time
+
+    def __len__(self) -> int:
+        """Return how many operations are here, those under way included."""
+        return self._size
+
+    def add(self, ops: Sequence[Op]) -> None:
+        """Let operations stand in line, all or none."""
+        with self._changed:
+            if self._closed:
+                raise ServeError("the engine is closed: it takes no more inputs.")
+            if self._size + len(ops) > self._most:
+                raise Overloaded(
+                    f"{self._size} operations are waiting and {len(ops)} more would make it over {self._most}. "
+                    f"Try again in a moment, or let more wait: Engine(max_pending=...)."
+                )
+            self._size += len(ops)
+            behind, ready = self._behind, self._ready
+            for op in ops:
+                if op.session in behind and not isinstance(op, Names):
+                    queue = behind[op.session]
+                    if queue is None:
+                        queue = behind[op.session] = deque()
+                    queue.append(op)
+                    continue
+                if not isinstance(op, Names):
+                    behind[op.session] = None
+                ready.append(op)
+            self._changed.notify()
+
+    def take(self, limit: int, *, timeout: float | None) -> list[Op] | None:
+        """Return the operations of the next tick, none after `timeout`, None when closed and empty."""
+        with self._changed:
+            end = None if timeout is None else time.monotonic() + timeout
+            while not self._ready:
+                self._wake()
+                if self._ready:
+                    break
+                if self._closed and not self._size:
+                    return None
+                wait = min((t - time.monotonic() for t in (end, self._next_delayed()) if t is not None), default=None)
+                if wait is not None and wait <= 0 and end is not None and time.monotonic() >= end:
+                    return []
+                self._changed.wait(None if wait is None else max(wait, 0.0005))
+            self._wake()
+            self._wait_for_company(min(limit, self._expected))
+            taken = [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
+            self._expected = max(1, len(taken))
+            return taken
+
+    def done(self, ops: Sequence[Op]) -> None:
+        """Let those behind these operations come forward."""
+        with self._changed:
+            self._size -= len(ops)
+            for op in ops:
+                if isinstance(op, Names):
+                    continue
+                queue = self._behind[op.session]
+                if queue:
+                    self._ready.append(queue.popleft())
+                else:
+                    del self._behind[op.session]
+            if self._closed:
+                self._changed.notify_all()
+
+    def delay(self, op: Op, seconds: float) -> None:
+        """Let an operation that was taken come again later, before those behind it."""
+        with self._changed:
+            heapq.heappush(self._delayed, (time.monotonic() + seconds, next(self._numbers), op))
+
+    def close(self) -> None:
+        """Take no more; what is here is still to be done."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _next_delayed(self) -> float | None:
+        return self._delayed[0][0] if self._delayed else None
+
+    def _wake(self) -> None:
+        now = time.monotonic()
+        while self._delayed and self._delayed[0][0] <= now:
+            self._ready.append(heapq.heappop(self._delayed)[2])
+
+    def _wait_for_company(self, expected: int) -> None:
+        # Callers that were answered together come back together: wait for as many as came last time, never for more.
+        if len(self._ready) >= expected or self._closed or self._max_wait <= 0:
+            return
+        end = time.monotonic() + self._max_wait
+        while len(self._ready) < expected and not self._closed:
+            left = end - time.monotonic()
+            if left <= 0 or not self._changed.wait(left):
+                return

@@ -1,0 +1,184 @@
+"""What callers ask of an engine, and how they wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Ticket:
+    """What a caller waits on: the results of one or more operations."""
+
+    __slots__ = ("_left", "_lock", "_waiting", "began", "results")
+
+    def __init__(self, count: int) -> None:
+        """Wait for `count` results."""
+        self.results: list[Any] = [None] * count
+        self.began = time.perf_counter()
+        self._left = count
+        # A lock that is held until the last result is there: lighter than an Event.
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def put(self, place: int, result: Any) -> bool:
+        """Take a result; True when it was the last. Called by the engine's thread alone."""
+        self.results[place] = result
+        self._left -= 1
+        return not self._left
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits any longer."""
+        return False
+
+    def tell(self) -> None:
+        """Wake the caller."""
+        self._lock.release()
+
+    def wait(self, timeout: float | None) -> list[Any]:
+        """Return the results when all are there."""
+        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimeoutError(
+                f"no answer within {timeout} s. The input may yet be applied: repeat it with the same seq to find out."
+            )
+        return self.results
+
+
+class AsyncTicket(Ticket):
+    """A ticket that a coroutine waits on."""
+
+    __slots__ = ("future", "loop")
+
+    def __init__(self, count: int) -> None:
+        """Wait for `count` results in the running event loop."""
+        super().__init__(count)
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[list[Any]] = self.loop.create_future()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the coroutine was cancelled."""
+        return self.future.cancelled()
+
+    def tell(self) -> None:
+        """Set the future; called in its own loop."""
+        if not self.future.done():
+            self.future.set_result(self.results)
+
+
+def tell(tickets: Iterable[Ticket]) -> None:
+    """Wake all these callers, each event loop once."""
+    loops: dict[asyncio.AbstractEventLoop, list[Ticket]] = {}
+    for ticket in tickets:
+        if isinstance(ticket, AsyncTicket):
+            loops.setdefault(ticket.loop, []).append(ticket)
+        else:
+            ticket.tell()
+    for loop, theirs in loops.items():
+        try:
+            loop.call_soon_threadsafe(_tell_all, theirs)
+        except RuntimeError:  # the loop is closed, and whoever waited in it is gone
+            continue
+
+
+def _tell_all(tickets: list[Ticket]) -> None:
+    for ticket in tickets:
+        ticket.tell()
+
+
+class Op:
+    """Something asked of one session."""
+
+    __slots__ = ("patience", "place", "session", "ticket")
+
+    def __init__(self, session: str, ticket: Ticket, place: int = 0) -> None:
+        """Ask it of `session`; the result goes to `place` of `ticket`."""
+        self.session = session
+        self.ticket = ticket
+        self.place = place
+        self.patience = 0.0  # until when it waits for another worker's lease, once it has met one
+
+
+class Push(Op):
+    """Apply a piece of input."""
+
+    __slots__ = ("alone", "back", "piece", "seq")
+
+    def __init__(
+        self, session: str, ticket: Ticket, place: int, *, piece: Tensor, alone: bool, seq: int | None
+    ) -> None:
+        """Apply `piece (steps, ...)`; `alone` when it was given as one bare step."""
+        super().__init__(session, ticket, place)
+        self.piece = piece
+        self.alone = alone
+        self.seq = seq
+        self.back: torch.device | None = None  # where the output goes, when that is not where the model is
+
+
+class Open(Op):
+    """Begin a session."""
+
+    __slots__ = ("exist_ok",)
+
+    def __init__(self, session: str, ticket: Ticket, *, exist_ok: bool = False) -> None:
+        """Begin it, or with `exist_ok` take the one that is there."""
+        super().__init__(session, ticket)
+        self.exist_ok = exist_ok
+
+
+class Close(Op):
+    """End a session."""
+
+
+class Reset(Op):
+    """Let a session start anew, its numbering going on."""
+
+
+class Import(Op):
+    """Put a session in a given state."""
+
+    __slots__ = ("row", "seq", "steps")
+
+    def __init__(self, session: str, ticket: Ticket, *, row: bytes | None, seq: int, steps: int) -> None:
+        """Put the session in the state of these bare bytes (None: let it start anew), as after input `seq`."""
+        super().__init__(session, ticket)
+        self.row = row
+        self.seq = seq
+        self.steps = steps
+
+
+class Fork(Op):
+    """Begin another session in the state of this one."""
+
+    __slots__ = ("target",)
+
+    def __init__(self, session: str, ticket: Ticket, *, target: str) -> None:
+        """Begin `target`."""
+        super().__init__(session, ticket)
+        self.target = target
+
+
+class Info(Op):
+    """Tell about a session."""
+
+
+class Export(Op):
+    """Give a session's state as bytes."""
+
+
+class Names(Op):
+    """List sessions."""
+
+    __slots__ = ("after", "limit")
+
+    def __init__(self, prefix: str, ticket: Ticket, *, after: str, limit: int) -> None:
+        """List up to `limit` names that begin with `prefix` and come after `after`."""
+        super().__init__(prefix, ticket)
+        self.after = after
+        self.limit = limit

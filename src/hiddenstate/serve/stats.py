@@ -1,0 +1,64 @@
+"""What an engine does, in numbers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .ops import Op, Push, Ticket
+
+_KEPT = 1024  # ticks and answers that quantiles look back on
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Totals since the start, and the last thousand or so ticks."""
+
+    seconds: float  # since the start
+    ticks: int
+    inputs: int  # applied or answered again
+    steps: int
+    failures: int  # operations that were answered by an error
+    batch: float  # mean number of operations in a tick, lately
+    tick_seconds: float  # mean, lately
+    latency_p50: float  # seconds from call to answer, lately
+    latency_p99: float
+
+
+class Stats:
+    """Counts ticks; read from any thread."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._ticks = self._inputs = self._steps = self._failures = 0
+        self._lately: deque[tuple[int, float]] = deque(maxlen=_KEPT)  # operations, seconds
+        self._latencies: deque[float] = deque(maxlen=_KEPT)
+
+    def tick(self, ops: Sequence[Op], tickets: Sequence[Ticket], began: float, *, failed: int) -> None:
+        """Count one tick, which answered these tickets."""
+        now = time.perf_counter()
+        pushes = [op for op in ops if type(op) is Push]
+        steps = sum([len(op.piece) for op in pushes])
+        with self._lock:
+            self._ticks += 1
+            self._inputs += len(pushes)
+            self._steps += steps
+            self._failures += failed
+            self._lately.append((len(ops), now - began))
+            self._latencies.extend([now - ticket.began for ticket in tickets])
+
+    def snapshot(self) -> Snapshot:
+        """Return the numbers of this moment."""
+        with self._lock:
+            lately, latencies = list(self._lately), sorted(self._latencies)
+            totals = (self._ticks, self._inputs, self._steps, self._failures)
+        batch, seconds = (
+            sum(column) / max(1, len(lately)) for column in (zip(*lately, strict=True) if lately else ((), ()))
+        )
+        p50, p99 = (latencies[int(share * (len(latencies) - 1))] if latencies else 0.0 for share in (0.5, 0.99))
+        return Snapshot(time.monotonic() - self._began, *totals, batch, seconds, p50, p99)

@@ -1,0 +1,7 @@
+"""Where sessions are kept: in memory, in a SQLite file, or in a Redis that several workers share."""
+
+from .memory import MemoryStore
+from .opening import open_store
+from .store import Busy, Change, Claim, Row, Store
+
+__all__ = ["Busy", "Change", "Claim", "MemoryStore", "Row", "Store", "open_store"]

@@ -1,0 +1,185 @@
+"""Sessions in one SQLite file: durable, for one worker; nothing else to install or run."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ...errors import StoreFailed
+from .store import Change, Claim, Row, Store
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS sessions (
+    id TEXT NOT NULL UNIQUE, version INTEGER NOT NULL, seq INTEGER NOT NULL, steps INTEGER NOT NULL,
+    opened REAL NOT NULL, touched REAL NOT NULL, fingerprint TEXT NOT NULL, state BLOB
+);
+CREATE TABLE IF NOT EXISTS answers (
+    id TEXT NOT NULL, place INTEGER NOT NULL, seq INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (id, place)
+) WITHOUT ROWID;
+"""
+_ROW = "version, seq, steps, opened, touched, fingerprint, state"
+_INSERT = (
+    "INSERT OR IGNORE INTO sessions (version, seq, steps, opened, touched, fingerprint, state, id) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_UPDATE = (
+    "UPDATE sessions SET version = ?, seq = ?, steps = ?, opened = ?, touched = ?, fingerprint = ?, state = ? "
+    "WHERE id = ? AND version = ?"
+)
+_DELETE = "DELETE FROM sessions WHERE id = ? AND version = ?"
+_FORMAT = 1
+_ASKED_AT_ONCE = 500  # SQLite takes no more than 999 parameters everywhere
+
+
+class SqliteStore(Store):
+    """Sessions in a file, in WAL mode with full synchronization: a commit survives a crash of process or machine.
+
+    A second engine on the same file does no harm: whichever comes late with a change finds another version, and
+    looks again.
+    """
+
+    def __init__(self, path: str, *, patience: float = 1.0) -> None:
+        """Open or make the file; wait `patience` seconds for somebody else's lock before giving up."""
+        self._path = path
+        try:
+            self._db = sqlite3.connect(path, timeout=patience, isolation_level=None, check_same_thread=False)
+            # Half a state more or less decides whether a row takes one page or two.
+            self._db.execute("PRAGMA page_size = 8192")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(_SCHEMA)
+            (found,) = self._db.execute("PRAGMA user_version").fetchone()
+            if not found:
+                self._db.execute(f"PRAGMA user_version = {_FORMAT}")
+            (self._count,) = self._db.execute("SELECT count(*) FROM sessions").fetchone()
+        except sqlite3.Error as error:
+            raise StoreFailed(
+                f"{path} cannot be opened as a store of sessions: {error}. The folder must exist and be writable, and "
+                f"the file, where there is one, must have been made by this store."
+            ) from error
+        if found not in (0, _FORMAT):
+            self._db.close()
+            raise StoreFailed(
+                f"{path} has version {found} of the format of sessions, but this library reads {_FORMAT}."
+            )
+        self._swept = 0  # the rowid up to which the sweep has come
+
+    def claim(self, wanted: Sequence[tuple[str, int]]) -> list[Claim | Any]:
+        """Read the rows."""
+        rows: dict[str, Claim] = {}
+        names = [session for session, _ in wanted]
+        with self._failing("read"):
+            for begin in range(0, len(names), _ASKED_AT_ONCE):
+                some = names[begin : begin + _ASKED_AT_ONCE]
+                marks = ", ".join("?" * len(some))
+                query = f"SELECT id, {_ROW} FROM sessions WHERE id IN ({marks})"
+                for session, version, *row in self._db.execute(query, some):
+                    rows[session] = Claim(version, version, Row(*row))
+        return [rows.get(name) for name in names]
+
+    def commit(self, changes: Sequence[Change]) -> list[int | None]:
+        """Write everything in one transaction, on disk before this returns."""
+        with self._failing("write"), self._transaction():
+            versions = self._updated(changes) or [self._apply(change) for change in changes]
+            done = [change for change, version in zip(changes, versions, strict=True) if version is not None]
+            gone = [(change.session,) for change in done if change.anew or change.row is None]
+            if gone:
+                self._db.executemany("DELETE FROM answers WHERE id = ?", gone)
+            answers = [
+                (change.session, change.row.seq % self.replay, change.row.seq, change.answer)
+                for change in done
+                if self.replay and change.row is not None and change.answer is not None
+            ]
+            if answers:
+                self._db.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", answers)
+        self._count += sum((change.token is None) - (change.row is None) for change in done)
+        return versions
+
+    def read(self, session: str) -> Row | None:
+        """Read one row."""
+        (found,) = self.claim([(session, -1)])
+        return None if found is None else found.row
+
+    def answer(self, session: str, seq: int) -> Any:
+        """Read what is kept in the place of `seq`, unless a later one is there."""
+        with self._failing("read"):
+            query = "SELECT data FROM answers WHERE id = ? AND place = ? AND seq = ?"
+            found = self._db.execute(query, (session, seq % max(1, self.replay), seq)).fetchone()
+        return None if found is None else found[0]
+
+    def sessions(self, prefix: str, after: str, limit: int) -> list[str]:
+        """Read names along the index."""
+        with self._failing("read"):
+            query = "SELECT id FROM sessions WHERE id > ? AND id >= ? AND substr(id, 1, ?) = ? ORDER BY id LIMIT ?"
+            return [name for (name,) in self._db.execute(query, (after, prefix, len(prefix), prefix, limit))]
+
+    def count(self) -> int:
+        """Return the number counted at start and kept up since."""
+        return int(self._count)
+
+    def sweep(self, before: float, limit: int) -> int:
+        """Go through the table in turn, `limit` rows at a time."""
+        with self._failing("sweep"), self._transaction():
+            query = "SELECT rowid, id, touched FROM sessions WHERE rowid > ? ORDER BY rowid LIMIT ?"
+            seen = self._db.execute(query, (self._swept, limit)).fetchall()
+            gone = [(session,) for _, session, touched in seen if touched < before]
+            if gone:
+                self._db.executemany("DELETE FROM sessions WHERE id = ?", gone)
+                self._db.executemany("DELETE FROM answers WHERE id = ?", gone)
+        self._swept = seen[-1][0] if len(seen) == limit else 0
+        self._count -= len(gone)
+        return len(gone)
+
+    def close(self) -> None:
+        """Close the file; SQLite then folds its log back into it."""
+        self._db.close()
+
+    def _updated(self, changes: Sequence[Change]) -> list[int | None] | None:
+        """Do the common tick at one go: only updates, all tokens holding. Otherwise do nothing, and return None."""
+        if any(change.row is None or change.token is None for change in changes):
+            return None
+        values = [
+            (c.token + 1, *c.row, c.session, c.token) for c in changes if c.row is not None and c.token is not None
+        ]
+        self._db.execute("SAVEPOINT updates")
+        if self._db.executemany(_UPDATE, values).rowcount == len(changes):
+            self._db.execute("RELEASE updates")
+            return [value[0] for value in values]
+        self._db.execute("ROLLBACK TO updates")
+        return None
+
+    def _apply(self, change: Change) -> int | None:
+        if change.row is None:
+            return 0 if self._db.execute(_DELETE, (change.session, change.token)).rowcount else None
+        if change.token is None:
+            # Later than any version that an older session of this name can have come to.
+            version = time.time_ns() // 1000
+            done = self._db.execute(_INSERT, (version, *change.row, change.session)).rowcount
+        else:
+            version = change.token + 1
+            done = self._db.execute(_UPDATE, (version, *change.row, change.session, change.token)).rowcount
+        return version if done else None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def _failing(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StoreFailed(
+                f"the store {self._path} could not {verb}: {error}. Nothing was acknowledged; sessions are as they "
+                f"were, and inputs may be repeated when the disk has room or the other user of the file has let go."
+            ) from error

@@ -1,0 +1,90 @@
+"""What an engine needs of a store, whatever it is made of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Row(NamedTuple):
+    """What a store keeps of a session."""
+
+    seq: int  # of the last input applied, 0 before the first
+    steps: int  # applied in all
+    opened: float  # seconds since the epoch, as all times here
+    touched: float
+    fingerprint: str  # of the model that the state belongs to
+    state: bytes | None  # None: the session starts from the initial state
+
+
+class Claim(NamedTuple):
+    """A session as it was found."""
+
+    token: int  # to be shown when it is changed
+    version: int  # of the row; another one means that it was changed since
+    row: Row | None  # None where the version is the one that the caller knows already
+
+
+class Busy(NamedTuple):
+    """Another worker is in the midst of changing the session."""
+
+    seconds: float  # after which its lease ends, at the latest
+
+
+class Change(NamedTuple):
+    """What a tick does to one session."""
+
+    session: str
+    token: int | None  # of the claim; None: there must be no such session
+    row: Row | None  # None: it is removed
+    answer: Any = None  # to the input `row.seq`; kept beside earlier ones
+    anew: bool = False  # earlier answers are dropped
+
+
+class Store(ABC):
+    """Sessions by name: their rows, and the last answers of each.
+
+    All methods are called from one thread. What fails for want of a disk, a lock or a connection raises `StoreFailed`.
+    """
+
+    shared = False  # several workers may use it at once: every change needs a claim
+    sealed = True  # states and answers are kept as files (bytes), rather than as the engine has them
+
+    replay = 8  # how many answers of each session are kept
+    ttl: float | None = None  # after how many seconds of silence a session expires
+
+    @abstractmethod
+    def claim(self, wanted: Sequence[tuple[str, int]]) -> list[Claim | Busy | None]:
+        """Return each session, asked for by name and known version (-1: none), to be changed; None: there is none."""
+
+    @abstractmethod
+    def commit(self, changes: Sequence[Change]) -> list[int | None]:
+        """Make the changes durable in one transaction: the new version of each, None where its token holds no more."""
+
+    @abstractmethod
+    def read(self, session: str) -> Row | None:
+        """Return a session, to be looked at."""
+
+    @abstractmethod
+    def answer(self, session: str, seq: int) -> Any:
+        """Return what was answered to input `seq`, None where it is no longer kept."""
+
+    @abstractmethod
+    def sessions(self, prefix: str, after: str, limit: int) -> list[str]:
+        """Return up to `limit` names that begin with `prefix` and come after `after`, in order."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """Return how many sessions there are."""
+
+    @abstractmethod
+    def sweep(self, before: float, limit: int) -> int:
+        """Remove up to `limit` or so sessions last touched before then; return how many."""
+
+    def release(self, claims: Sequence[tuple[str, int]]) -> None:  # noqa: B027 - most have nothing to give back
+        """Give back claims, by session and token, that came to no change."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of files and connections."""

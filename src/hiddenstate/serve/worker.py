@@ -1,0 +1,270 @@
+"""The one thread that changes sessions: it looks up, runs, commits and answers, tick after tick."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import Overloaded, ServeError
+from .batching import Batching, Input, Ran
+from .deciding import Deciding, Plan, read_state
+from .line import Line
+from .ops import Export, Fork, Info, Names, Op, Push, tell
+from .served import Served
+from .slab import Entry, Slab
+from .stats import Stats
+from .stores import Busy, Change, Claim, Row, Store
+
+_log = logging.getLogger(__name__)
+_LATER = object()  # stands in place of an answer that will come in a later tick
+_LOOK_ONLY = (Info, Export, Fork)  # of the session they are asked of, these change nothing
+_SWEPT_AT_ONCE = 1000
+_RETRY = 0.01  # seconds until another worker's lease is looked at again
+_PATIENCE = 30.0  # seconds after which an operation that others keep in the way of gives up
+
+
+class Worker:
+    """Does what stands in line. Since it alone touches slots, rows and the model, nothing in them can race."""
+
+    def __init__(
+        self,
+        served: Served,
+        store: Store,
+        line: Line,
+        *,
+        slab: Slab,
+        batch: int,
+        limit: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """Serve up to `batch` operations in a tick, and keep up to `limit` sessions in the store."""
+        self.stats = Stats()
+        self._served, self._store, self._line, self._slab = served, store, line, slab
+        self._batch, self._clock = min(batch, slab.slots), clock
+        self._batching = Batching(served, slab.gather, sealed=store.sealed, keep=store.replay > 0)
+        self._deciding = Deciding(served, store, slab, limit=limit, answered=self._batching.answered)
+        self._sweep_every = None if store.ttl is None else min(30.0, max(0.05, store.ttl / 4))
+        self._claimed: dict[str, int] = {}  # what this tick has claimed and not yet changed: session -> token
+        self._thread = threading.Thread(target=self._loop, name="hiddenstate-engine", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until the line is closed and everything in it is done."""
+        self._thread.join()
+
+    def _loop(self) -> None:
+        swept = time.monotonic()
+        while True:
+            ops = self._line.take(self._batch, timeout=self._sweep_every)
+            if ops is None:
+                return
+            if ops:
+                self._tick(ops)
+            if self._sweep_every is not None and time.monotonic() - swept >= self._sweep_every:
+                swept = time.monotonic()
+                self._sweep()
+
+    def _sweep(self) -> None:
+        assert self._store.ttl is not None
+        try:
+            # Twice its time, so that for a while a session that is gone is told from one that never was.
+            self._store.sweep(self._clock() - 2 * self._store.ttl, _SWEPT_AT_ONCE)
+        except ServeError as error:
+            _log.warning("expired sessions stay for now: %s", error)
+
+    def _tick(self, ops: list[Op]) -> None:
+        began = time.perf_counter()
+        answers: dict[Op, Any] = {}
+        try:
+            self._serve([op for op in ops if not op.ticket.cancelled], answers)
+        except ServeError as error:
+            self._give_up(ops, answers, error)
+        except Exception as error:  # a mistake of ours must not end the thread that all callers wait for
+            _log.exception("a tick failed")
+            self._give_up(ops, answers, ServeError(f"the engine failed within a tick: {type(error).__name__}: {error}"))
+        done = [op for op in ops if answers.get(op) is not _LATER]
+        self._line.done(done)
+        tickets = [op.ticket for op in done if op.ticket.put(op.place, answers.get(op))]
+        self.stats.tick(ops, tickets, began, failed=sum([isinstance(a, Exception) for a in answers.values()]))
+        tell(tickets)
+
+    def _give_up(self, ops: Sequence[Op], answers: dict[Op, Any], error: Exception) -> None:
+        """Fail what has no answer; the store alone now knows how these sessions are."""
+        for op in ops:
+            if op not in answers:
+                answers[op] = error
+                self._slab.drop(op.session)
+
+    def _serve(self, ops: list[Op], answers: dict[Op, Any]) -> None:
+        now = self._clock()
+        self._claimed.clear()
+        self._deciding.begin()
+        try:
+            entries = self._look_up(ops, answers)
+            inputs: list[Input] = []
+            plans: list[tuple[Op, Plan]] = []
+            for op in ops:
+                if op not in answers:
+                    self._decide(op, entries.get(op.session), now, answers, inputs, plans)
+            self._warm(inputs, answers)
+            ran, failed = self._batching.run([one for one in inputs if one[0] not in answers])
+            answers.update(failed)
+            self._commit(ran, plans, answers, now)
+        finally:
+            if self._claimed:
+                self._store.release(list(self._claimed.items()))
+
+    def _look_up(self, ops: list[Op], answers: dict[Op, Any]) -> dict[str, Entry]:
+        """Return what is known of each session: from its slot, or else from the store."""
+        entries: dict[str, Entry] = {}
+        wanted: list[tuple[Op, Entry | None]] = []
+        shared = self._store.shared
+        for op in ops:
+            if type(op) is Names:
+                continue
+            entry = self._slab.get(op.session)
+            if entry is not None and not shared:
+                entries[op.session] = entry
+            elif shared and isinstance(op, _LOOK_ONLY):
+                row = self._store.read(op.session)
+                if row is not None:
+                    entries[op.session] = _entry(op.session, Claim(-1, -1, row))
+            else:
+                wanted.append((op, entry))
+        if wanted:
+            claims = self._store.claim([(op.session, -1 if e is None else e.version) for op, e in wanted])
+            for (op, entry), claim in zip(wanted, claims, strict=True):
+                if isinstance(claim, Busy):
+                    self._wait(op, min(claim.seconds, _RETRY), answers)
+                elif claim is None:
+                    self._slab.drop(op.session)
+                else:
+                    entries[op.session] = self._claim(op.session, claim, entry)
+        return entries
+
+    def _claim(self, session: str, claim: Claim, entry: Entry | None) -> Entry:
+        if self._store.shared:
+            self._claimed[session] = claim.token
+        if claim.row is None:
+            assert entry is not None
+            entry.token = claim.token
+            return entry
+        self._slab.drop(session)
+        return _entry(session, claim)
+
+    def _decide(
+        self,
+        op: Op,
+        entry: Entry | None,
+        now: float,
+        answers: dict[Op, Any],
+        inputs: list[Input],
+        plans: list[tuple[Op, Plan]],
+    ) -> None:
+        try:
+            if type(op) is Push:
+                admitted = self._deciding.admit(op, entry, now)
+                if isinstance(admitted, Entry):
+                    inputs.append((op, admitted))
+                else:
+                    answers[op] = admitted.result
+                return
+            plan = self._deciding.plan(op, entry, now)
+        except ServeError as error:
+            answers[op] = error
+            return
+        if plan.change is None:
+            answers[op] = plan.result
+        else:
+            plans.append((op, plan))
+
+    def _warm(self, inputs: list[Input], answers: dict[Op, Any]) -> None:
+        """Give each session a slot, and bring the states of those that had none into theirs."""
+        cold = [one for one in inputs if one[1].slot < 0]
+        if not cold:
+            return
+        needed = {push.session for push, _ in inputs}
+        slots, rows = [], []
+        for push, entry in cold:
+            try:
+                row = None if entry.anew else read_state(self._served, self._store, entry)
+            except ServeError as error:
+                answers[push] = error
+                continue
+            self._slab.enter(entry, needed)
+            if row is not None:
+                slots.append(entry.slot)
+                rows.append(row)
+            entry.state = None
+        if slots:
+            self._slab.scatter(slots, self._served.format.state(rows))
+
+    def _commit(self, ran: list[Ran], plans: list[tuple[Op, Plan]], answers: dict[Op, Any], now: float) -> None:
+        """Make everything durable in one transaction; only then move slots on and answer."""
+        changes: list[Change] = []
+        kind, fingerprint, sealed = self._served.format, self._served.fingerprint, self._store.sealed
+        for group in ran:
+            rows = kind.rows(group.after)
+            if sealed:
+                rows = [kind.seal(row) for row in rows]
+            for (push, entry), state, answer in zip(group.inputs, rows, group.answers, strict=True):
+                row = Row(entry.seq + 1, entry.steps + len(push.piece), entry.opened, now, fingerprint, state)
+                changes.append(Change(push.session, entry.token, row, answer))
+        changes.extend(plan.change for _, plan in plans if plan.change is not None)
+        if not changes:
+            return
+        versions = iter(self._store.commit(changes))
+        for group in ran:
+            self._advance(group, [next(versions) for _ in group.inputs], answers, now)
+        for op, plan in plans:
+            version = next(versions)
+            self._slab.drop(op.session)
+            if version is None:
+                self._wait(op, 0.0, answers)
+            else:
+                self._claimed.pop(op.session, None)
+                answers[op] = plan.result
+
+    def _advance(self, group: Ran, versions: list[int | None], answers: dict[Op, Any], now: float) -> None:
+        if None in versions:
+            kept = [row for row, version in enumerate(versions) if version is not None]
+            self._slab.scatter([group.inputs[row][1].slot for row in kept], group.after.select(kept))
+        else:
+            self._slab.scatter([entry.slot for _, entry in group.inputs], group.after)
+        for (push, entry), version, result in zip(group.inputs, versions, group.results, strict=True):
+            if version is None:
+                # Somebody else has changed the session meanwhile: what was computed here never was.
+                self._slab.drop(push.session)
+                self._wait(push, 0.0, answers)
+                continue
+            entry.token = entry.version = version
+            entry.seq += 1
+            entry.steps += len(push.piece)
+            entry.touched = now
+            entry.anew = False
+            self._claimed.pop(push.session, None)
+            answers[push] = result
+
+    def _wait(self, op: Op, seconds: float, answers: dict[Op, Any]) -> None:
+        """Let an operation come again in a later tick, unless it has done so for long enough."""
+        now = time.monotonic()
+        op.patience = op.patience or now + _PATIENCE
+        if now > op.patience:
+            answers[op] = Overloaded(
+                f"session {op.session!r} is being changed by another worker all the time, so this one gave up. "
+                f"Try again in a moment."
+            )
+            return
+        answers[op] = _LATER
+        self._line.delay(op, seconds)
+
+
+def _entry(session: str, claim: Claim) -> Entry:
+    assert claim.row is not None
+    entry = Entry(session, claim.token, claim.version)
+    entry.seq, entry.steps, entry.opened, entry.touched, entry.fingerprint, entry.state = claim.row
+    entry.anew = entry.state is None
+    return entry
