@@ -1,11 +1,30 @@
 """Stores to run the same tests on."""
 
+import uuid
+from collections.abc import Iterator
+
 import pytest
 
+from tests.support import redis
+from tests.support.redis import RedisServer
 
-@pytest.fixture(params=["memory", "sqlite"])
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory) -> Iterator[RedisServer]:
+    """One Redis for all tests of a process; each test has keys of its own in it."""
+    if redis.SERVER is None:
+        pytest.skip("there is no redis-server on this machine")
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
 def address(request, tmp_path) -> str:
     """The address of an empty store of each kind."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/sessions.db"
+    match request.param:
+        case "sqlite":
+            return f"sqlite:///{tmp_path}/sessions.db"
+        case "redis":
+            return request.getfixturevalue("redis_server").address(uuid.uuid4().hex)
     return "memory:"
