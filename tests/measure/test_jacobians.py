@@ -188,7 +188,9 @@ def test_on_cuda_the_numbers_are_the_same(kind):
     layer = LAYERS[kind]().eval()
     x = torch.randn(2, 5, 3)
     expected = hs.measure.jacobians(layer, x).values
-    torch.testing.assert_close(hs.measure.jacobians(layer.cuda(), x.cuda()).values.cpu(), expected, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(
+        hs.measure.jacobians(layer.cuda(), x.cuda()).values.cpu(), expected, rtol=1e-3, atol=1e-5
+    )
 
 
 @pytest.mark.cuda

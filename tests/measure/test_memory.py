@@ -212,7 +212,9 @@ def test_many_outputs_are_estimated_from_random_directions():
     w = torch.linalg.qr(torch.randn(100, 100))[0] * 0.9
     net, x = LinearNet(w, torch.randn(100, 3)), torch.zeros(20, 6, 3)
     found = hs.measure.memory(net, x)
-    expected = torch.stack([torch.linalg.matrix_norm(torch.linalg.matrix_power(w, k) @ net.v.detach()) for k in range(6)])
+    expected = torch.stack(
+        [torch.linalg.matrix_norm(torch.linalg.matrix_power(w, k) @ net.v.detach()) for k in range(6)]
+    )
     assert not found.exact
     assert "estimated" in str(found)
     torch.testing.assert_close(found.curve, expected, rtol=0.1, atol=0)
@@ -332,7 +334,12 @@ def test_sequences_too_short_to_see_the_end_are_said_to_be():
         (nn.GRU(3, 4), torch.zeros(2, 5, 3), {"at": 7}, "step 7 is asked for, but row 0 has 5 steps"),
         (nn.GRU(3, 4), torch.zeros(2, 5, 3), {"at": -6}, "step -6 is asked for, but row 0 has 5 steps"),
         (nn.GRU(3, 4), torch.zeros(2, 5, 3), {"time_axis": 2}, "time_axis is 1 .* but is 2"),
-        (nn.GRU(3, 4), torch.zeros(2, 5, 3), {"output": lambda y: y.argmax(-1)}, "int64, which has no gradient.*argmax"),
+        (
+            nn.GRU(3, 4),
+            torch.zeros(2, 5, 3),
+            {"output": lambda y: y.argmax(-1)},
+            "int64, which has no gradient.*argmax",
+        ),
         (nn.GRU(3, 4), torch.zeros(2, 5, 3), {"output": lambda y: y.detach()}, "does not depend on the input.*no_grad"),
         (nn.GRU(3, 4), torch.zeros(2, 5, 3), {"output": lambda y: None}, "returned NoneType"),
         (nn.GRU(3, 4), torch.zeros(2, 5, 3), {"output": lambda y: y[:1, 0]}, r"shape \(1, 4\).*2 rows of 5 steps"),
@@ -354,7 +361,7 @@ def test_tokens_without_an_embedding_are_refused():
         def forward(self, tokens):
             return self.rnn(nn.functional.one_hot(tokens, 7).float())[0]
 
-    with pytest.raises(BadInput, match="int64, so its gradient begins at an embedding, but no nn.Embedding"):
+    with pytest.raises(BadInput, match=r"int64, so its gradient begins at an embedding, but no nn.Embedding"):
         hs.measure.memory(OneHot(), torch.randint(7, (2, 5)))
 
 
@@ -368,7 +375,7 @@ def test_nan_is_said_with_step_and_row():
 
 
 def test_what_is_no_module_is_refused():
-    with pytest.raises(NotRecurrent, match="an nn.Module, but this is function"):
+    with pytest.raises(NotRecurrent, match=r"an nn.Module, but this is function"):
         hs.measure.memory(lambda x: x, torch.zeros(1, 2, 3))
 
 

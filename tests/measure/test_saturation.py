@@ -99,7 +99,7 @@ def test_a_threshold_outside_the_range_is_refused(threshold):
 
 
 def test_an_unknown_activation_is_refused():
-    with pytest.raises(BadInput, match="one of auto, tanh.*but is 'gelu'"):
+    with pytest.raises(BadInput, match=r"one of auto, tanh.*but is 'gelu'"):
         hs.measure.saturation(torch.zeros(1, 1, 1), activation="gelu")
 
 

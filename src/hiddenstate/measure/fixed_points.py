@@ -112,7 +112,7 @@ def fixed_points(
 
 
 def constant_input(system: System, x: Tensor | None) -> Tensor:
-    """Return the one input (1, feature) that stays; of a whole sequence only if it is the same at all steps."""
+    """Return the one input (1, feature), or (1,) of a token, that stays; a sequence counts if all its steps agree."""
     if x is None:
         width = system.spec.input_size
         if width is None:
@@ -122,7 +122,8 @@ def constant_input(system: System, x: Tensor | None) -> Tensor:
             )
         return torch.zeros(1, width, dtype=system.input_dtype, device=system.device)
     x = torch.as_tensor(x).detach()
-    x = x.reshape(1, 1) if x.dim() == 0 else x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+    tokens = not (x.is_floating_point() or x.is_complex())
+    x = x.reshape(-1) if tokens else x.reshape(-1, x.shape[-1] if x.dim() else 1)  # (step,) or (step, feature)
     if not len(x) or not bool((x == x[:1]).all()):
         raise BadInput(
             f"a fixed point needs a constant input, but x has {len(x)} steps that differ. Give one step, x (feature,), "
@@ -130,9 +131,9 @@ def constant_input(system: System, x: Tensor | None) -> Tensor:
         )
     x = x[:1].to(system.device)
     width = system.spec.input_size
-    if width is not None and x.shape[1] != width:
+    if width is not None and not tokens and x.shape[1] != width:
         raise BadInput(f"x has {x.shape[1]} features, but this {type(system.layer.module).__name__} takes {width}.")
-    return x.to(system.input_dtype) if x.is_floating_point() else x
+    return x if tokens else x.to(system.input_dtype)
 
 
 def _given(system: System, states: Tensor) -> Tensor:
@@ -167,7 +168,9 @@ def _eigenvalues(system: System, x: Tensor, points: Tensor) -> Tensor:
     complex_ = system.dtype.to_complex() if system.dtype in (torch.float32, torch.float64) else torch.complex64
     if not len(points):
         return torch.zeros(0, system.size, dtype=complex_, device=points.device)
-    found: Tensor = torch.linalg.eigvals(system.jacobians(x.expand(len(points), -1), points).to(complex_.to_real()))
+    found: Tensor = torch.linalg.eigvals(
+        system.jacobians(x.expand(len(points), *x.shape[1:]), points).to(complex_.to_real())
+    )
     return found.gather(-1, found.abs().argsort(-1, descending=True))
 
 

@@ -44,14 +44,17 @@ def as_filter(system: System, x: Tensor) -> Filter | None:
     """Return a system of one input as a filter, where it is linear and stable; else None."""
     if x.shape[2] != 1:
         return None
-    found = _affine(system, x)
+    found = _affine(system)
     if found is None:
         return None
-    poles = torch.linalg.eigvals(_reached(*found))
+    reached = _reached(*found)
+    if not len(reached):  # the input moves nothing
+        return Filter(reached.to(torch.complex128), reached.new_zeros(0, dtype=torch.complex128))
+    poles = torch.linalg.eigvals(reached)
     return _cascade(poles) if float(poles.abs().max()) < 1 - 1e-9 else None
 
 
-def _affine(system: System, x: Tensor) -> tuple[Tensor, Tensor] | None:
+def _affine(system: System) -> tuple[Tensor, Tensor] | None:
     """Return A (n, n) and b (n,) where the next state is A s + b x + const at all points tried; else None."""
     smooth = system.smooth
     generator = torch.Generator().manual_seed(0)
@@ -59,8 +62,8 @@ def _affine(system: System, x: Tensor) -> tuple[Tensor, Tensor] | None:
     noise = torch.randn(16, system.size, generator=generator, dtype=torch.float64).to(origin)
     states = origin.clone()
     states[1:, smooth] += noise * torch.tensor([0.1, 1.0, 10.0, 100.0]).repeat(4).unsqueeze(1).to(origin)
-    inputs = x.new_zeros(17, 1)
-    inputs[1:] = torch.randn(16, 1, generator=generator, dtype=torch.float64).to(x) * 3
+    inputs = torch.zeros(17, 1, dtype=system.input_dtype, device=system.device)
+    inputs[1:] = torch.randn(16, 1, generator=generator, dtype=torch.float64).to(inputs) * 3
     with torch.no_grad():
         following = system.step(inputs, states)[:, smooth].double()
     matrix = system.jacobians(inputs[:1], states[:1])[0].double()
@@ -86,7 +89,7 @@ def _reached(matrix: Tensor, entry: Tensor) -> Tensor:
         for _ in range(2):  # twice is enough for orthogonality to the last digit
             vector = vector - span.T @ (span @ vector)
     if not basis:
-        return matrix.new_zeros(1, 1)
+        return matrix.new_zeros(0, 0)
     span = torch.stack(basis)
     return span @ matrix @ span.T
 

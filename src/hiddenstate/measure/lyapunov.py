@@ -107,8 +107,9 @@ def _growth(system: System, x: Tensor, valid: Tensor, begin: tuple[Tensor, Tenso
     """Push orthonormal directions (batch, S, k) along a run; yield them after each step with ln of their growth."""
     vectors, directions = begin
     for step, push in enumerate(_pushes(system, x, valid, vectors, few=directions.shape[2] * 4 <= system.size)):
-        directions, growth = torch.linalg.qr(push(directions))
+        turned, growth = torch.linalg.qr(push(directions))
         logs = growth.diagonal(dim1=1, dim2=2).abs().log()
+        directions = torch.where(valid[:, step, None, None], turned, directions)  # padding turns nothing
         if bool(logs[valid[:, step]].isnan().any()):
             row = int((logs.isnan().any(1) & valid[:, step]).nonzero()[0])
             raise BadInput(f"the derivative at step {step} of row {row} is NaN: the layer has no slope there.")

@@ -112,7 +112,7 @@ def _estimate(data: tuple[Tensor, Tensor, Tensor], lags: int, skip: int, size: i
     features = features - features.mean(0)
     count = len(features)
     left, sizes, _ = torch.linalg.svd(features, full_matrices=False)
-    left = left[:, sizes > sizes.max() * 1e-13 * count**0.5]
+    left = left[:, sizes > sizes.sum() * 1e-13 * count**0.5]
     rank = left.shape[1]
     threshold = 4 * (2 * rank) ** 0.5 / count  # four standard deviations of the R² of unrelated numbers
     curve = torch.zeros(lags, dtype=torch.float64, device=x.device)

@@ -6,6 +6,7 @@ import math
 import warnings
 from dataclasses import dataclass
 from functools import cache, reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from ..cells import Layer, as_layer
 from ..errors import BadInput, NotRecurrent, StateMismatch
 from ..state import State
 from ..unrolling import Recurrent
+
+_dual: Any = forward_ad  # torch leaves it without types
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +151,8 @@ class System:
         moved[:, self.smooth] = directions.transpose(1, 2).flatten(0, 1).to(vectors.dtype)
         wide, inputs = vectors.repeat_interleave(count, 0), x.repeat_interleave(count, 0)
         _load_forward_mode()
-        with torch.no_grad(), forward_ad.dual_level():
-            following, found = forward_ad.unpack_dual(self.step(inputs, forward_ad.make_dual(wide, moved)))
+        with torch.no_grad(), _dual.dual_level():
+            following, found = _dual.unpack_dual(self.step(inputs, _dual.make_dual(wide, moved)))
             pushed = torch.zeros_like(following) if found is None else found
         pushed = pushed[:, self.smooth].unflatten(0, (len(vectors), count)).transpose(1, 2)
         return following[::count].detach(), pushed.detach().to(directions.dtype)
@@ -196,8 +199,8 @@ def _load_forward_mode() -> None:
     # torch loads its forward derivatives on their first use, and warns of its own jit while it does.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        with torch.no_grad(), forward_ad.dual_level():
-            forward_ad.make_dual(torch.zeros(1), torch.zeros(1))
+        with torch.no_grad(), _dual.dual_level():
+            _dual.make_dual(torch.zeros(1), torch.zeros(1))
 
 
 def _widest(state: State) -> torch.dtype:
