@@ -1,0 +1,225 @@
+"""Admitting a patient: inputs read or invented, the first call made, axes and vocabulary learned from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from ..cells import Layer, as_layer, layers, unwrap
+from ..errors import BadInput
+from .inputs import Inputs, Slot
+from .patient import Patient, Run
+from .reading import read_inputs
+from .stepping import Stepped
+from .thresholds import Thresholds
+
+_ROWS, _STEPS = 4, 8  # of invented inputs
+_MOST_ROWS = 16  # more would cost time and tell nothing new
+
+
+def admit(
+    model: nn.Module, inputs: tuple[Any, ...], *, lengths: Any, batch_axis: int, thresholds: Thresholds, **more: Any
+) -> Patient:
+    """Return the patient, ready for its first call."""
+    model = unwrap(model)
+    found = layers(model)
+    itself = found[0] if len(found) == 1 and found[0].module is model else None
+    assumed: list[str] = []
+    alone = itself is not None and _one_step(itself, inputs)
+    if alone and itself is not None:
+        model, inputs = _stepped(itself, inputs, assumed)
+    elif not inputs:
+        if itself is None:
+            raise BadInput(
+                f"hs.diagnose({type(model).__name__}) was given no inputs. They can be invented for a cell or a torch "
+                f"layer by itself; a whole model wants them: hs.diagnose(model, x)."
+            )
+        inputs, batch_axis = _invented_sequence(itself, assumed)
+    read = read_inputs(model, inputs, batch_axis=batch_axis, lengths=lengths)
+    return Patient(model, read, thresholds, assumed=assumed, alone=alone, **more)
+
+
+def _one_step(layer: Layer, inputs: tuple[Any, ...]) -> bool:
+    """Whether the model is a cell, and is to be stepped along a sequence."""
+    if layer.fused:
+        return False
+    if not inputs:
+        return True
+    x = inputs[0]
+    if not isinstance(x, Tensor) or x.dim() <= (2 if x.is_floating_point() else 1):
+        return True
+    if layer.kind != "cell":
+        return True
+    try:
+        from ..cells import undisturbed
+
+        with undisturbed(layer.module), torch.no_grad():
+            layer.module(*inputs)
+    except Exception:  # it takes one step at a time, so it is given one
+        return True
+    return False
+
+
+def _stepped(layer: Layer, inputs: tuple[Any, ...], assumed: list[str]) -> tuple[nn.Module, tuple[Any, ...]]:
+    module = layer.module
+    if not inputs:
+        x = _sequence_for(layer)
+        assumed.append(f"no input was given: the cell was stepped along an invented one of shape {tuple(x.shape)}")
+        return Stepped(module), (x,)
+    x, *state = inputs
+    step_axes = 2 if x.is_floating_point() else 1
+    if x.dim() > step_axes:
+        return Stepped(module), (x, *state)
+    rows = x if x.dim() == step_axes else x[None]
+    generator = torch.Generator().manual_seed(0)
+    if x.is_floating_point():
+        noise = torch.randn(len(rows), _STEPS, *rows.shape[1:], generator=generator, dtype=torch.float64).to(x)
+        steps = (float(x.std()) if x.numel() > 1 else 0.0 or 1.0) * noise
+        steps[:, 0] = rows
+    else:
+        top = max(2, int(rows.max()) + 1)
+        steps = torch.randint(top, (len(rows), _STEPS), generator=generator).to(x)
+        steps[:, 0] = rows
+    assumed.append(f"one step was given: the cell was stepped along a sequence of {_STEPS} that begins with it")
+    if x.dim() < step_axes:
+        state = []  # without rows, as the step was: the cell's own first state has them
+    return Stepped(module), (steps, *state)
+
+
+def _sequence_for(layer: Layer) -> Tensor:
+    """Return an invented sequence that the cell takes."""
+    module = layer.module
+    like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))
+    generator = torch.Generator().manual_seed(0)
+    named = [getattr(module, name, None) for name in ("input_size", "in_features", "input_dim", "n_in", "input_dims")]
+    hidden = getattr(module, "hidden_size", 0)
+    widths = [inner.in_features for inner in module.modules() if isinstance(inner, nn.Linear)]
+    matrices = [n for p in module.parameters() if p.dim() == 2 for n in p.shape]
+    sizes = [*named, *widths, *(w - hidden for w in widths if isinstance(hidden, int)), *matrices]
+    for size in dict.fromkeys(size for size in sizes if isinstance(size, int) and size > 0):
+        x = torch.randn(_ROWS, _STEPS, size, generator=generator, dtype=torch.float64).to(like)
+        if _takes(module, x):
+            return x
+    embedding = next((inner for inner in module.modules() if isinstance(inner, nn.Embedding)), None)
+    top = embedding.num_embeddings if embedding is not None else 4
+    x = torch.randint(top, (_ROWS, _STEPS), generator=generator).to(like.device)
+    if _takes(module, x):
+        return x
+    raise BadInput(
+        f"no input could be invented for {type(module).__name__}: give it one, hs.diagnose(cell, x), "
+        f"or let the cell say its input_size."
+    )
+
+
+def _takes(module: nn.Module, x: Tensor) -> bool:
+    from ..cells import undisturbed
+
+    try:
+        with undisturbed(module), torch.no_grad():
+            as_layer(module, sample=x[:, 0])
+            Stepped(module)(x)
+    except Exception:  # a trial
+        return False
+    return True
+
+
+def _invented_sequence(layer: Layer, assumed: list[str]) -> tuple[tuple[Any, ...], int]:
+    spec = layer.spec
+    like = next(layer.module.parameters())
+    generator = torch.Generator().manual_seed(0)
+    shape = (_ROWS, _STEPS) if spec.batch_first else (_STEPS, _ROWS)
+    x = torch.randn(*shape, spec.input_size or 1, generator=generator, dtype=torch.float64).to(like)
+    assumed.append(f"no input was given: one of shape {tuple(x.shape)} was invented")
+    return (x,), 0 if spec.batch_first else 1
+
+
+def settle(patient: Patient, run: Run) -> None:
+    """Learn from the first call where the steps are, which tokens there are, and take a fair number of rows."""
+    inputs = patient.inputs
+    inputs = _with_vocabulary(patient, inputs)
+    inputs = _with_time(patient, inputs, run)
+    patient.inputs = patient.whole = inputs
+    wanted = _fair_rows(patient, inputs)
+    if wanted is not None:
+        patient.inputs = wanted
+    if inputs.batched:
+        axis = inputs.slot(inputs.main).rows
+        patient.assumed.append(f"{inputs.batch} rows on axis {axis} of input{[inputs.main[0]]}; batch_axis= says otherwise")
+
+
+def _with_vocabulary(patient: Patient, inputs: Inputs) -> Inputs:
+    tables = [module for module in patient.model.modules() if isinstance(module, nn.Embedding)]
+    if not tables:
+        return inputs
+    pads = {table.padding_idx for table in tables if table.padding_idx is not None}
+    return replace(
+        inputs,
+        vocabulary=min(table.num_embeddings for table in tables),
+        pad_token=next(iter(pads)) if len(pads) == 1 else None,
+    )
+
+
+def _with_time(patient: Patient, inputs: Inputs, run: Run) -> Inputs:
+    """Find the axis of time by what the layers saw; unknown where none of them saw as many steps."""
+    x = inputs.get(inputs.main)
+    if isinstance(x, PackedSequence):
+        return inputs
+    slot = inputs.slot(inputs.main)
+    calls = run.watch.calls
+    if not calls:
+        return inputs if x.dim() <= 3 else _without_time(inputs, slot)
+    if inputs.batched and x.dim() == 2 and x.is_floating_point() and all(c.layer.fused and c.rows == 1 for c in calls):
+        steps = calls[0].steps
+        if isinstance(calls[0].x, Tensor) and calls[0].x.dim() == 2 and steps == x.shape[0] and steps > 1:
+            patient.memo["unbatched"] = True
+            unbatched = Slot(slot.path, "sequence", None, 0, x.shape[0])
+            others = tuple(unbatched if s.path == slot.path else replace(s, rows=None) for s in inputs.slots)
+            return replace(inputs, slots=others, batch=1, batched=False, steps=x.shape[0], lengths=None)
+    if not inputs.batched:
+        return inputs
+    steps = calls[0].steps if calls[0].layer.fused else len([c for c in calls if c.layer is calls[0].layer])
+    return _on_axis(inputs, slot, x, steps)
+
+
+def _on_axis(inputs: Inputs, slot: Slot, x: Tensor, steps: int) -> Inputs:
+    fits = [axis for axis in range(x.dim()) if axis != slot.rows and x.shape[axis] == steps]
+    if slot.time in fits or steps == inputs.batch or steps == 1:
+        return inputs
+    if x.dim() == 3 and fits == [2] and inputs.lengths is None:
+        moved = replace(slot, time=2, steps=steps)
+        slots = tuple(moved if s.path == slot.path else s for s in inputs.slots)
+        return replace(inputs, slots=slots, steps=steps)
+    return inputs if x.dim() <= 3 else _without_time(inputs, slot)
+
+
+def _without_time(inputs: Inputs, slot: Slot) -> Inputs:
+    slots = tuple(replace(s, time=None) if s.path == slot.path else s for s in inputs.slots)
+    return replace(inputs, slots=slots)
+
+
+def _fair_rows(patient: Patient, inputs: Inputs) -> Inputs | None:
+    """Return the call with no more rows than needed, or with enough to tell them apart, where the model takes it."""
+    if not inputs.batched or 3 <= inputs.batch <= _MOST_ROWS:
+        return None
+    if inputs.batch > _MOST_ROWS:
+        order = torch.arange(inputs.batch)
+        if inputs.lengths is not None:  # the longest row stays, so that no step is lost
+            longest = int(inputs.lengths.argmax())
+            order = torch.cat([order[longest : longest + 1], order[order != longest]])
+        fair = inputs.select(sorted(order[:_MOST_ROWS].tolist()))
+        text = f"{_MOST_ROWS} of {inputs.batch} rows were used"
+    else:
+        rows = [k % inputs.batch for k in range(_ROWS)]
+        fair = inputs.select(rows)
+        fair = fair.other_rows(torch.arange(_ROWS) >= inputs.batch, seed=71)
+        text = f"{inputs.batch} rows do not tell rows apart: {_ROWS} were used, the others with other values"
+    try:
+        patient.run(fair)
+    except Exception:  # a model for one batch size: HS204 will say so
+        return None
+    patient.assumed.append(text)
+    return fair

@@ -1,0 +1,191 @@
+"""Padding: whatever stands there, and however much of it, the result is the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from ..finding import Finding
+from ..inputs import Inputs
+from ..patient import Patient, Run
+from ..probes.repeats import stochastic
+from ..probes.shapes import Leaf, base, by_rows, eps, layout, stepwise
+from ..probes.steps import change
+from ..tree import tensors
+
+_MORE = 3  # steps of padding that are added
+
+
+def padding_ignored(patient: Patient) -> Finding | None:
+    """HS106: with lengths, more padding or other values in it move the output."""
+    inputs = patient.inputs
+    if inputs.lengths is None or isinstance(inputs.get(inputs.main), PackedSequence) or not inputs.batched:
+        return None
+    leaf = layout(patient).main
+    if leaf is None or inputs.slot(inputs.main).time is None or stochastic(patient):
+        return None
+    for what, measure in (("other values in it", _other_values), ("more of it", _more), ("none of it", _trimmed)):
+        moved = measure(patient, leaf)
+        if moved is not None and moved > patient.thresholds.padding:
+            return _finding(patient, what, moved)
+    return _in_the_loss(patient, leaf)
+
+
+def _finding(patient: Patient, what: str, moved: float) -> Finding:
+    convolved = any(isinstance(module, nn.modules.conv._ConvNd) for module in patient.model.modules())
+    both = any(c.layer.fused and c.layer.spec.bidirectional for c in base(patient).watch.calls)
+    cause = "the last column is taken, or steps are averaged, as if every row had all steps"
+    if both:
+        cause = "the reverse direction begins in the padding"
+    if convolved:
+        cause = "a convolution reaches into the padding"
+    return Finding(
+        "HS106",
+        "note" if convolved else "error",
+        ", ".join(dict.fromkeys(c.layer.name or "the model itself" for c in base(patient).watch.calls)) or "the model",
+        f"{what} moves the output at real steps by {moved:.2g} of its size (limit {patient.thresholds.padding:.1g}).",
+        cause,
+        "pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False), or "
+        "out[torch.arange(len(out)), lengths - 1]; for means a mask: hs.pool.Mean()(out, lengths)",
+        {"moved": moved, "limit": patient.thresholds.padding},
+    )
+
+
+def _moved(patient: Patient, leaf: Leaf, run: Run) -> float | None:
+    inputs = patient.inputs
+    new = run.outputs.get(leaf.path)
+    if new is None or new.dim() != len(leaf.shape):
+        return None
+    old = by_rows(base(patient).outputs[leaf.path], leaf, inputs.batch)
+    fresh = by_rows(new, leaf, run.inputs.batch)
+    if len(fresh) != len(old):
+        return None
+    valid = torch.ones(len(old), 1, dtype=torch.bool)
+    if stepwise(leaf):
+        steps = min(old.shape[1], fresh.shape[1])
+        old, fresh = old[:, :steps], fresh[:, :steps]
+        valid = inputs.valid[:, :steps]
+    if old.shape != fresh.shape:
+        return None
+    return _relative(old, fresh, valid)
+
+
+def _relative(old: Tensor, new: Tensor, valid: Tensor) -> float:
+    gaps = change(old, new).reshape(*old.shape[: valid.dim() if valid.shape[1] > 1 else 1], -1).max(-1).values
+    gaps = gaps[valid] if gaps.dim() == 2 else gaps
+    size = float(old.abs().nan_to_num(posinf=0.0, neginf=0.0).max()) or 1.0
+    share = float(gaps.max()) / size if gaps.numel() else 0.0
+    return share if share > 64 * eps(old) else 0.0
+
+
+def _knows_lengths(inputs: Inputs) -> bool:
+    return any(slot.kind in ("lengths", "mask") and slot.rows is not None for slot in inputs.slots)
+
+
+def _other_values(patient: Patient, leaf: Leaf) -> float | None:
+    """Only where the model is told the lengths: one that is not may know padding by its value."""
+    inputs = patient.inputs
+    padding = ~inputs.valid
+    if not _knows_lengths(inputs) or not bool(padding.any()):
+        return None
+    free = replace(inputs, pad_token=None)
+    return _moved(patient, leaf, patient.run(free.other_steps(padding, (inputs.main,), seed=7)))
+
+
+def _more(patient: Patient, leaf: Leaf) -> float | None:
+    longer = _padded(patient.inputs)
+    if longer is None:
+        return None
+    try:
+        return _moved(patient, leaf, patient.run(longer))
+    except Exception:  # a model of fixed length
+        return None
+
+
+def _padded(inputs: Inputs) -> Inputs | None:
+    changed = inputs
+    for slot in inputs.slots:
+        if slot.time is None or slot.steps != inputs.steps or slot.kind not in ("sequence", "mask"):
+            continue
+        if slot.kind == "sequence" and slot.path != inputs.main:
+            return None  # other sequences beside it: how they are padded is unknown
+        x = inputs.get(slot.path)
+        shape = list(x.shape)
+        shape[slot.time] = _MORE
+        changed = changed.put(slot.path, torch.cat([x, x.new_full(shape, _pad_value(inputs, slot.kind, x))], slot.time))
+    slots = tuple(replace(s, steps=s.steps + _MORE) if s.steps == inputs.steps else s for s in inputs.slots)
+    return replace(changed, slots=slots, steps=inputs.steps + _MORE)
+
+
+def _pad_value(inputs: Inputs, kind: str, x: Tensor) -> float:
+    if kind == "mask" or x.is_floating_point():
+        return 0
+    if inputs.pad_token is not None:
+        return inputs.pad_token
+    slot = inputs.slot(inputs.main)
+    assert slot.rows is not None and slot.time is not None
+    padding = x.movedim((slot.rows, slot.time), (0, 1))[~inputs.valid.to(x.device)]
+    return int(padding.flatten()[0]) if padding.numel() else 0
+
+
+def _trimmed(patient: Patient, leaf: Leaf) -> float | None:
+    """Run the shortest rows by themselves, without any padding."""
+    inputs = patient.inputs
+    assert inputs.lengths is not None
+    short = int(inputs.lengths.min())
+    if short >= inputs.steps or short < 1:
+        return None
+    rows = (inputs.lengths == short).nonzero()[:, 0].tolist()
+    alone = inputs.select(rows)
+    paths = tuple(s.path for s in inputs.slots if s.time is not None and s.steps == inputs.steps)
+    try:
+        run = patient.run(alone.crop(short, paths))
+    except Exception:  # a model of fixed length
+        return None
+    new = run.outputs.get(leaf.path)
+    if new is None or new.dim() != len(leaf.shape):
+        return None
+    old = by_rows(base(patient).outputs[leaf.path], leaf, inputs.batch)[rows]
+    fresh = by_rows(new, leaf, len(rows))
+    if stepwise(leaf):
+        steps = min(old.shape[1], fresh.shape[1], short)
+        old, fresh = old[:, :steps], fresh[:, :steps]
+    if old.shape != fresh.shape:
+        return None
+    return _relative(old, fresh, torch.ones(len(rows), 1, dtype=torch.bool))
+
+
+def _in_the_loss(patient: Patient, leaf: Leaf) -> Finding | None:
+    """Ask whether the loss follows the output at padded steps."""
+    inputs = patient.inputs
+    if patient.loss is None or not stepwise(leaf) or leaf.merged or not bool((~inputs.valid).any()):
+        return None
+    inputs = patient.whole
+    run = patient.run(inputs, grad=True)
+    out = run.outputs[leaf.path]
+    if not out.requires_grad:
+        return None
+    total = patient.loss(run.result, patient.targets)
+    if not any(t is out for t in tensors(run.result).values()):
+        return None
+    (gradient,) = torch.autograd.grad(total, out, allow_unused=True)
+    if gradient is None:
+        return None
+    sizes = by_rows(gradient, leaf, inputs.batch).abs().flatten(2).max(2).values.cpu()  # (batch, time)
+    padding = ~inputs.valid[:, : sizes.shape[1]]
+    share = float((sizes * padding).max()) / (float(sizes.max()) or 1.0)
+    if share <= patient.thresholds.padding:
+        return None
+    return Finding(
+        "HS106",
+        "warning",
+        "the loss",
+        f"the gradient of the loss at padded steps is {share:.2g} of its largest (limit {patient.thresholds.padding:.1g}).",
+        "the loss averages over all steps, padded ones among them",
+        "F.cross_entropy(out.transpose(1, 2), targets, ignore_index=pad), or loss[mask].mean()",
+        {"share": share, "limit": patient.thresholds.padding},
+    )
+

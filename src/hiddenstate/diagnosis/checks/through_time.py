@@ -1,0 +1,136 @@
+"""Gradients through time: neither lost nor blown up between the last step and the first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from ..finding import Finding
+from ..patient import Patient, probe
+from ..probes.cells import steps_of_cells
+from ..probes.gradients import backward, projected
+from ..watching import Call
+
+_FADING = 0.4  # per step: below what a fresh network of any kind does
+_GONE = 1e-20
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """How the gradient of a layer's last state changes on its way back to the first step."""
+
+    name: str
+    ratio: float  # first to last
+    steps: int
+
+    @property
+    def per_step(self) -> float:
+        """The factor of one step."""
+        return self.ratio ** (1 / max(1, self.steps - 1)) if self.ratio > 0 else 0.0
+
+
+@probe
+def slopes(patient: Patient) -> list[Slope]:
+    """Take, for each layer, the gradient of its last state to its input at every step."""
+    found = []
+    done: set[str] = set()
+    for call in backward(patient).run.watch.calls:
+        if call.layer.fused and call.steps > 1 and call.layer.name not in done:
+            done.add(call.layer.name)
+            sizes = _fused(patient, call)
+            if sizes is not None:
+                found.append(_slope(call.layer.name or "the model itself", sizes))
+    for name, steps in steps_of_cells(patient).items():
+        sizes = _stepped(steps.with_graph)
+        if sizes is not None:
+            found.append(_slope(name, sizes))
+    return [slope for slope in found if slope is not None]
+
+
+def _slope(name: str, sizes: Tensor) -> Slope | None:
+    """Compare the first steps with the last of `sizes (time,)`."""
+    first, last = float(sizes[0]), float(sizes[-1])
+    if not (first >= 0 and last > 0):
+        return Slope(name, float("inf"), len(sizes)) if first > 0 and last == 0 else None
+    return Slope(name, first / last, len(sizes))
+
+
+def _fused(patient: Patient, call: Call) -> Tensor | None:
+    """Return the size of the gradient at each step, in the order of the forward direction: (time,)."""
+    with patient.afresh(), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+        patient.model.eval()
+        source, lengths = call.source
+        whole = lengths == lengths.max()  # rows without padding tell as much as all
+        x = source.detach()[whole.to(source.device)].clone().requires_grad_()
+        module, spec = call.layer.module, call.layer.spec
+        if not x.is_floating_point():
+            return None
+        given = call.given
+        state = None if given is None else given.detach().select(whole.nonzero()[:, 0].tolist())
+        fed = x if spec.batch_first else x.transpose(0, 1)
+        args = (fed,) if state is None else (fed, call.layer.to_native(state))
+        output, _ = call.layer.split(module(*args))
+        if isinstance(output, PackedSequence):
+            return None
+        last = (output if spec.batch_first else output.transpose(0, 1))[:, -1]
+        last = last[:, : last.shape[1] // spec.directions]  # the forward direction
+        if not last.requires_grad:
+            return None
+        (gradient,) = torch.autograd.grad(projected(last), x, allow_unused=True)
+    return None if gradient is None else gradient.abs().double().flatten(2).norm(dim=2).norm(dim=0).cpu()
+
+
+def _stepped(calls: list[Call]) -> Tensor | None:
+    if len(calls) < 2 or calls[-1].state is None:
+        return None
+    inputs = [call.x for call in calls]
+    last = next(iter(calls[-1].state.values()))
+    if not last.requires_grad or not all(isinstance(x, Tensor) and x.requires_grad for x in inputs):
+        return None
+    found = torch.autograd.grad(projected(last), inputs, retain_graph=True, allow_unused=True)
+    sizes = [0.0 if g is None else float(g.double().norm()) for g in found]
+    return torch.tensor(sizes, dtype=torch.float64)
+
+
+def not_vanishing(patient: Patient) -> Finding | None:
+    """HS501: the first step's gradient is lost beside the last one's."""
+    limit = patient.thresholds.vanishing
+    lost = [slope for slope in slopes(patient) if slope.ratio < limit]
+    if not lost:
+        return None
+    worst = min(lost, key=lambda slope: slope.per_step)
+    # A fresh network forgets about half at each step: over many steps that is worth a note, and not an alarm.
+    grave = worst.per_step < _FADING or worst.ratio < _GONE
+    return Finding(
+        "HS501",
+        "warning" if grave else "note",
+        worst.name,
+        f"the gradient of the last state at the first of {worst.steps} steps is {worst.ratio:.2g} of that at the last "
+        f"(limit {limit:.0e}); a factor of {worst.per_step:.2f} per step.",
+        "each step passes on less than it gets: small recurrent weights, saturated units, or a forget gate that is half shut",
+        "with torch.no_grad(): lstm.bias_hh_l0[units:2 * units].fill_(1.0) opens the forget gate; "
+        "nn.init.orthogonal_(rnn.weight_hh_l0) for a plain RNN; shorter sequences",
+        {"ratio": worst.ratio, "limit": limit, "per_step": worst.per_step},
+    )
+
+
+def not_exploding(patient: Patient) -> Finding | None:
+    """HS502: the first step's gradient drowns the last one's."""
+    limit = patient.thresholds.exploding
+    grown = [slope for slope in slopes(patient) if slope.ratio > limit]
+    if not grown:
+        return None
+    worst = max(grown, key=lambda slope: slope.ratio)
+    return Finding(
+        "HS502",
+        "warning",
+        worst.name,
+        f"the gradient of the last state at the first of {worst.steps} steps is {worst.ratio:.2g} times that at the last "
+        f"(limit {limit:.0e}); a factor of {worst.per_step:.2f} per step.",
+        "the recurrent weights amplify: their spectral radius is above 1",
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0); nn.init.orthogonal_(rnn.weight_hh_l0)",
+        {"ratio": worst.ratio, "limit": limit, "per_step": worst.per_step},
+    )

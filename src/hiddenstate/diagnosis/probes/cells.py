@@ -1,0 +1,236 @@
+"""Single cells: one step tried with other states and other inputs, and the steps a model makes with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...cells import Layer
+from ...state import State
+from ..patient import Patient, probe
+from ..substitutes import another_state
+from ..tracing import Trace, Tracer
+from ..tree import tensors
+from ..watching import Call, same
+from .gradients import backward, projected
+from .shapes import base
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """How one step of a user's own cell answers to what it is given."""
+
+    name: str
+    layer: Layer
+    call: Call
+    by_input: float | None  # how far another input moves what it returns, relative to its size
+    by_part: dict[str, float]  # the same for each part of the state
+    cut: str  # "" or what shows that no gradient reaches the state
+
+
+def own_cells(patient: Patient) -> list[Layer]:
+    """Return the layers that the user wrote: torch's own do what they say."""
+    return [layer for layer in patient.layers if not layer.fused and layer.kind == "cell"]
+
+
+@probe
+def trials(patient: Patient) -> list[Trial]:
+    """Try every cell of the user's own with other inputs and other states."""
+    found = []
+    for layer in own_cells(patient):
+        calls = base(patient).watch.of(layer)
+        usable = [call for call in calls if call.given is not None] or calls
+        if usable:
+            found.append(_trial(patient, layer, usable[len(usable) // 2]))
+    return found
+
+
+def step(patient: Patient, call: Call, state: State, x: Any = None) -> Any:
+    """Call a cell once more as it was called, with another state or input."""
+    args, kwargs = call.layer.give(call.args, call.kwargs, call.layer.to_native(state))
+    if x is not None:
+        args = (x, *args[1:])
+    return call.layer.module(*args, **kwargs)
+
+
+def first_state(call: Call) -> State:
+    """Return the state a call was given, or the one it would start from, unlike zeros in either case."""
+    state = call.given if call.given is not None else call.layer.initial(call.rows)
+    return state.detach().map(lambda part: another_state(part, 21) if part.is_floating_point() else part)
+
+
+def _trial(patient: Patient, layer: Layer, call: Call) -> Trial:
+    with patient.afresh(), torch.no_grad():
+        patient.model.eval()
+        state = first_state(call)
+        old = step(patient, call, state)
+        x = call.x.detach()
+        by_input = _moved(old, step(patient, call, state, _other(x))) if x.is_floating_point() else None
+        by_part = {}
+        for k, part in enumerate(state):
+            if state[part].is_floating_point():
+                axes = {part: state.batch_axis[part]}
+                changed = State({**dict(state), part: another_state(state[part], 31 + k)}, {**state.batch_axis, **axes})
+                by_part[part] = _moved(old, step(patient, call, changed))
+    return Trial(layer.name or "the cell", layer, call, by_input, by_part, _cut(patient, call, by_part))
+
+
+def _other(x: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(41)
+    return x + (float(x.std()) if x.numel() > 1 else 0.0 or 1.0) * torch.randn(
+        x.shape, generator=generator, dtype=torch.float64
+    ).to(x)
+
+
+def _moved(old: Any, new: Any) -> float:
+    worst = 0.0
+    theirs = tensors(new)
+    for path, a in tensors(old).items():
+        b = theirs.get(path)
+        if b is None or a.shape != b.shape or not a.is_floating_point() or same(a, b):
+            continue
+        size = float(a.abs().nan_to_num().max()) or 1.0
+        worst = max(worst, float((a - b).abs().nan_to_num(nan=1.0).max()) / size)
+    return worst
+
+
+def _cut(patient: Patient, call: Call, by_part: dict[str, float]) -> str:
+    with patient.afresh(), torch.enable_grad():
+        patient.model.eval()
+        state = first_state(call).map(lambda part: part.clone().requires_grad_() if part.is_floating_point() else part)
+        # A copy is handed in: the cell may change its state in place.
+        result = step(patient, call, state.map(lambda part: part.clone()))
+        outs = [t for t in tensors(result).values() if t.requires_grad]
+        if not outs:
+            return "what the cell returns has no graph"
+        parts = {name: part for name, part in state.items() if part.requires_grad}
+        total = torch.stack([projected(out) for out in outs]).sum()
+        found = torch.autograd.grad(total, list(parts.values()), allow_unused=True)
+    for name, gradient in zip(parts, found, strict=True):
+        if by_part.get(name, 0.0) > patient.thresholds.reach and (gradient is None or not bool(gradient.any())):
+            return (
+                f"part {name!r} of the state moves the next one by {by_part[name]:.2g} of its size, and its gradient is "
+                f"{'missing' if gradient is None else 'exactly 0'}"
+            )
+    return ""
+
+
+@dataclass(slots=True, eq=False)
+class Steps:
+    """All calls, one step each, that one forward makes of a cell, or of a layer used as one."""
+
+    calls: list[Call]
+    with_graph: list[Call] = field(default_factory=list)
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts of the state."""
+        return list(self.calls[0].state or {})
+
+    @property
+    def starts_anew(self) -> bool:
+        """Whether no call is given a state."""
+        return all(call.given is None for call in self.calls)
+
+    def constant_parts(self) -> list[str]:
+        """Return the parts that enter every step with the same values, though steps change them."""
+        given = [call.given for call in self.calls]
+        if any(state is None for state in given[1:]):
+            return []
+        states = [state for state in given if state is not None]
+        found = []
+        for part in self.parts:
+            values = [state[part] for state in states if part in state]
+            ends = [call.state[part] for call in self.calls if call.state is not None]
+            if len(values) < 2 or any(value.shape != values[0].shape for value in values):
+                continue
+            if all(same(value, values[0]) for value in values) and not all(
+                end.shape == values[0].shape and same(end, values[0]) for end in ends
+            ):
+                found.append(part)
+        return found
+
+    def detached(self) -> int:
+        """Return at how many steps a part of the state arrives without the graph it left the last step with."""
+        count = 0
+        for before, after in zip(self.with_graph, self.with_graph[1:], strict=False):
+            if before.state is None or after.given is None:
+                continue
+            count += any(
+                part in after.given
+                and before.state[part].requires_grad
+                and not after.given[part].requires_grad
+                and same(after.given[part], before.state[part])
+                for part in before.state
+            )
+        return count
+
+
+@probe
+def steps_of_cells(patient: Patient) -> dict[str, Steps]:
+    """Return, for every cell that a forward steps along time, all its calls."""
+    watch = base(patient).watch
+    found = {}
+    for layer in patient.layers:
+        calls = watch.of(layer)
+        many = len(calls) >= 3 or (len(calls) == 2 == patient.inputs.steps)
+        if many and all(call.steps == 1 for call in calls) and len({call.rows for call in calls}) == 1:
+            try:
+                graph = backward(patient).run.watch.of(layer)
+            except Exception:  # reported where gradients are asked for
+                graph = []
+            found[layer.name or "the model itself"] = Steps(calls, graph)
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drive:
+    """A user's cell driven by large inputs for some steps."""
+
+    name: str
+    bounds: dict[str, float]  # part -> largest |value| on the way
+    last: dict[str, Tensor]
+    traces: list[Trace]  # of a few steps with inputs of ordinary size
+    states: list[State]  # the states those steps were given
+    results: list[Any]
+
+
+@probe
+def drives(patient: Patient) -> list[Drive]:
+    """Drive every cell of the user's own with large inputs, and write down a few ordinary steps."""
+    found = []
+    for trial in trials(patient):
+        if not trial.call.x.is_floating_point():
+            continue
+        with patient.afresh(), torch.no_grad():
+            patient.model.eval()
+            found.append(_drive(patient, trial))
+    return found
+
+
+def _drive(patient: Patient, trial: Trial) -> Drive:
+    call, layer = trial.call, trial.layer
+    generator = torch.Generator().manual_seed(51)
+    state = call.given if call.given is not None else layer.initial(call.rows)
+    bounds: dict[str, float] = {}
+    for _ in range(40):
+        noise = torch.randn(call.x.shape, generator=generator, dtype=torch.float64).to(call.x)
+        _, native = layer.split(step(patient, call, state, 100 * noise))
+        state = layer.to_state(native, batch=call.rows)
+        for part, value in state.items():
+            if value.is_floating_point():
+                bounds[part] = max(bounds.get(part, 0.0), float(value.abs().nan_to_num(nan=float("inf")).max()))
+    traces, states, results = [], [], []
+    inner = first_state(call)
+    for k in range(3):
+        noise = torch.randn(call.x.shape, generator=generator, dtype=torch.float64).to(call.x)
+        given = inner.map(lambda part, k=k: another_state(part, 61 + k) if part.is_floating_point() else part)  # type: ignore[misc]
+        with Tracer() as tracer:
+            result = step(patient, call, given, call.x.detach() + noise)
+        traces.append(tracer.trace)
+        states.append(given)
+        results.append(result)
+    return Drive(trial.name, bounds, dict(state), traces, states, results)

@@ -1,0 +1,204 @@
+"""Which axes of the output are rows and steps: seen by leaving out a row, and by leaving out a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..inputs import Inputs
+from ..patient import Patient, Run, probe
+from ..tree import Path
+from ..watching import same
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One tensor of the output: where its rows and steps are."""
+
+    path: Path
+    shape: tuple[int, ...]
+    rows: int | None  # None: it has none
+    time: int | None  # None: one value for the whole sequence
+    merged: str = ""  # "rows" or "time": both are on one axis, and which of them is the outer
+    pairs: bool = False  # two axes have rows, as a matrix of similarities does
+    state: bool = False  # what a layer ended in, handed out
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All of the output's axes, and the sequences whose steps it follows."""
+
+    leaves: tuple[Leaf, ...]
+    aligned: tuple[Path, ...]  # the inputs that have one step for each step of the output
+    croppable: bool  # the model takes a shorter sequence
+
+    @property
+    def main(self) -> Leaf | None:
+        """The output that matters: the first that has rows and is no state."""
+        rows = [leaf for leaf in self.leaves if leaf.rows is not None]
+        return next((leaf for leaf in rows if not leaf.state), rows[0] if rows else None)
+
+
+@probe
+def base(patient: Patient) -> Run:
+    """Return the plain call, in eval mode, with all layers watched."""
+    return patient.run(watch=True)
+
+
+@probe
+def fewer_rows(patient: Patient) -> Run | None:
+    """Return the call with one row less, or None where there is none to leave out."""
+    inputs = patient.inputs
+    if not inputs.batched or inputs.batch < 2:
+        return None
+    return patient.run(inputs.select(range(inputs.batch - 1)), watch=True)
+
+
+def attempt(patient: Patient, inputs: Inputs) -> Run | None:
+    """Return the call, or None where the model does not take it."""
+    try:
+        return patient.run(inputs, watch=True)
+    except Exception:  # a trial: a model of fixed length refuses, and that is its right
+        return None
+
+
+@probe
+def layout(patient: Patient) -> Layout:
+    """Return the axes of the output."""
+    run = base(patient)
+    try:
+        fewer = fewer_rows(patient)
+    except Exception:  # a model for one batch size only: then sizes have to tell
+        fewer = None
+    groups = _groups(patient.inputs)
+    shorter, aligned, croppable = None, (), False
+    for group in groups:
+        found = attempt(patient, _one_step_less(patient.inputs, group))
+        croppable = croppable or found is not None
+        if found is not None and _shrank(run, found):
+            shorter, aligned = found, group
+            break
+    finals = [part for call in run.watch.calls if call.state is not None for part in call.state.values()]
+    leaves = [
+        _leaf(path, tensor, patient.inputs, fewer=fewer, shorter=shorter, finals=finals)
+        for path, tensor in run.outputs.items()
+    ]
+    return Layout(tuple(leaves), aligned, croppable)
+
+
+def _groups(inputs: Inputs) -> list[tuple[Path, ...]]:
+    sequences = [slot.path for slot in inputs.slots if slot.kind == "sequence" and slot.time is not None]
+    equal = tuple(s.path for s in inputs.slots if s.time is not None and s.steps == inputs.steps)
+    marks = tuple(slot.path for slot in inputs.slots if slot.kind == "mask" and slot.time is not None)
+    if inputs.main not in sequences:
+        return []
+    single = [(path, *(marks if path == inputs.main else ())) for path in sequences]
+    groups = [*single, equal] if len(sequences) > 1 else single
+    return [group for group in groups if inputs.slot(group[0]).steps > 1]
+
+
+def _one_step_less(inputs: Inputs, group: tuple[Path, ...]) -> Inputs:
+    steps = inputs.slot(group[0]).steps
+    if inputs.lengths is not None and group[0] == inputs.main:
+        steps = int(inputs.lengths.max())
+    return inputs.crop(max(1, steps - 1), group)
+
+
+def _shrank(run: Run, shorter: Run) -> bool:
+    others = shorter.outputs
+    return any(path in others and others[path].shape != tensor.shape for path, tensor in run.outputs.items())
+
+
+def _leaf(
+    path: Path, tensor: Tensor, inputs: Inputs, *, fewer: Run | None, shorter: Run | None, finals: list[Tensor]
+) -> Leaf:
+    shape = tuple(tensor.shape)
+    rows, pairs, folded = _row_axis(shape, path, inputs, fewer)
+    time, merged = None, ""
+    if shorter is not None and path in shorter.outputs:
+        small = tuple(shorter.outputs[path].shape)
+        changed = [axis for axis in range(len(shape)) if len(small) == len(shape) and small[axis] != shape[axis]]
+        if len(changed) == 1:
+            axis = changed[0]
+            if shape[axis] - small[axis] == 1 and axis != rows:
+                time = axis
+            elif axis == rows and folded:
+                merged = "rows" if inputs.slot(inputs.main).rows == 0 else "time"
+    if folded and not merged:
+        rows = None  # as many entries as rows times something else, and what else is unknown
+    state = any(final.shape == tensor.shape and same(final, tensor) for final in finals)
+    return Leaf(path, shape, rows, time, merged, pairs, state)
+
+
+def _row_axis(shape: tuple[int, ...], path: Path, inputs: Inputs, fewer: Run | None) -> tuple[int | None, bool, bool]:
+    batch = inputs.batch
+    if not inputs.batched:
+        return None, False, False
+    if fewer is None:
+        slot = inputs.slot(inputs.main)
+        fits = [axis for axis in (slot.rows or 0, 0, 1) if axis < len(shape) and shape[axis] == batch]
+        return (fits[0] if fits else None), False, False
+    small = tuple(fewer.outputs[path].shape) if path in fewer.outputs else ()
+    if len(small) != len(shape):
+        return None, False, False
+    changed = [axis for axis in range(len(shape)) if small[axis] != shape[axis]]
+    plain = [axis for axis in changed if shape[axis] == batch and small[axis] == batch - 1]
+    if len(changed) > 1:
+        return None, len(plain) > 1, False
+    if plain:
+        return plain[0], False, False
+    folded = [a for a in changed if shape[a] % batch == 0 and small[a] * batch == shape[a] * (batch - 1)]
+    return (folded[0], False, True) if folded else (None, False, False)
+
+
+def by_rows(tensor: Tensor, leaf: Leaf, batch: int) -> Tensor:
+    """Return an output with rows first, and steps second where it has them."""
+    assert leaf.rows is not None
+    if leaf.merged:
+        flat = tensor.movedim(leaf.rows, 0)
+        if leaf.merged == "rows":
+            return flat.reshape(batch, -1, *flat.shape[1:])
+        return flat.reshape(-1, batch, *flat.shape[1:]).transpose(0, 1)
+    if leaf.time is not None:
+        return tensor.movedim((leaf.rows, leaf.time), (0, 1))
+    return tensor.movedim(leaf.rows, 0)
+
+
+def stepwise(leaf: Leaf) -> bool:
+    """Say whether an output has one value for each step."""
+    return leaf.time is not None or bool(leaf.merged)
+
+
+def final(patient: Patient, run: Run) -> Tensor | None:
+    """Return the main output of each row, at its last real step: (batch, entries)."""
+    leaf = layout(patient).main
+    if leaf is None:
+        return _unbatched_final(patient, run)
+    tensor = run.outputs.get(leaf.path)
+    if tensor is None:
+        return None
+    rows = by_rows(tensor, leaf, run.inputs.batch)
+    if stepwise(leaf):
+        last = run.inputs.last.clamp(max=rows.shape[1] - 1)
+        if patient.inputs.steps != rows.shape[1] and patient.inputs.lengths is None:
+            last = torch.full((len(rows),), rows.shape[1] - 1)
+        rows = rows[torch.arange(len(rows)), last]
+    return rows.reshape(len(rows), -1)
+
+
+def _unbatched_final(patient: Patient, run: Run) -> Tensor | None:
+    if patient.inputs.batched:
+        return None
+    for leaf in layout(patient).leaves:
+        tensor = run.outputs.get(leaf.path)
+        if tensor is not None and not leaf.state:
+            last = tensor.movedim(leaf.time, 0)[-1] if leaf.time is not None else tensor
+            return last.reshape(1, -1)
+    return None
+
+
+def eps(tensor: Tensor) -> float:
+    """Return the precision of a tensor's numbers."""
+    return float(torch.finfo(tensor.dtype).eps)

@@ -1,0 +1,122 @@
+"""Leaving no trace: all that a call may change in a model, kept beforehand and put back afterwards."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_DEPTH = 5  # of containers and plain objects within attributes
+
+
+class Snapshot:
+    """Everything in a model that a call may change: attributes, containers in them, tensors, gradients, modes, hooks."""
+
+    def __init__(self, model: nn.Module, *others: nn.Module) -> None:
+        """Look at `model`, and at modules that it uses without having registered them."""
+        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._lists: list[tuple[Any, list[Any]]] = []
+        self._tensors: list[tuple[Tensor, Tensor, int | None]] = []
+        self._grads: list[tuple[Tensor, Tensor | None, Tensor | None, bool]] = []
+        self._seen: set[int] = set()
+        for root in (model, *others):
+            for module in root.modules():
+                self._keep(module.__dict__, 0)
+        self._alive = (model, *others)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for kept, content in self._dicts:
+            if len(kept) != len(content) or any(kept.get(key, kept) is not value for key, value in content.items()):
+                kept.clear()
+                kept.update(content)
+        for items, content in self._lists:
+            if len(items) != len(content) or any(a is not b for a, b in zip(items, content, strict=False)):
+                items.clear()
+                items.update(content) if isinstance(items, set) else items.extend(content)
+        for tensor, value, version in self._tensors:
+            if version is None or tensor._version != version:
+                _write(tensor, value)  # does nothing where the values are the same: a graph may need the tensor as it is
+        for tensor, grad, value, requires in self._grads:
+            if tensor.is_leaf and tensor.requires_grad != requires:
+                tensor.requires_grad_(requires)
+            if tensor.is_leaf and tensor.grad is not grad:
+                tensor.grad = grad
+            if grad is not None and value is not None and not torch.equal(grad, value):
+                _write(grad, value)
+
+    def _keep(self, thing: Any, depth: int) -> None:
+        if depth > _DEPTH or id(thing) in self._seen:
+            return
+        if isinstance(thing, Tensor):
+            self._seen.add(id(thing))
+            self._keep_tensor(thing)
+        elif isinstance(thing, dict):
+            self._seen.add(id(thing))
+            self._dicts.append((thing, dict(thing)))
+            for value in list(thing.values()):
+                self._keep(value, depth + 1)
+        elif isinstance(thing, list | set | deque):
+            self._seen.add(id(thing))
+            self._lists.append((thing, list(thing)))
+            for value in list(thing):
+                self._keep(value, depth + 1)
+        elif isinstance(thing, tuple):
+            for value in thing:
+                self._keep(value, depth + 1)
+        elif plain_object(thing):
+            self._seen.add(id(thing))
+            self._keep(thing.__dict__, depth + 1)
+
+    def _keep_tensor(self, tensor: Tensor) -> None:
+        with torch.no_grad():
+            # Kernels such as batch_norm's write into buffers without counting it; into parameters nothing does.
+            counted = isinstance(tensor, nn.Parameter) and not tensor.is_inference()
+            version = tensor._version if counted else None
+            self._tensors.append((tensor, tensor.detach().clone(), version))
+            grad = tensor.grad if tensor.is_leaf else None
+            value = None if grad is None else grad.detach().clone()
+            self._grads.append((tensor, grad, value, tensor.requires_grad))
+
+
+def plain_object(thing: Any) -> bool:
+    """Say whether this is an object of a user's own class, which may hold tensors in its attributes."""
+    if isinstance(thing, nn.Module | type) or callable(thing) or not hasattr(thing, "__dict__"):
+        return False
+    home = type(thing).__module__.partition(".")[0]
+    return home not in {"torch", "builtins", "numpy", "collections", "hiddenstate", "threading", "logging", "weakref"}
+
+
+def _write(tensor: Tensor, value: Tensor) -> None:
+    with torch.no_grad():
+        target = tensor.detach()
+        if target.shape == value.shape and not torch.equal(target, value):
+            target.copy_(value)
+
+
+@contextmanager
+def random_streams_kept() -> Iterator[None]:
+    """Put the random streams of torch, numpy and Python back afterwards."""
+    state, numpy_state = random.getstate(), np.random.get_state()
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if cuda else []):
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            np.random.set_state(numpy_state)
+
+
+def seed(number: int) -> None:
+    """Set all random streams."""
+    random.seed(number)
+    np.random.seed(number)
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
