@@ -19,21 +19,16 @@ class Arranged:
     """
 
     steps: Steps
-    batch: int
     lengths: Tensor  # (batch,) in the user's order
     order: Tensor | None  # (batch,) the user's row at each place, None where they are in order
     reverse: bool
 
     @staticmethod
-    def of(steps: Steps, batch: int, lengths: Tensor | None, *, reverse: bool) -> Arranged:
-        """Arrange steps that were run on `batch` rows of these lengths; None: as they were seen."""
-        order = None
+    def of(steps: Steps, lengths: Tensor | None, *, reverse: bool) -> Arranged:
+        """Arrange steps of rows of these lengths; None: as they were seen."""
         if lengths is None:
-            seen = steps.row_lengths()
-            lengths = torch.cat([seen, seen.new_zeros(batch - len(seen))])
-        else:
-            order = lengths.argsort(descending=True, stable=True)
-        return Arranged(steps, batch, lengths, order, reverse)
+            return Arranged(steps, steps.row_lengths(), None, reverse)
+        return Arranged(steps, lengths, lengths.argsort(descending=True, stable=True), reverse)
 
     def initial(self) -> dict[str, Tensor]:
         """Return the state before the first step."""
@@ -65,7 +60,4 @@ class Arranged:
         return values.gather(0, turned.unsqueeze(-1).expand_as(values))
 
     def _rows(self, values: Tensor) -> Tensor:
-        missing = self.batch - values.shape[1]
-        if missing:  # rows of length zero, which no step has seen
-            values = torch.cat([values, values.new_zeros(len(values), missing, values.shape[2])], dim=1)
         return values if self.order is None else values.index_select(1, self.order.argsort().to(values.device))

@@ -38,12 +38,12 @@ class CellRuns:
         self._options = options
         self._keep = keep
         self._streaming = streaming
-        self._open: dict[tuple[int, CellEar], Steps] = {}
-        self._depth: dict[int, int] = {}  # calls of the model under way in each thread
+        self._open: dict[tuple[threading.Thread, CellEar], Steps] = {}
+        self._depth: dict[threading.Thread, int] = {}  # calls of the model under way in each thread
 
     def enter(self, heard: bool) -> None:
         """Note that a call of the model begins."""
-        here = threading.get_ident()
+        here = threading.current_thread()
         if heard:
             if not self._depth.get(here):
                 self.close_all(here)
@@ -51,7 +51,7 @@ class CellRuns:
 
     def leave(self) -> None:
         """Note that a call of the model ends, also by an exception."""
-        here = threading.get_ident()
+        here = threading.current_thread()
         if self._depth.get(here):
             self._depth[here] -= 1
             if not self._depth[here]:
@@ -59,7 +59,7 @@ class CellRuns:
 
     def step(self, ear: CellEar, step: Step) -> None:
         """Add one step to a cell's run, or start a new one."""
-        key = threading.get_ident(), ear
+        key = threading.current_thread(), ear
         given, after = step.given(), step.after()
         rows = next(iter(after.values())).rows
         steps = self._open.get(key)
@@ -77,15 +77,15 @@ class CellRuns:
         if self._streaming and steps.nbytes > _PIECE and not ear.stacked and not self._options.grads:
             self._keep(self._take(ear, steps.split()), last=False)
 
-    def close(self, ear: CellEar, *, batch: int | None = None, lengths: Tensor | None = None) -> None:
+    def close(self, ear: CellEar, *, lengths: Tensor | None = None) -> None:
         """End a cell's run in this thread, if there is one."""
-        self._close((threading.get_ident(), ear), batch, lengths)
+        self._close((threading.current_thread(), ear), lengths)
 
     def drop(self, ear: CellEar) -> None:
         """Forget a cell's run in this thread."""
-        self._open.pop((threading.get_ident(), ear), None)
+        self._open.pop((threading.current_thread(), ear), None)
 
-    def close_all(self, thread: int | None = None) -> None:
+    def close_all(self, thread: threading.Thread | None = None) -> None:
         """End all runs, or those of one thread."""
         for key in list(self._open):
             if thread in (None, key[0]):
@@ -99,13 +99,13 @@ class CellRuns:
         """Return the runs of a track that are under way, as far as they have come."""
         return [self._take(ear, steps) for (_, ear), steps in list(self._open.items()) if ear.track == track]
 
-    def _close(self, key: tuple[int, CellEar], batch: int | None = None, lengths: Tensor | None = None) -> None:
+    def _close(self, key: tuple[threading.Thread, CellEar], lengths: Tensor | None = None) -> None:
         steps = self._open.pop(key, None)
         if steps is not None:
-            self._keep(self._take(key[1], steps, batch, lengths))
+            self._keep(self._take(key[1], steps, lengths))
 
-    def _take(self, ear: CellEar, steps: Steps, batch: int | None = None, lengths: Tensor | None = None) -> Take:
-        source = Arranged.of(steps, batch or steps.batch, lengths, reverse=ear.reverse)
+    def _take(self, ear: CellEar, steps: Steps, lengths: Tensor | None = None) -> Take:
+        source = Arranged.of(steps, lengths, reverse=ear.reverse)
         take = Take(ear.track, ear.layer.kind, self._options, source.lengths, source.initial(), source)
         take.thinned, take.piece = not ear.reverse, steps.pieces
         return take

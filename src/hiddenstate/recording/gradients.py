@@ -21,47 +21,51 @@ class Graph:
 
 @dataclass(slots=True)
 class Direct:
-    """Gradients that reach a layer's outputs and final states from outside, summed over backward passes."""
+    """Gradients that reach a call's outputs and final states from outside, summed over backward passes."""
 
-    seen: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    seen: dict[str, Tensor] = field(default_factory=dict)
     graph: ref[Graph] | None = None
-    column: slice = field(default_factory=lambda: slice(None))
-    direction: int = 0
+    layer: int = 0
+    place: int = 0  # of the track in the state of all layers
+    column: slice = field(default_factory=lambda: slice(None))  # of the track in its layer's output
 
     @classmethod
-    def on(cls, out: Tensor, ends: list[tuple[Tensor, ...]]) -> Direct:
-        """Listen at a layer's output and at the final parts of each direction."""
-        graph = Graph()
-        direct = cls(graph=ref(graph))
-        listen(out, direct.seen, ("out", 0), graph)
-        for direction, end in enumerate(ends):
-            for name, part in zip("hc", end, strict=False):
-                listen(part, direct.seen, (name, direction), graph)
-        return direct
-
-    def side(self, direction: int, units: int) -> Direct:
-        """Return what concerns one direction, whose output is `units` columns wide."""
-        return Direct(self.seen, self.graph, slice(direction * units, (direction + 1) * units), direction)
+    def on(cls, outs: list[Tensor], finals: tuple[Tensor, ...], directions: int) -> list[Direct]:
+        """Listen at each layer's output and at the final state, and return what concerns each track."""
+        graph, seen = Graph(), dict[str, Tensor]()
+        for layer, out in enumerate(outs):
+            listen(out, seen, f"out {layer}", graph)
+        for name, final in zip("hc", finals, strict=False):
+            listen(final, seen, name, graph)
+        units = outs[0].shape[-1] // directions
+        return [
+            cls(seen, ref(graph), layer, layer * directions + d, slice(d * units, (d + 1) * units))
+            for layer in range(len(outs))
+            for d in range(directions)
+        ]
 
     @property
     def out(self) -> Tensor | None:
         """The gradient of the outputs, where one arrived."""
-        grad = self.seen.get(("out", 0))
+        grad = self.seen.get(f"out {self.layer}")
         return None if grad is None else grad[..., self.column]
+
+    def end(self, part: str) -> Tensor | None:
+        """Return the gradient of a final part, where one arrived."""
+        grad = self.seen.get(part)
+        return None if grad is None else grad[self.place]
 
     def expected(self) -> bool:
         """Say whether the first gradients may still come."""
         return not self.seen and self.graph is not None and self.graph() is not None
 
-    def end(self, part: str) -> Tensor | None:
-        """Return the gradient of a final part, where one arrived."""
-        return self.seen.get((part, self.direction))
-
 
 def listen(tensor: Tensor, seen: dict[K, Tensor], key: K, graph: Graph) -> None:
     """Add up in `seen[key]` the gradients that backward passes bring to a tensor; nothing else changes."""
 
-    def hook(grad: Tensor, _graph: Graph = graph) -> None:
+    def hook(grad: Tensor | None, _graph: Graph = graph) -> None:
+        if grad is None:  # a kernel of several outputs was reached through another of them
+            return
         grad = grad.detach()
         seen[key] = seen[key] + grad if key in seen else grad.clone()
 

@@ -54,16 +54,20 @@ def run(call: Call, need: Need) -> tuple[tuple[Tensor, ...], list[Pass]]:
     states = [torch.split(part, call.directions) for part in call.state]
     finals: list[list[Tensor]] = [[] for _ in call.state]
     passes: list[Pass] = []
-    out = x
+    outs: list[Tensor] = []
     for layer in range(call.layers):
         state = tuple(part[layer] for part in states)
         out, ends, kept = _layer(call, layer, x, state, need)
         for whole, parts in zip(finals, zip(*ends, strict=True), strict=True):
             whole.extend(parts)
-        passes += _passes(call, layer, (x, out), state, kept, Direct.on(out, ends) if need.grads else None)
+        passes += _passes(call, layer, (x, out), state, kept)
+        outs.append(out)
         x = _between(call, layer, out)
-    output = out.transpose(0, 1) if call.batch_first else out
-    return (output, *(torch.stack(parts, 0) for parts in finals)), passes
+    final = tuple(torch.stack(parts, 0) for parts in finals)
+    if need.grads:
+        for one, direct in zip(passes, Direct.on(outs, final, call.directions), strict=True):
+            one.direct = direct
+    return (out.transpose(0, 1) if call.batch_first else out, *final), passes
 
 
 def _layer(call: Call, layer: int, x: Tensor, state: Parts, need: Need) -> Layered:
@@ -165,7 +169,7 @@ def _tracks(call: Call, layer: int) -> list[Weights]:
 
 
 def _passes(
-    call: Call, layer: int, ends: tuple[Tensor, Tensor], state: Parts, kept: Any, direct: Direct | None
+    call: Call, layer: int, ends: tuple[Tensor, Tensor], state: Parts, kept: Any
 ) -> list[Pass]:
     x, out = (tensor.detach() for tensor in ends)
     units = out.shape[-1] // call.directions
@@ -174,6 +178,5 @@ def _passes(
         gates, cells = kept[d] if kept is not None else (None, None)
         h = out[..., d * units : (d + 1) * units]
         initial = tuple(part.detach() for part in parts)
-        own = direct.side(d, units) if direct is not None else None
-        passes.append(Pass(call.kind, d == 1, x, h, initial, weights, gates, cells, own))
+        passes.append(Pass(call.kind, d == 1, x, h, initial, weights, gates, cells))
     return passes

@@ -41,9 +41,13 @@ def cells(take: Padded, activated: Tensor) -> Tensor:
 
 def activated_gates(kind: str, x: Tensor, before: Tensor, weights: Weights) -> Tensor:
     """Return the gates `(..., gates * hidden)` of steps with input `x` whose h was `before`."""
-    kinds = x.dtype, before.dtype, weights.ih.dtype
-    dtype = kinds[2] if len(set(kinds)) > 1 else kinds[0]  # under autocast the inputs may be narrower than the weights
-    flat_x, flat_h = (part.reshape(-1, part.shape[-1]).to(dtype) for part in (x, before))
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        # Under autocast a run's inputs and states may be narrower than its weights.
+        flat_x, flat_h = (part.reshape(-1, part.shape[-1]).to(weights.ih.dtype) for part in (x, before))
+        return _activated(kind, flat_x, flat_h, weights).view(*x.shape[:-1], -1)
+
+
+def _activated(kind: str, flat_x: Tensor, flat_h: Tensor, weights: Weights) -> Tensor:
     w_hh, b_hh = weights.hh.t(), weights.bias_hh
     gates = linear(flat_x, weights.ih, weights.bias_ih)
     if kind == "lstm":
@@ -62,7 +66,7 @@ def activated_gates(kind: str, x: Tensor, before: Tensor, weights: Weights) -> T
             gates[:, : 2 * units] += b_hh[: 2 * units]
         gates[:, : 2 * units].sigmoid_()
         gates[:, 2 * units :].addcmul_(gates[:, :units], inner).tanh_()
-    return gates.view(*x.shape[:-1], -1)
+    return gates
 
 
 def _only_valid(take: Padded, values: Tensor) -> Tensor:

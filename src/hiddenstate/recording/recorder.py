@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from os import PathLike
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -87,8 +88,8 @@ class Recorder(Recording):
         self._runs: dict[str, list[Take]] = {}
         self._lock = threading.RLock()
         self._handles: list[Any] = []
-        self._thread: int | None = None
-        self._older: set[int | None] = set()
+        self._thread: threading.Thread | None = None
+        self._older: WeakSet[threading.Thread] = WeakSet()
         self._to = to
         self._folder: Folder | None = None
 
@@ -98,8 +99,8 @@ class Recorder(Recording):
             raise BadInput("this recording is under way already: open another one with hs.record for a nested block.")
         if self._to is not None and self._folder is None:
             self._folder = Folder(self._to, {"every": self.every, "tracks": list(self._chosen)})
-        self._thread = threading.get_ident()
-        self._older = {thread.ident for thread in threading.enumerate()}
+        self._thread = threading.current_thread()
+        self._older = WeakSet(threading.enumerate())
         _under_way.append(self)
         for ear, scene in self._ears:
             watch(ear.layer.module, scene, ear)
@@ -134,10 +135,10 @@ class Recorder(Recording):
         """
         if self._folder is not None and self._folder.stopped is not None:
             return False
-        here = threading.get_ident()
-        if here == self._thread:
+        here = threading.current_thread()
+        if here is self._thread:
             return True
-        return here not in self._older and not any(other._thread == here for other in _under_way)
+        return here not in self._older and not any(other._thread is here for other in _under_way)
 
     def flush(self) -> None:
         """Write to disk what is still waiting to be; without `to` there is nothing to do."""

@@ -109,10 +109,8 @@ class StackScene:
     def end(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Close the cells' runs, rows in the user's order."""
         for ear in frame.listeners:
-            batch, _ = ear.layer.rows(args, kwargs)
-            lengths = _lengths(args, kwargs)
             for cell in ear.cells:
-                ear.recording.cells.close(cell, batch=batch, lengths=lengths)
+                ear.recording.cells.close(cell, lengths=_lengths(args, kwargs))
 
     def fail(self, frame: Frame) -> None:
         """Forget runs whose rows nobody can put in order any more."""
@@ -129,9 +127,7 @@ def _torch_step(kind: str, function: Any, args: tuple[Any, ...]) -> tuple[Any, T
     cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     key = ("cell", kind, x.dtype, cast, weights.bias_ih is None)
     if x.device.type != "cpu" or trusted(key) is False:
-        result = function(*args)
-        with torch.no_grad():
-            return result, activated_gates(kind, x, state[0], weights)
+        return function(*args), activated_gates(kind, x, state[0], weights)
     kept = stepping.Kept()
     if trusted(key):
         after = stepping.STEP[kind](x, state, weights, kept, projected=False)
