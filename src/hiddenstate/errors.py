@@ -6,6 +6,8 @@ HiddenStateError              catch this to catch them all
 ├── BadInput                  an argument cannot mean what it says                            (ValueError)
 ├── NotRecurrent              a module is no recurrent layer or cell, or a model has none      (TypeError)
 ├── CarryError                a state cannot be carried on without mixing or breaking things   (RuntimeError)
+├── DiagnosisFailed           a model has a finding as grave as fail_on names                   (AssertionError)
+├── Untraceable               a cell cannot run by a schedule, only step by step, and why          (RuntimeError)
 ├── MissingExtra              a library is needed that comes with an extra                     (ImportError)
 ├── ServeError                a served session cannot do what was asked of it                  (RuntimeError)
 │   ├── NotServable           a model cannot be served: pieces would not equal the whole, or rows would mix
@@ -20,6 +22,7 @@ HiddenStateError              catch this to catch them all
 └── RecordingFileError        a folder does not hold a recording, or no longer does            (ValueError)
 
 HiddenStateWarning            filter this to filter them all                                   (UserWarning)
+├── UnrollWarning             a cell runs step by step, and slower than it might
 ├── CarryWarning              carrying goes on, but not as one might think
 └── RecordingWarning          the run goes on, but its recording does not
 """
@@ -28,23 +31,27 @@ __all__ = [
     "BadInput",
     "CarryError",
     "CarryWarning",
+    "DiagnosisFailed",
     "HiddenStateError",
     "HiddenStateWarning",
     "MissingExtra",
     "ModelFailed",
     "NotRecurrent",
-    "RecordingFileError",
-    "RecordingWarning",
-    "SeveralRuns",
     "NotServable",
     "Overloaded",
+    "RecordingFileError",
+    "RecordingWarning",
     "SequenceGap",
     "ServeError",
     "SessionExists",
     "SessionLost",
+    "SeveralRuns",
     "StateFileError",
     "StateMismatch",
     "StoreFailed",
+    "UnknownTrack",
+    "UnrollWarning",
+    "Untraceable",
 ]
 
 
@@ -132,8 +139,25 @@ class RecordingFileError(HiddenStateError, ValueError):
     """A folder does not hold a recording, or no longer does."""
 
 
+class Untraceable(HiddenStateError, RuntimeError):
+    """A cell cannot run by a schedule, only step by step: the reason, and the line where it shows."""
+
+    def __init__(self, reason: str, line: str = "") -> None:
+        """Keep the reason as half a sentence that goes on from 'because'."""
+        super().__init__(f"{reason} ({line})" if line else reason)
+        self.reason, self.line = reason, line
+
+
+class DiagnosisFailed(HiddenStateError, AssertionError):
+    """A model has a finding as grave as `fail_on` names, or graver."""
+
+
 class HiddenStateWarning(UserWarning):
     """Something goes on, but perhaps not as one might think."""
+
+
+class UnrollWarning(HiddenStateWarning):
+    """A cell runs step by step, and slower than it might."""
 
 
 class CarryWarning(HiddenStateWarning):

@@ -110,7 +110,8 @@ def rows_first(layer: Layer, out: Any, state: State, batch: int) -> Tensor:
     if isinstance(out, Tensor):
         for name, part in state.items():
             if part is out:
-                return out.movedim(state.batch_axis[name], 0)
+                axis = state.batch_axis[name]
+                return out.movedim(axis, 0) if axis else out
         if out.dim() and out.shape[0] == batch:
             return out
     seen = f"of shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"that is {type(out).__name__}"

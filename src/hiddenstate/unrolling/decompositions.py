@@ -1,0 +1,73 @@
+"""Operations taken apart into smaller ones, which sums and compiled loops understand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+@lru_cache(maxsize=1)
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return what tracing takes apart, and how."""
+    from torch._decomp import get_decompositions
+
+    wanted = [
+        *(aten.native_layer_norm, aten.native_layer_norm_backward, aten.native_group_norm_backward, aten.addmm),
+        *(aten.tanh_backward, aten.sigmoid_backward, aten.threshold_backward, aten.gelu_backward, aten.silu_backward),
+        *(aten.elu_backward, aten.leaky_relu_backward, aten.hardtanh_backward, aten.softplus_backward),
+        *(aten._softmax_backward_data, aten._log_softmax_backward_data, aten.addcmul, aten.addcdiv, aten.lerp),
+        *(aten.select_backward, aten.slice_backward, aten.mse_loss_backward, aten.hardswish_backward),
+        *(aten.silu, aten.elu, aten.leaky_relu, aten.hardtanh, aten.softplus, aten.gelu, aten.baddbmm),
+    ]
+    found: dict[Any, Callable[..., Any]] = dict(get_decompositions(wanted))
+    found[aten.var_mean.correction] = _var_mean
+    found[aten._softmax.default] = _softmax
+    found[aten.select_scatter.default] = _select_scatter
+    found[aten.slice_scatter.default] = _slice_scatter
+    return found
+
+
+def _var_mean(
+    x: Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    dims = list(range(x.dim())) if not dim else list(dim)
+    count = math.prod(x.shape[axis] for axis in dims)
+    mean = x.sum(dims, keepdim=True) / count
+    away = x - mean
+    spread = (away * away).sum(dims, keepdim=keepdim) / max(count - (1 if correction is None else correction), 0)
+    return spread, mean if keepdim else mean.squeeze(dims)
+
+
+def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    if half_to_float or x.dtype not in (torch.float32, torch.float64):
+        return NotImplemented  # rounds differently inside than the parts would
+    powers = (x - x.amax(dim, keepdim=True)).exp()
+    return powers / powers.sum(dim, keepdim=True)
+
+
+def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    index = index % x.shape[dim]
+    return _with_middle(x, source.unsqueeze(dim), dim, index, index + 1)
+
+
+def _slice_scatter(
+    x: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    first, last, jump = slice(start, end, step).indices(x.shape[dim])
+    if jump != 1:
+        return NotImplemented
+    return _with_middle(x, source, dim, first, max(first, last))
+
+
+def _with_middle(x: Tensor, middle: Tensor, dim: int, first: int, last: int) -> Tensor:
+    size = x.shape[dim]
+    parts = [x.narrow(dim, 0, first), middle, x.narrow(dim, last, size - last)]
+    parts = [part for part in parts if part.shape[dim]]
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0].clone()

@@ -1,0 +1,5 @@
+"""Loops as C: a body's graph written out as plain code, compiled, and run without Python between steps."""
+
+from .runner import CompiledRunner, Unsupported
+
+__all__ = ["CompiledRunner", "Unsupported"]

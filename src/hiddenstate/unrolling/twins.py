@@ -1,0 +1,48 @@
+"""A second body for a module: the same tensors and settings, but nothing done to it is seen by the first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+_STORES = ("_parameters", "_buffers", "_modules")
+_OWN = set(nn.Module().__dict__) - {"training"}
+
+
+def twin(module: nn.Module) -> nn.Module:
+    """Return a module of the same types, tensors and attributes, whose own are not touched when it is used."""
+    return _twin(module, {})
+
+
+def _twin(module: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
+    if module in made:
+        return made[module]
+    copy: nn.Module = module.__class__.__new__(module.__class__)
+    made[module] = copy
+    copy.__dict__ = dict(module.__dict__)
+    for store in _STORES:
+        copy.__dict__[store] = dict(module.__dict__[store])
+    for name, child in module._modules.items():
+        copy._modules[name] = None if child is None else _twin(child, made)
+    return copy
+
+
+def fingerprint(module: nn.Module) -> tuple[Any, ...]:
+    """Return everything about a module, beside its tensors' values, that its code may depend on."""
+    return tuple(
+        (name, type(member), *((key, _frozen(value)) for key, value in member.__dict__.items() if key not in _OWN))
+        for name, member in module.named_modules()
+    )
+
+
+def _frozen(value: Any, depth: int = 0) -> Any:
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return (type(value).__name__, value)
+    if isinstance(value, Tensor):
+        return (id(value), 0 if value.is_inference() else value._version, value.requires_grad)
+    if depth < 3 and isinstance(value, list | tuple):
+        return (type(value).__name__, *(_frozen(inner, depth + 1) for inner in value))
+    if depth < 3 and isinstance(value, dict):
+        return ("dict", *((str(key), _frozen(inner, depth + 1)) for key, inner in value.items()))
+    return id(value)
