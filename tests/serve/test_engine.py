@@ -1,4 +1,4 @@
-"""The engine's promises: a session in pieces equals one call; nothing is lost, doubled, mixed, or silently begun anew."""
+"""The engine's promises: a session in pieces equals one call; nothing is lost, doubled, mixed or begun anew."""
 
 import asyncio
 import copy

@@ -1,6 +1,8 @@
 """One state for each caller: many sessions, batched into one model call per tick, and durable."""
 
+from .client import Client
 from .engine import Engine
+from .running import app, run
 from .session import Session
 
-__all__ = ["Engine", "Session"]
+__all__ = ["Client", "Engine", "Session", "app", "run"]

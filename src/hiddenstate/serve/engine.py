@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import BadInput
@@ -153,6 +154,26 @@ class Engine(Verbs):
         return self._served.fingerprint
 
     @property
+    def step_shape(self) -> tuple[int, ...]:
+        """The shape of one step of one session."""
+        return self._served.layout.step_shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of inputs."""
+        return self._served.layout.dtype
+
+    @property
+    def outputs(self) -> list[dict[str, Any]]:
+        """Name, dtype and shape of each tensor that a piece is answered with; -1 stands for its steps."""
+        return self._served.described()
+
+    @property
+    def replay(self) -> int:
+        """How many answers of each session are kept."""
+        return self._store.replay
+
+    @property
     def hot(self) -> int:
         """How many states are at hand."""
         return len(self._slab)
@@ -205,6 +226,15 @@ class Engine(Verbs):
         ticket = Ticket(1)
         self._line.add([ask(ticket)])
         return _one(ticket.wait(None))
+
+    def submit(self, session: str, x: Any, seq: int | None = None) -> Push:
+        """Let an input stand in line at once, and return it: await its `outcome`, and then read its `seq`.
+
+        For event loops with many inputs under way: no task is made for each.
+        """
+        push = self._push(AsyncTicket(1), 0, session, x, seq)
+        self._line.add([push])
+        return push
 
     async def _later(self, ask: Callable[[Ticket], Op]) -> Any:
         ticket = AsyncTicket(1)

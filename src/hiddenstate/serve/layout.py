@@ -24,6 +24,8 @@ class Leaf:
 
     rows: int
     steps: int | None
+    dtype: torch.dtype = torch.float32
+    shape: tuple[int, ...] = ()  # of one step of one row, or of one row where there are no steps
 
     def ordered(self, tensor: Tensor, sizes: tuple[int, int], *, rows_first: bool) -> Tensor:
         """Return it with rows first and steps second; `sizes` are how many of each."""
@@ -176,7 +178,8 @@ def _leaf(place: int, three: tuple[Any, ...]) -> Leaf | None:
     steps = [axis for axis, size in enumerate(sizes) if size == tuple(s for _, s in _TRIALS)]
     merged = [axis for axis, size in enumerate(sizes) if size == tuple(r * s for r, s in _TRIALS)]
     if merged and not rows:
-        return Leaf(merged[0], merged[0])
+        rows = steps = merged[:1]
     if not rows:
         raise BadInput(f"output {place} has shape {tuple(three[0].shape)}, in which no axis has one entry for each row")
-    return Leaf(rows[0], steps[0] if steps else None)
+    rest = tuple(n for axis, n in enumerate(three[0].shape) if axis not in (rows[0], *steps[:1]))
+    return Leaf(rows[0], steps[0] if steps else None, three[0].dtype, rest)

@@ -120,6 +120,14 @@ class Push(Op):
         self.seq = seq
         self.back: torch.device | None = None  # where the output goes, when that is not where the model is
 
+    async def outcome(self) -> Any:
+        """Return the output, or raise what the input failed with; from then on `seq` is the number it was given."""
+        assert isinstance(self.ticket, AsyncTicket)
+        (result,) = await self.ticket.future
+        if isinstance(result, Exception):
+            raise result
+        return result
+
 
 class Open(Op):
     """Begin a session."""

@@ -17,6 +17,7 @@ from ..state import Format, State
 from .fingerprint import fingerprint
 from .laws import check_rows, check_split_law, lengths_may_differ
 from .layout import find_layout, output_of
+from .wire import named_tensors
 
 
 class Served:
@@ -106,6 +107,20 @@ class Served:
         """Return an output nested as the model nests it."""
         tree = self.layout.tree
         return leaves[0] if tree.is_leaf() else _pytree.tree_unflatten(list(leaves), tree)
+
+    def described(self) -> list[dict[str, Any]]:
+        """Return name, dtype and shape of each tensor that a piece is answered with; -1 stands for its steps."""
+        stand_ins = [None if leaf is None else torch.empty(0) for leaf in self.layout.leaves]
+        names = {id(tensor): name for name, tensor in named_tensors(self.rebuild(stand_ins)).items()}
+        return [
+            {
+                "name": names[id(stand_in)],
+                "dtype": str(leaf.dtype).removeprefix("torch."),
+                "shape": [*([-1] if self.has_steps(place) else []), *leaf.shape],
+            }
+            for place, (leaf, stand_in) in enumerate(zip(self.layout.leaves, stand_ins, strict=True))
+            if leaf is not None
+        ]
 
     def _whole(self, x: Tensor, lengths: Tensor | None, state: State | None) -> tuple[list[Tensor | None], State]:
         self._carry.exchange({} if state is None else self._part(state))

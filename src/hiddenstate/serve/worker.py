@@ -241,7 +241,7 @@ class Worker:
                 self._wait(push, 0.0, answers)
                 continue
             entry.token = entry.version = version
-            entry.seq += 1
+            entry.seq = push.seq = entry.seq + 1
             entry.steps += len(push.piece)
             entry.touched = now
             entry.anew = False

@@ -141,8 +141,8 @@ class RedisStore(Store):
             yield
         except self._errors as error:
             raise StoreFailed(
-                f"the store {self._address} could not {verb}: {type(error).__name__}: {error}. Nothing was acknowledged; "
-                f"an input that is repeated with its seq when Redis is back is applied once."
+                f"the store {self._address} could not {verb}: {type(error).__name__}: {error}. Nothing was "
+                f"acknowledged; an input that is repeated with its seq when Redis is back is applied once."
             ) from error
 
 
@@ -168,5 +168,5 @@ def _claim(reply: Any) -> Claim | Busy | None:
 
 def _row(found: Sequence[bytes | None]) -> Row:
     seq, steps, opened, touched, fingerprint, state = found
-    numbers = [float(value or 0) for value in (opened, touched)]
-    return Row(int(seq or 0), int(steps or 0), *numbers, (fingerprint or b"").decode(), state)
+    times = float(opened or 0), float(touched or 0)
+    return Row(int(seq or 0), int(steps or 0), times[0], times[1], (fingerprint or b"").decode(), state)

@@ -1,7 +1,7 @@
 """What runs inside Redis: each script is one transaction."""
 
-# Of a session: version (the epoch of the last change), seq, steps, opened, touched, fingerprint, state, answers a0, a1, …;
-# and of its lease: epoch, holder, until.
+# Of a session: version (the epoch of the last change), seq, steps, opened, touched, fingerprint, state, answers a0, a1
+# and so on; and of its lease: epoch, holder, until.
 
 CLAIM = """
 local time = redis.call('TIME')

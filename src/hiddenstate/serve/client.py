@@ -1,0 +1,183 @@
+"""A client that goes on where it was: it numbers its inputs, repeats what was not answered, and reconnects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+import safetensors.torch
+from torch import Tensor
+
+from .. import errors
+from ..errors import BadInput, HiddenStateError, MissingExtra, Overloaded, SequenceGap, ServeError, SessionLost
+from .session import Session
+from .streaming import Stream
+from .wire import SAFETENSORS, pack
+
+_BUSY = 503
+
+
+class Client:
+    """Sessions on a server, through HTTP.
+
+    Every input bears a number, so an input whose answer was lost on the way is repeated without being applied twice:
+    for `patience` seconds a server that is away, restarts, or has no room is asked again.
+    """
+
+    def __init__(self, url: str, *, token: str | None = None, patience: float = 30.0, timeout: float = 30.0) -> None:
+        """Talk to the server at `url`, for example `http://127.0.0.1:8080`."""
+        try:
+            import httpx
+        except ModuleNotFoundError as error:
+            raise MissingExtra("a client needs httpx: pip install 'hiddenstate[serve]'.") from error
+        if not url.startswith(("http://", "https://")):
+            raise BadInput(f"the address of the server is {url!r}, but one that begins with http:// is needed.")
+        self._url, self._token, self._patience, self._timeout = url.rstrip("/"), token, patience, timeout
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        # Not through a proxy that the environment names: the server is where the address says.
+        self._http = httpx.Client(base_url=self._url, headers=headers, timeout=timeout, trust_env=False)
+        self._away = httpx.TransportError
+        self._seqs: dict[str, int] = {}  # the last input that is known to be applied
+
+    def open(self, session: str | None = None, *, exist_ok: bool = False) -> str:
+        """Begin a session and return its name."""
+        if session is None:
+            name = str(self._ask("POST", "/v1/sessions").json()["id"])
+        else:
+            name, tried = session, False
+
+            def begin() -> Any:
+                nonlocal tried
+                # A second try may meet the session that the first one began.
+                answer = self._http.put(_path(session), params={"exist_ok": exist_ok or tried})
+                tried = True
+                return answer
+
+            self._seqs[name] = int(self._again(begin).json()["seq"])
+        return name
+
+    def push(self, session: str, x: Tensor, seq: int | None = None) -> Any:
+        """Apply one step or a piece, and return the output: a tensor, or a dict of tensors where there are several."""
+        number = self._next(session) if seq is None else seq
+        headers = {"content-type": SAFETENSORS}
+        path, data = f"{_path(session)}/steps", pack({"x": x})
+        answer = self._ask("POST", path, params={"seq": number}, content=data, headers=headers)
+        self._seqs[session] = max(number, self._seqs.get(session, 0))
+        return unnamed(safetensors.torch.load(answer.content))
+
+    def stream(self, session: str, xs: Iterable[Tensor], *, begin: bool = False) -> Iterator[Any]:
+        """Apply many inputs through a WebSocket, several under way at once, and yield their outputs in order.
+
+        When the connection breaks, it is made again, and the stream goes on where it was. With `begin` a session that
+        is not there is begun.
+        """
+        address = f"ws{self._url.removeprefix('http')}{_path(session)}/stream{'?open=true' if begin else ''}"
+        stream = Stream(address, token=self._token, patience=self._patience, timeout=self._timeout)
+        self._seqs.pop(session, None)
+        for output in stream.run(iter(xs)):
+            yield unnamed(output) if isinstance(output, Mapping) else output
+
+    def close(self, session: str) -> None:
+        """End a session."""
+        self._ask("DELETE", _path(session))
+        self._seqs.pop(session, None)
+
+    def reset(self, session: str) -> None:
+        """Let a session start anew; the numbering of its inputs goes on."""
+        self._ask("POST", f"{_path(session)}/reset")
+
+    def fork(self, session: str, target: str | None = None) -> str:
+        """Begin another session in the state of this one."""
+        return str(self._ask("POST", f"{_path(session)}/fork", json={"id": target}).json()["id"])
+
+    def export(self, session: str) -> bytes:
+        """Return a session's state as a safetensors file."""
+        return bytes(self._ask("GET", f"{_path(session)}/state").content)
+
+    def import_(self, session: str, state: bytes, *, any_model: bool = False) -> str:
+        """Put a session where an exported one was."""
+        headers = {"content-type": SAFETENSORS}
+        self._ask("PUT", f"{_path(session)}/state", params={"any_model": any_model}, content=state, headers=headers)
+        self._seqs.pop(session, None)
+        return session
+
+    def info(self, session: str) -> Session:
+        """Tell how far a session has come."""
+        return Session(**self._ask("GET", _path(session)).json())
+
+    def sessions(self, prefix: str = "", *, after: str = "", limit: int = 1000) -> list[str]:
+        """List sessions in order."""
+        asked = {"prefix": prefix, "after": after, "limit": limit}
+        return list(self._ask("GET", "/v1/sessions", params=asked).json()["sessions"])
+
+    def __enter__(self) -> Client:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Let go of the connections; the sessions stay."""
+        self._http.close()
+
+    def _next(self, session: str) -> int:
+        if session not in self._seqs:
+            self._seqs[session] = self.info(session).seq
+        return self._seqs[session] + 1
+
+    def _ask(self, method: str, path: str, **content: Any) -> Any:
+        return self._again(lambda: self._http.request(method, path, **content))
+
+    def _again(self, ask: Callable[[], Any]) -> Any:
+        """Ask until there is an answer, or patience ends."""
+        end, pause = time.monotonic() + self._patience, 0.05
+        while True:
+            try:
+                answer = ask()
+                if answer.status_code < 400:
+                    return answer
+                failure: Exception = _error(answer)
+                if answer.status_code != _BUSY:
+                    raise failure
+            except self._away as error:
+                failure = ServeError(f"{self._url} does not answer: {type(error).__name__}: {error}")
+                failure.__cause__ = error
+            if time.monotonic() + pause > end:
+                raise failure
+            time.sleep(pause)
+            pause = min(1.0, 2 * pause)
+
+
+def unnamed(tensors: Mapping[str, Tensor]) -> Any:
+    """Return the one tensor, or several by their names within the output."""
+    if set(tensors) == {"y"}:
+        return tensors["y"]
+    return {name.removeprefix("y."): tensor for name, tensor in tensors.items()}
+
+
+def as_error(facts: Mapping[str, Any]) -> HiddenStateError:
+    """Return the error that a server tells of."""
+    kind, message = facts.get("kind"), str(facts.get("message"))
+    if kind == "SessionLost":
+        return SessionLost(message, str(facts.get("reason", "unknown")))
+    if kind == "SequenceGap":
+        return SequenceGap(message, int(facts.get("seq", 0)))
+    found = getattr(errors, str(kind), None)
+    if isinstance(found, type) and issubclass(found, HiddenStateError):
+        return found(message)
+    return ServeError(message)
+
+
+def _error(answer: Any) -> HiddenStateError:
+    try:
+        return as_error(answer.json()["error"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        kind = Overloaded if answer.status_code == _BUSY else ServeError
+        return kind(f"the server answered {answer.status_code}: {answer.text[:200]}")
+
+
+def _path(session: str) -> str:
+    if not isinstance(session, str) or not session or "/" in session:
+        raise BadInput(f"the session is {session!r}, but a name without slashes is needed.")
+    return f"/v1/sessions/{quote(session, safe='')}"

@@ -1,0 +1,57 @@
+"""The application: an engine's routes put together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from ...errors import HiddenStateError
+from ..engine import Engine
+from . import kserve, metrics, sessions, stream
+from .desk import Desk
+from .failures import answer_error, answer_http_error
+from .limits import Limits
+
+
+def make_app(
+    engine: Engine, *, tokens: Mapping[str, str] | Sequence[str] | None = None, limits: Limits | None = None
+) -> FastAPI:
+    """Return an ASGI application that serves `engine` and shuts it down, all inputs committed, when it ends."""
+    desk = Desk(engine, tokens=tokens, limits=limits)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        desk.draining = True
+        await run_in_threadpool(engine.shutdown)
+
+    app = FastAPI(
+        title="hiddenstate", summary="One state for each caller, batched and durable.", version="1", lifespan=lifespan
+    )
+    app.state.desk = desk
+    for part in (sessions, kserve, metrics, stream):
+        app.include_router(part.router)
+    app.add_exception_handler(HiddenStateError, answer_error)
+    app.add_exception_handler(HTTPException, answer_http_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def page() -> str:
+        return files("hiddenstate.serve").joinpath("page.html").read_text(encoding="utf-8")
+
+    return app
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return JSONResponse({"error": {"kind": "BadInput", "message": message}}, 400)

@@ -1,0 +1,185 @@
+"""The infer route of the KServe v2 protocol, with sequences, so that existing clients work."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.responses import JSONResponse
+from torch import Tensor
+
+from ...errors import BadInput, SessionLost
+from ..wire import from_json, named_tensors, parse_json, to_json, to_raw
+from .desk import Desk
+from .limits import body_of
+from .sessions import At, Caller
+
+router = APIRouter(prefix="/v2", tags=["KServe v2"])
+
+_DTYPES = {
+    **{"BOOL": torch.bool, "UINT8": torch.uint8, "INT8": torch.int8, "INT16": torch.int16, "INT32": torch.int32},
+    **{
+        "INT64": torch.int64,
+        "FP16": torch.float16,
+        "FP32": torch.float32,
+        "FP64": torch.float64,
+        "BF16": torch.bfloat16,
+    },
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_LENGTH = "inference-header-content-length"
+
+
+@router.get("")
+async def server() -> dict[str, Any]:
+    """Describe the server."""
+    return {"name": "hiddenstate", "version": "1", "extensions": ["sequence", "binary_tensor_data"]}
+
+
+@router.get("/health/live")
+async def live() -> dict[str, bool]:
+    """Say that the process is there."""
+    return {"live": True}
+
+
+@router.get("/health/ready")
+async def ready(desk: At) -> dict[str, bool]:
+    """Say whether inputs are taken."""
+    if desk.draining:
+        raise HTTPException(503, "the server is shutting down.")
+    return {"ready": True}
+
+
+@router.get("/models/{model}")
+async def describe(desk: At, model: str) -> dict[str, Any]:
+    """Describe the model; whatever it is called, it is the one that is served."""
+    shape = [1, -1, *desk.engine.step_shape]
+    inputs = [{"name": "x", "datatype": _NAMES[desk.engine.dtype], "shape": shape}]
+    return {"name": model, "versions": ["1"], "platform": "pytorch", "inputs": inputs, "outputs": []}
+
+
+@router.get("/models/{model}/ready")
+async def model_ready(desk: At, model: str) -> dict[str, Any]:
+    """Say whether inputs are taken."""
+    return {"name": model, **await ready(desk)}
+
+
+@router.post("/models/{model}/infer", openapi_extra={"requestBody": {"content": {"application/json": {}}}})
+async def infer(desk: At, caller: Caller, model: str, request: Request) -> Response:
+    """Apply an input to the sequence that the parameters name.
+
+    `sequence_start` begins it, in place of an older one of that name; `sequence_end` ends it after this input.
+    """
+    content, blob = _read(request, await body_of(request, desk.limits.body))
+    asked = _object(content.get("parameters", {}), "parameters")
+    session = asked.get("sequence_id")
+    if type(session) not in (int, str) or session in (0, ""):
+        raise BadInput("parameters.sequence_id is needed: a number other than 0, or a string.")
+    key = desk.key(caller, str(session))
+    x, batched = _input(desk, content, blob)
+    desk.check_steps(x)
+    if asked.get("sequence_start") is True:
+        await _begin(desk, caller, key)
+    push = desk.engine.submit(key, x, _seq(asked))
+    output = await push.outcome()
+    if asked.get("sequence_end") is True:
+        await desk.engine.aclose(key)
+    tensors = {name: tensor.unsqueeze(0) if batched else tensor for name, tensor in named_tensors(output).items()}
+    facts = {"model_name": model, "model_version": "1", "parameters": {"sequence_id": session, "seq": push.seq}}
+    if isinstance(content.get("id"), str):
+        facts["id"] = content["id"]
+    return _answer(facts, tensors, binary=_wants_binary(content))
+
+
+async def _begin(desk: Desk, caller: str, key: str) -> None:
+    desk.admit_new(caller)
+    with suppress(SessionLost):
+        await desk.engine.aclose(key)
+    await desk.engine.aopen(key)
+
+
+def _seq(asked: dict[str, Any]) -> int | None:
+    seq = asked.get("seq")
+    if seq is not None and (type(seq) is not int or not 1 <= seq < 2**62):
+        raise BadInput("parameters.seq is a whole number from 1 on.")
+    return seq
+
+
+def _read(request: Request, body: bytes) -> tuple[dict[str, Any], bytes]:
+    """Part a body into its JSON and the binary data behind it."""
+    length = request.headers.get(_LENGTH)
+    if length is not None and (not length.isdigit() or int(length) > len(body)):
+        raise BadInput(f"the header {_LENGTH} says {length[:20]}, but the body has {len(body)} bytes.")
+    end = len(body) if length is None else int(length)
+    return _object(parse_json(body[:end]), "the body"), body[end:]
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadInput(f"{name} is a JSON object.")
+    return value
+
+
+def _input(desk: Desk, content: dict[str, Any], blob: bytes) -> tuple[Tensor, bool]:
+    inputs = content.get("inputs")
+    if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
+        raise BadInput("inputs is a list of one tensor.")
+    given = inputs[0]
+    dtype = _DTYPES.get(given.get("datatype", "")) if isinstance(given.get("datatype"), str) else None
+    shape = given.get("shape")
+    if dtype is None or not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 2**31 for n in shape):
+        raise BadInput(f"an input has a shape, a list of numbers, and a datatype, one of {', '.join(_DTYPES)}.")
+    size = _object(given.get("parameters", {}), "the parameters of an input").get("binary_data_size")
+    x = _from_blob(blob, size, dtype) if size is not None else _from_data(given.get("data"), dtype)
+    if x.numel() != math.prod(shape):
+        raise BadInput(f"an input of shape {shape} has {math.prod(shape)} numbers, but {x.numel()} were given.")
+    x = x.reshape(shape)
+    batched = x.dim() == len(desk.engine.step_shape) + 2
+    if batched and x.shape[0] != 1:
+        raise BadInput(f"the input has {x.shape[0]} rows, but a sequence is one row: send one request for each.")
+    return (x[0] if batched else x), batched
+
+
+def _from_blob(blob: bytes, size: Any, dtype: torch.dtype) -> Tensor:
+    if type(size) is not int or size != len(blob) or size % dtype.itemsize:
+        raise BadInput(f"binary_data_size is {str(size)[:20]}, but {len(blob)} bytes follow the JSON.")
+    return torch.frombuffer(bytearray(blob), dtype=dtype) if blob else torch.empty(0, dtype=dtype)
+
+
+def _from_data(data: Any, dtype: torch.dtype) -> Tensor:
+    if not isinstance(data, list):
+        raise BadInput("an input has data, a list of numbers, or binary_data_size among its parameters.")
+    return from_json(data, dtype).reshape(-1)
+
+
+def _wants_binary(content: dict[str, Any]) -> bool:
+    asked: Sequence[Any] = content["outputs"] if isinstance(content.get("outputs"), list) else []
+    wants = [output.get("parameters") for output in asked if isinstance(output, dict)]
+    parameters = content.get("parameters")
+    return any(isinstance(want, dict) and want.get("binary_data") is True for want in wants) or (
+        isinstance(parameters, dict) and parameters.get("binary_data_output") is True
+    )
+
+
+def _answer(facts: dict[str, Any], tensors: dict[str, Tensor], *, binary: bool) -> Response:
+    outputs: list[dict[str, Any]] = []
+    blobs = []
+    for name, tensor in tensors.items():
+        output: dict[str, Any] = {"name": name, "datatype": _NAMES[tensor.dtype], "shape": list(tensor.shape)}
+        if binary:
+            blobs.append(to_raw(tensor))
+            output["parameters"] = {"binary_data_size": len(blobs[-1])}
+        else:
+            output["data"] = to_json(tensor.reshape(-1))
+        outputs.append(output)
+    content = {**facts, "outputs": outputs}
+    if not binary:
+        return JSONResponse(content)
+    text = json.dumps(content).encode()
+    headers = {"Inference-Header-Content-Length": str(len(text))}
+    return Response(text + b"".join(blobs), media_type="application/octet-stream", headers=headers)

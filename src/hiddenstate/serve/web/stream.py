@@ -1,0 +1,195 @@
+"""WebSocket: inputs in and outputs out as they come, several under way at once.
+
+A binary frame is the number of the input (8 bytes, little-endian; 0: whatever comes next), then its steps as bare
+bytes in the model's dtype. The answer is a binary frame with that number, then the output: bare bytes where the model
+gives one tensor, else a safetensors file. A text frame is a JSON object with a `type`:
+
+    to the server      {"type": "push", "x": …, "seq": …}  {"type": "reset"}  {"type": "info"}  {"type": "eof"}
+    from the server    {"type": "ready", "seq": …, …}  {"type": "output", "seq": …, "y": …}  {"type": "reset"}
+                       {"type": "eof", "seq": …}  {"type": "error", "kind": …, "message": …, …}
+
+Whoever reconnects reads in `ready` how far the session came, and repeats the inputs it has no answer to: those that
+were applied are answered again, the others are applied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import APIRouter, HTTPException, WebSocket, WebSocketDisconnect
+from torch import Tensor
+
+from ...errors import BadInput, HiddenStateError
+from ..wire import from_json, from_raw, named_tensors, pack, parse_json, to_json, to_raw
+from .desk import Desk
+from .failures import facts_of
+
+router = APIRouter()
+
+_REFUSED = 4400  # plus an HTTP status less 400: 4401 is no token, 4404 no such session
+_HEAD = 8
+
+
+@router.websocket("/v1/sessions/{session}/stream")
+async def stream(socket: WebSocket, session: str) -> None:
+    """Talk to one session until it or the client ends the stream."""
+    desk: Desk = socket.app.state.desk
+    asked = socket.scope.get("subprotocols", [])
+    await socket.accept(subprotocol=asked[0] if asked else None)
+    try:
+        caller = desk.caller(socket)
+        key = desk.key(caller, session)
+        if socket.query_params.get("open", "").lower() in ("1", "true"):
+            desk.admit_new(caller)
+            await desk.engine.aopen(key, exist_ok=True)
+        seq = (await desk.engine.ainfo(key)).seq
+    except HTTPException as error:
+        await _refuse(socket, {"kind": "HTTP", "message": error.detail}, _REFUSED + error.status_code - 400)
+        return
+    except HiddenStateError as error:
+        await _refuse(socket, facts_of(error, socket), _REFUSED + 4)
+        return
+    await Talk(socket, desk, key).run(seq)
+
+
+async def _refuse(socket: WebSocket, facts: dict[str, Any], code: int) -> None:
+    try:
+        await socket.send_text(json.dumps({"type": "error", **facts}))
+        await socket.close(code)
+    except (WebSocketDisconnect, RuntimeError):
+        return
+
+
+class Talk:
+    """One stream: a reader that lets inputs stand in line as they come, and a writer that answers in their order."""
+
+    def __init__(self, socket: WebSocket, desk: Desk, key: str) -> None:
+        """Talk through `socket` to the session that the engine knows as `key`."""
+        self._socket, self._desk, self._key = socket, desk, key
+        # What is to be answered, in order. It is short: a client that does not read is not read from either.
+        self._answers: asyncio.Queue[Awaitable[str | bytes] | None] = asyncio.Queue(maxsize=max(1, desk.limits.window))
+        self._verbs: dict[str, Callable[[dict[str, Any]], Awaitable[str | bytes]]] = {
+            "push": self._push_json,
+            "reset": self._reset,
+            "info": self._ready,
+        }
+
+    async def run(self, seq: int) -> None:
+        """Answer until the client says `eof` or is gone."""
+        reader = asyncio.ensure_future(self._read())
+        try:
+            await self._socket.send_text(await self._ready({}))
+            while (answer := await self._answers.get()) is not None:
+                text = await self._settled(answer)
+                await (self._socket.send_text(text) if isinstance(text, str) else self._socket.send_bytes(text))
+            if not reader.result():
+                return
+            seq = (await self._desk.engine.ainfo(self._key)).seq
+            await self._socket.send_text(json.dumps({"type": "eof", "seq": seq}))
+            await self._socket.close()
+        except (WebSocketDisconnect, RuntimeError, HiddenStateError):
+            return  # the client is gone: what it sent is applied, and it may come back for the answers
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            self._abandon()
+
+    async def _read(self) -> bool:
+        """Take frames until the end; True when the client said so itself."""
+        try:
+            while True:
+                frame = await self._socket.receive()
+                if frame["type"] != "websocket.receive":
+                    return False
+                data, text = frame.get("bytes"), frame.get("text")
+                if data is not None:
+                    await self._answers.put(self._push_bytes(data))
+                    continue
+                answer = self._heed(text or "")
+                if answer is None:
+                    return True
+                await self._answers.put(answer)
+        finally:
+            await self._answers.put(None)
+
+    def _heed(self, text: str) -> Awaitable[str | bytes] | None:
+        """Return what is to be answered to a text frame, None for the end."""
+        try:
+            content = parse_json(text)
+            kind = content.get("type") if isinstance(content, dict) else None
+            if kind == "eof":
+                return None
+            verb = self._verbs.get(kind) if isinstance(kind, str) else None
+            if verb is None:
+                raise BadInput('a text frame is a JSON object with a "type": push, reset, info or eof.')
+            return asyncio.ensure_future(verb(content))
+        except HiddenStateError as error:
+            return _failed(error)
+
+    def _push_bytes(self, data: bytes) -> Awaitable[str | bytes]:
+        try:
+            seq = int.from_bytes(data[:_HEAD], "little") or None
+            if len(data) < _HEAD or (seq is not None and seq >= 2**62):
+                raise BadInput(f"a binary frame begins with the number of the input, {_HEAD} bytes.")
+            engine = self._desk.engine
+            x = from_raw(memoryview(data)[_HEAD:], engine.dtype, engine.step_shape)
+            self._check(x)
+            push = engine.submit(self._key, x, seq)
+        except HiddenStateError as error:
+            return _failed(error)
+
+        async def answer() -> bytes:
+            output = await push.outcome()
+            body = to_raw(output) if isinstance(output, Tensor) else pack(named_tensors(output))
+            return (push.seq or 0).to_bytes(_HEAD, "little") + body
+
+        return answer()
+
+    async def _push_json(self, content: dict[str, Any]) -> str:
+        seq = content.get("seq")
+        if seq is not None and (type(seq) is not int or not 1 <= seq < 2**62):
+            raise BadInput(f"seq is {str(seq)[:40]}, but inputs are numbered from 1 on.")
+        x = from_json(content.get("x"), self._desk.engine.dtype)
+        self._check(x)
+        push = self._desk.engine.submit(self._key, x, seq)
+        output = await push.outcome()
+        return json.dumps({"type": "output", "seq": push.seq, "y": to_json(output)})
+
+    async def _reset(self, content: dict[str, Any]) -> str:
+        await self._desk.engine.areset(self._key)
+        return json.dumps({"type": "reset"})
+
+    async def _ready(self, content: dict[str, Any]) -> str:
+        engine = self._desk.engine
+        info = await engine.ainfo(self._key)
+        facts = {"seq": info.seq, "steps": info.steps, "window": self._answers.maxsize}
+        shape, dtype = list(engine.step_shape), str(engine.dtype).removeprefix("torch.")
+        return json.dumps({"type": "ready", **facts, "step_shape": shape, "dtype": dtype, "outputs": engine.outputs})
+
+    def _check(self, x: Tensor) -> None:
+        try:
+            self._desk.check_steps(x)
+        except HTTPException as error:
+            raise BadInput(str(error.detail)) from None
+
+    async def _settled(self, answer: Awaitable[str | bytes]) -> str | bytes:
+        try:
+            return await answer
+        except HiddenStateError as error:
+            return json.dumps({"type": "error", **facts_of(error, self._socket)})
+
+    def _abandon(self) -> None:
+        """Let go of answers that nobody will read."""
+        while not self._answers.empty():
+            answer = self._answers.get_nowait()
+            if isinstance(answer, asyncio.Future):
+                answer.cancel()
+            elif asyncio.iscoroutine(answer):
+                answer.close()
+
+
+async def _failed(error: HiddenStateError) -> str | bytes:
+    raise error
