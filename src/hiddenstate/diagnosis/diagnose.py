@@ -109,24 +109,18 @@ def _examined(patient: Patient, name: str, unwanted: frozenset[str]) -> Report:
 
 
 def _told(findings: list[Finding]) -> list[Finding]:
-    """Leave out what is only the consequence of something graver."""
-    grave = {finding.code for finding in findings if finding.severity != "note"}
-    hidden: set[str] = set()
-    for code in grave:
-        hidden |= CONSEQUENCES.get(code, set())
-    # Of two that each follow from the other, the one listed first in the checks stays.
-    kept: list[Finding] = []
-    for finding in findings:
-        if finding.code in hidden and not _first_of_pair(finding.code, grave, findings):
-            continue
-        kept.append(finding)
-    return kept
-
-
-def _first_of_pair(code: str, grave: set[str], findings: list[Finding]) -> bool:
-    order = list(dict.fromkeys(finding.code for finding in findings))
-    causes = [cause for cause in grave if code in CONSEQUENCES.get(cause, set())]
-    return all(cause in CONSEQUENCES.get(code, set()) and order.index(code) < order.index(cause) for cause in causes)
+    """Leave out what is only the consequence of something graver that is told."""
+    grave = list(dict.fromkeys(finding.code for finding in findings if finding.severity != "note"))
+    waiting = list(dict.fromkeys(finding.code for finding in findings))
+    kept: set[str] = set()
+    while waiting:
+        # What nothing explains is told; in a circle, what the checks list first.
+        free = [c for c in waiting if not any(c in CONSEQUENCES.get(w, ()) for w in waiting if w in grave and w != c)]
+        told = free or waiting[:1]
+        kept |= set(told)
+        hidden = {code for cause in told if cause in grave for code in CONSEQUENCES.get(cause, ())}
+        waiting = [code for code in waiting if code not in kept and code not in hidden]
+    return [finding for finding in findings if finding.code in kept]
 
 
 def _first_line(error: Exception) -> str:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from ..carry import Carry
 from ..cells import Layer, layers
@@ -20,7 +21,7 @@ from .inputs import Inputs
 from .snapshot import Snapshot, random_streams_kept, seed
 from .thresholds import Thresholds
 from .tracing import Trace, Tracer
-from .tree import Path, tensors
+from .tree import Path, mapped, tensors
 from .watching import Watch, watched
 
 RESETS = ("reset", "reset_state", "reset_hidden")
@@ -92,10 +93,8 @@ class Patient:
             if self.carry is not None:
                 stack.enter_context(self.carry.fresh())
             self._reset()
-            try:
-                yield
-            finally:
-                self.snapshot.restore()
+            # Nothing is put back at the end: a backward pass may still need what the call left behind.
+            yield
 
     def call(
         self,
@@ -106,8 +105,12 @@ class Patient:
         grad: bool = False,
         watch: bool = False,
         trace: bool = False,
+        own: bool = False,
     ) -> Run:
-        """Call the model once, wherever its state has got to; `number` seeds all random streams."""
+        """Call the model once, wherever its state has got to; `number` seeds all random streams.
+
+        It is given copies of the inputs, which it may write into, unless they are its `own`.
+        """
         inputs = self.inputs if inputs is None else inputs
         self.model.train(train)
         with ExitStack() as stack:
@@ -116,7 +119,7 @@ class Patient:
             seen = stack.enter_context(watched(self.model, self.layers, leaves=grad)) if watch else Watch()
             seed(number)
             tracer = stack.enter_context(Tracer()) if trace else None
-            result = self.model(*inputs.args)
+            result = self.model(*(inputs.args if own else copied(inputs.args)))
         return Run(result, inputs, seen, tracer.trace if tracer is not None else Trace())
 
     def run(self, inputs: Inputs | None = None, **how: Any) -> Run:
@@ -143,6 +146,17 @@ class Patient:
             method(*[self.inputs.batch] * len(needed))
         except Exception:  # then the state it was found in has to do
             self.snapshot.restore()
+
+
+def copied(args: Any) -> Any:
+    """Return the same arguments in tensors of their own."""
+
+    def copy(_: Path, end: Any) -> Any:
+        if isinstance(end, PackedSequence):
+            return end._replace(data=end.data.clone())
+        return end.clone() if isinstance(end, Tensor) else end
+
+    return mapped(args, copy)
 
 
 def probe(experiment: Callable[[Patient], T]) -> Callable[[Patient], T]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from ..finding import Finding
-from ..inputs import Inputs
-from ..patient import Patient
+from ..patient import Patient, copied
 from ..probes.repeats import gap, growth, other_seed, twice
 from ..probes.shapes import base
-from ..tree import ends, mapped, spelled
+from ..tree import ends, spelled
 from ..watching import Watch, same
 
 _DRAWS = {
@@ -139,9 +140,9 @@ def graph_ends(patient: Patient) -> Finding | None:
 def caller_untouched(patient: Patient) -> Finding | None:
     """HS207: a tensor that the caller handed in has other values afterwards."""
     for train in (False, True):
-        copies = _copied(patient.inputs)
+        copies = replace(patient.inputs, args=copied(patient.inputs.args))
         before = {path: end.clone() for path, end in ends(copies.args) if isinstance(end, Tensor)}
-        patient.run(copies, train=train)
+        patient.run(copies, train=train, own=True)
         for path, end in ends(copies.args):
             if isinstance(end, Tensor) and not same(end, before[path]):
                 return _touched(patient, f"input{spelled(path)}", float((end != before[path]).float().mean()))
@@ -149,12 +150,6 @@ def caller_untouched(patient: Patient) -> Finding | None:
         if call.touched:
             return _touched(patient, f"{call.layer.name or 'the cell'}, the state it is given", 1.0)
     return None
-
-
-def _copied(inputs: Inputs) -> Inputs:
-    from dataclasses import replace
-
-    return replace(inputs, args=mapped(inputs.args, lambda _, end: end.clone() if isinstance(end, Tensor) else end))
 
 
 def _touched(patient: Patient, where: str, share: float) -> Finding:

@@ -14,7 +14,9 @@ from ..probes.parameters import parameter_gradients
 from ..probes.repeats import traced
 from ..probes.shapes import base
 
-_INITIAL = re.compile(r"(^|[._])(h|c|hidden|cell|state|init|initial|start)_?(0|init|initial|state|hidden|zero)|initial|h0|c0")
+_STATE = r"(h|c|hx|cx|hs|hidden|cell|state|s|h0|c0|hidden_state|cell_state)"
+_FIRST = r"(init|initial|start|first|learned|default|zero)"
+_INITIAL = re.compile(rf"(^|[._]){_STATE}_?(0|{_FIRST})$|(^|[._]){_FIRST}_?{_STATE}$|initial_", re.IGNORECASE)
 
 
 def everything_registered(patient: Patient) -> Finding | None:

@@ -8,9 +8,9 @@ from torch import nn
 from ..finding import Finding
 from ..patient import Patient
 from ..probes.rows import Influence, influences, mixing
-from ..probes.shapes import base, by_rows, fewer_rows, layout, stepwise
+from ..probes.shapes import base, by_rows, fewer_rows, layout
 from ..probes.steps import change
-from ..tree import spelled
+from ..tree import spelled, tensors
 
 _PACKING = ("_pack_padded_sequence", "sort", "argsort")
 
@@ -64,7 +64,7 @@ def _reading(patient: Patient) -> tuple[str, str, str]:
                 f"the layer has batch_first={first}, so it reads the {patient.inputs.batch} rows as steps in time",
                 f"{fix}. If the input is (time, batch, feature) on purpose: hs.diagnose(..., batch_axis=1).",
             )
-    name, line = mixing(patient)
+    name, line = mixing(patient).name, mixing(patient).line
     if name in ("view", "reshape", "flatten", "unflatten", "view_as"):
         return (
             line or name,
@@ -202,12 +202,13 @@ def any_batch_size(patient: Patient) -> Finding | None:
             return _one_size(patient, count, f"{count} rows raise {type(error).__name__}: {_short(error)}")
         if count > 1:
             continue
+        results = tensors(run.result)  # where one number has no axis left
         for leaf in layout(patient).leaves:
-            if leaf.rows is None or leaf.merged or leaf.path not in run.outputs:
+            if leaf.rows is None or leaf.merged or leaf.path not in results:
                 continue
             expected = [1 if axis == leaf.rows else size for axis, size in enumerate(leaf.shape)]
-            seen = tuple(run.outputs[leaf.path].shape)
-            if len(seen) < len(expected) and stepwise(leaf) is not None:
+            seen = tuple(results[leaf.path].shape)
+            if len(seen) < len(expected):
                 return _one_size(patient, 1, f"1 row gives shape {seen} instead of {tuple(expected)}", squeezed=True)
     return None
 

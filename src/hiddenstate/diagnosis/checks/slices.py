@@ -9,7 +9,7 @@ from ..finding import Finding
 from ..patient import Patient
 from ..probes.cells import steps_of_cells
 from ..probes.gradients import Arrival, backward
-from ..probes.rows import influences
+from ..probes.rows import influences, mixing
 from ..probes.shapes import base, fewer_rows, layout, stepwise
 from ..watching import Call, same
 
@@ -187,7 +187,7 @@ def _mixture(patient: Patient) -> Finding | None:
             "HS109", "error", lost.where, lost.evidence, lost.cause, lost.advice, {"axes": 0}
         )
     state = _mixed_state(patient)
-    if not state:
+    if not state or not mixing(patient).of_state:
         return None
     return Finding(
         "HS109",

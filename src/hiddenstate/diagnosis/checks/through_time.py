@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ..finding import Finding
 from ..patient import Patient, probe
 from ..probes.cells import steps_of_cells
-from ..probes.gradients import backward, projected
+from ..probes.gradients import backward, gradients, projected
 from ..watching import Call
 
 _FADING = 0.4  # per step: below what a fresh network of any kind does
@@ -90,7 +90,7 @@ def _stepped(calls: list[Call]) -> Tensor | None:
     last = next(iter(calls[-1].state.values()))
     if not last.requires_grad or not all(isinstance(x, Tensor) and x.requires_grad for x in inputs):
         return None
-    found = torch.autograd.grad(projected(last), inputs, retain_graph=True, allow_unused=True)
+    found = gradients(projected(last), inputs)
     sizes = [0.0 if g is None else float(g.double().norm()) for g in found]
     return torch.tensor(sizes, dtype=torch.float64)
 

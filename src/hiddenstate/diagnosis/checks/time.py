@@ -10,12 +10,12 @@ from ..finding import Finding
 from ..patient import Patient
 from ..probes.cells import steps_of_cells, trials
 from ..probes.gradients import backward
-from ..probes.repeats import traced
+from ..probes.repeats import gap, traced
 from ..probes.shapes import base, layout, stepwise
 from ..probes.steps import future, reach, replaced_everywhere
-from ..probes.repeats import gap
 from ..tree import spelled
 from ..watching import Call, same
+from .states import not_saturated, rows_differ, steps_differ
 
 
 def no_future(patient: Patient) -> Finding | None:
@@ -199,6 +199,8 @@ def _nothing_earlier(patient: Patient) -> Finding | None:
     seen = reach(patient)
     if seen.earlier is None or seen.earlier > patient.thresholds.reach or not seen.all:
         return None
+    if not_saturated(patient) is not None or rows_differ(patient) is not None and steps_differ(patient) is None:
+        return None  # then nothing passes from step to step, whatever the model does
     return _forgotten(
         _name_of_layers(patient),
         f"with all steps but the last replaced, the last output moved by {seen.earlier:.2g} of its size "

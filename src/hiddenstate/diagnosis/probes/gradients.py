@@ -44,8 +44,7 @@ def backward(patient: Patient) -> Backward:
         return Backward(run, False)
     seen = Backward(run, True)
     sources = _sources(patient, run, leaf)
-    tensors = [tensor for tensor, _ in sources.values()]
-    found = torch.autograd.grad(projected(last), tensors, retain_graph=True, allow_unused=True)
+    found = gradients(projected(last), [tensor for tensor, _ in sources.values()])
     for (name, (tensor, arrange)), gradient in zip(sources.items(), found, strict=True):
         gradient = torch.zeros_like(tensor) if gradient is None else gradient
         arranged = arrange(gradient)
@@ -78,6 +77,11 @@ def projected(y: Tensor) -> Tensor:
     weights = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y)
     # Entries such as masked logits are -inf on purpose, and their gradient would be NaN.
     return (torch.where(y.isfinite(), y, torch.zeros_like(y)) * weights).sum()
+
+
+def gradients(total: Tensor, wanted: list[Tensor]) -> list[Tensor | None]:
+    """Return the gradient of `total` to each tensor, None where it is not part of the graph; the graph is kept."""
+    return list(torch.autograd.grad(total, wanted, retain_graph=True, allow_unused=True)) if wanted else []
 
 
 def _sources(patient: Patient, run: Run, leaf: Tensor | None) -> dict[str, tuple[Tensor, Any]]:
@@ -150,7 +154,7 @@ def _arrivals(patient: Patient, run: Run) -> list[Arrival]:
         wanted.extend(call.state.values())
     total = projected(by_rows(tensor, leaf, run.inputs.batch))
     keep = [w for w in wanted if w.requires_grad]
-    found = dict(zip(map(id, keep), torch.autograd.grad(total, keep, allow_unused=True, retain_graph=True), strict=True))
+    found = dict(zip(map(id, keep), gradients(total, keep), strict=True))
     arrivals = []
     for call in calls:
         assert call.state is not None

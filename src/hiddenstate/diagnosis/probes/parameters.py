@@ -87,9 +87,13 @@ def matters(patient: Patient, name: str, where: Tensor | None = None) -> bool:
             parameter = dict(patient.model.named_parameters())[name]
             generator = torch.Generator().manual_seed(91 + number)
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
-            with torch.no_grad():
-                parameter.copy_(noise if where is None else torch.where(where, noise, parameter))
-            run = patient.call()
+            kept = parameter.data
+            # Other data for the same parameter, not a change in place: graphs of earlier runs are still needed.
+            parameter.data = noise if where is None else torch.where(where, noise, kept)
+            try:
+                run = patient.call()
+            finally:
+                parameter.data = kept
         if gap(plain, run) > 0:
             return True
     return False

@@ -94,21 +94,32 @@ def _sources(responds: Tensor, touched: Tensor) -> tuple[int, ...] | None:
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """Where rows meet."""
+
+    name: str = ""  # of the operation, "" where none was found
+    line: str = ""
+    of_state: bool = False  # it was applied to the final state of a layer
+
+
 @probe
-def mixing(patient: Patient) -> tuple[str, str]:
-    """Return the first operation after which rows are no longer apart, and the line it is on."""
+def mixing(patient: Patient) -> Mixing:
+    """Find the first operation after which rows are no longer apart."""
     inputs = patient.inputs
     rows = torch.arange(inputs.batch) < (inputs.batch + 1) // 2
     for mask in (rows, ~rows):
-        old = patient.run(trace=True).trace.events
+        plain = patient.run(trace=True, watch=True)
+        states = {id(part) for call in plain.watch.calls if call.state is not None for part in call.state.values()}
+        old = plain.trace.events
         new = patient.run(inputs.other_rows(mask, seed=1), trace=True).trace.events
         for a, b in zip(old, new, strict=False):
             outs = zip(_floats(a.output), _floats(b.output), strict=False)
             if a.name != b.name:
                 break
             if any(x.shape == y.shape and _mixed(x, y, mask) for x, y in outs):
-                return a.name, a.line
-    return "", ""
+                return Mixing(a.name, a.line, any(id(tensor) in states for tensor in a.inputs))
+    return Mixing()
 
 
 def _floats(output: object) -> list[Tensor]:

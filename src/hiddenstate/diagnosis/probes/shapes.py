@@ -49,11 +49,11 @@ def base(patient: Patient) -> Run:
 
 @probe
 def fewer_rows(patient: Patient) -> Run | None:
-    """Return the call with one row less, or None where there is none to leave out."""
+    """Return the call with one row less, or None where there is none to leave out, or the model refuses."""
     inputs = patient.inputs
     if not inputs.batched or inputs.batch < 2:
         return None
-    return patient.run(inputs.select(range(inputs.batch - 1)), watch=True)
+    return attempt(patient, inputs.select(range(inputs.batch - 1)))
 
 
 def attempt(patient: Patient, inputs: Inputs) -> Run | None:
@@ -68,10 +68,7 @@ def attempt(patient: Patient, inputs: Inputs) -> Run | None:
 def layout(patient: Patient) -> Layout:
     """Return the axes of the output."""
     run = base(patient)
-    try:
-        fewer = fewer_rows(patient)
-    except Exception:  # a model for one batch size only: then sizes have to tell
-        fewer = None
+    fewer = fewer_rows(patient)
     groups = _groups(patient.inputs)
     shorter, aligned, croppable = None, (), False
     for group in groups:
