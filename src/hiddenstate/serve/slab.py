@@ -74,16 +74,21 @@ class Slab:
             self._free.append(entry.slot)
             entry.slot = -1
 
+    def clear(self) -> None:
+        """Let all sessions go."""
+        for session in list(self._entries):
+            self.drop(session)
+
     def gather(self, slots: Sequence[int]) -> State:
         """Return the states in these slots, as rows in that order."""
         parts = {}
         for name, part in self._parts.items():
-            index = torch.tensor(slots, device=part.device)
+            index = torch.tensor(slots, dtype=torch.int64, device=part.device)
             parts[name] = part.index_select(self._axes[name], index)
         return State(parts, self._axes)
 
     def scatter(self, slots: Sequence[int], state: State) -> None:
         """Write the rows of `state` to these slots."""
         for name, part in self._parts.items():
-            index = torch.tensor(slots, device=part.device)
+            index = torch.tensor(slots, dtype=torch.int64, device=part.device)
             part.index_copy_(self._axes[name], index, state[name].to(part))

@@ -103,6 +103,8 @@ class Worker:
         self._claimed.clear()
         self._deciding.begin()
         try:
+            if self._store.others_wrote():
+                self._slab.clear()
             entries = self._look_up(ops, answers)
             inputs: list[Input] = []
             plans: list[tuple[Op, Plan]] = []

@@ -37,8 +37,8 @@ _ASKED_AT_ONCE = 500  # SQLite takes no more than 999 parameters everywhere
 class SqliteStore(Store):
     """Sessions in a file, in WAL mode with full synchronization: a commit survives a crash of process or machine.
 
-    A second engine on the same file does no harm: whichever comes late with a change finds another version, and
-    looks again.
+    A second engine on the same file does no harm: each sees that the other wrote, and looks again; whichever comes
+    late with a change finds another version, and looks again too.
     """
 
     def __init__(self, path: str, *, patience: float = 1.0) -> None:
@@ -65,6 +65,7 @@ class SqliteStore(Store):
             raise StoreFailed(
                 f"{path} has version {found} of the format of sessions, but this library reads {_FORMAT}."
             )
+        (self._seen,) = self._db.execute("PRAGMA data_version").fetchone()
         self._swept = 0  # the rowid up to which the sweep has come
 
     def claim(self, wanted: Sequence[tuple[str, int]]) -> list[Claim | Any]:
@@ -132,6 +133,13 @@ class SqliteStore(Store):
         self._swept = seen[-1][0] if len(seen) == limit else 0
         self._count -= len(gone)
         return len(gone)
+
+    def others_wrote(self) -> bool:
+        """Ask SQLite, which keeps a number that other connections' commits change."""
+        with self._failing("read"):
+            (now,) = self._db.execute("PRAGMA data_version").fetchone()
+        before, self._seen = self._seen, now
+        return bool(before != now)
 
     def close(self) -> None:
         """Close the file; SQLite then folds its log back into it."""

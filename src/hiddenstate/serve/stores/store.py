@@ -82,6 +82,10 @@ class Store(ABC):
     def sweep(self, before: float, limit: int) -> int:
         """Remove up to `limit` or so sessions last touched before then; return how many."""
 
+    def others_wrote(self) -> bool:
+        """Say whether somebody else has changed anything since this was last asked, of a store that is not shared."""
+        return False
+
     def release(self, claims: Sequence[tuple[str, int]]) -> None:  # noqa: B027 - most have nothing to give back
         """Give back claims, by session and token, that came to no change."""
 
