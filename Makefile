@@ -9,8 +9,8 @@ STAMP  := .venv/.installed
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
 
-demo: $(STAMP)  ## a character model whose state is carried, beside one whose state is not
-	$(BIN)/python examples/carry.py
+demo: $(STAMP)  ## train, carry, see, diagnose, report: what the library is for, in about a minute
+	$(BIN)/hiddenstate demo
 
 test: lint  ## lint, types, tests and the examples in docstrings and pages
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q

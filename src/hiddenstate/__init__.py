@@ -7,9 +7,11 @@
     record, tap, …       seeing a run without changing it: every state and gate; also load_recording, Trajectory
     measure              numbers: saturation, memory, Jacobians, exponents, fixed points, what states know
     regularize           penalties on how states move, for any training loop; dropout made for recurrence
+    diagnose, Monitor    verdicts: what is wrong, how we know, what to do; now, or while training
     pool                 heads over states in between: Last, Mean, Max, Attention, Taps, …
     plot                 pictures of all of it, each into one `ax` of matplotlib
     serve                one state for each caller, batched and durable: an engine, a server, a client
+    report               one page with all of it
     errors               every exception and warning, drawn as a tree
 
 Read on in any part's own docstring: `help(hs.errors)`, `help(hs.State)`.
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING
 from . import errors, measure, pool, regularize
 from .carry import Bridge, Carry, Learned, Noise, Streams, check_split, tbptt
 from .cells import layers, register
+from .diagnosis import Monitor, diagnose
 from .recording import Trajectory, load_recording, record, tap
 from .state import State, load
 from .unrolling import Recurrent, unroll
@@ -30,12 +33,14 @@ __all__ = [
     "Bridge",
     "Carry",
     "Learned",
+    "Monitor",
     "Noise",
     "Recurrent",
     "State",
     "Streams",
     "Trajectory",
     "check_split",
+    "diagnose",
     "errors",
     "layers",
     "load",
@@ -46,6 +51,7 @@ __all__ = [
     "record",
     "register",
     "regularize",
+    "report",
     "serve",
     "tap",
     "tbptt",
@@ -56,12 +62,14 @@ __all__ = [
 # A name here has its twin under TYPE_CHECKING, so that editors and mypy see it.
 _LAZY: dict[str, str] = {
     "plot": "hiddenstate.plot",
+    "report": "hiddenstate.reporting:report",
     "serve": "hiddenstate.serve",
 }
 
 if TYPE_CHECKING:
     from . import plot as plot
     from . import serve as serve
+    from .reporting import report as report
 
 if not TYPE_CHECKING:  # a checker that saw this would believe in every name
 

@@ -1,0 +1,5 @@
+"""One page: pictures, numbers and verdicts about a model's hidden state, in a file that needs no network."""
+
+from .report import report
+
+__all__ = ["report"]

@@ -1,0 +1,96 @@
+"""`report`: one page about a model's hidden state."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import BadInput
+from .gathering import gather
+from .naming import Tokens
+from .page import page
+
+
+def report(
+    model: nn.Module,
+    *inputs: Any,
+    path: str | os.PathLike[str] = "report.html",
+    tokens: Tokens | None = None,
+    labels: Sequence[str] | None = None,
+    lengths: Tensor | None = None,
+    batch_axis: int = 0,
+    targets: Any = None,
+    loss: Callable[..., Tensor] | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Path:
+    """Write one self-contained page about the hidden state of `model` as it runs on `inputs`, and return its path.
+
+    The page holds the doctor's findings, the layers, every state and gate of the first row, memory, distances, paths
+    and the spectrum of the Jacobian. It opens without a network. The model comes back untouched.
+
+    Args:
+        model: Any model with recurrent layers or cells in it; it is called as `model(*inputs)`, in eval mode.
+        *inputs: What it is called with.
+        path: Where to write; folders that are missing are made.
+        tokens: What each step of the first row is: a list of strings, or one list for each row.
+        labels: What each row is.
+        lengths: The real steps of each row, where the model is not told by its inputs.
+        batch_axis: Where the rows are in the inputs: 1 for a model that takes time first.
+        targets: For the doctor: with `loss`, gradients are examined too.
+        loss: `loss(output, targets)`.
+        tell: Hears in a few words what is being done, for a progress bar.
+
+    >>> import tempfile, pathlib
+    >>> where = pathlib.Path(tempfile.mkdtemp(), "report.html")
+    >>> hs.report(torch.nn.GRU(3, 8, batch_first=True), torch.randn(2, 12, 3), path=where) == where
+    True
+    """
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"a report is made of an nn.Module, but this is {type(model).__name__}.")
+    if batch_axis not in (0, 1):
+        raise BadInput(f"batch_axis is 0 for (batch, time, ...) or 1 for (time, batch, ...), but is {batch_axis!r}.")
+    where = _writable(Path(path))
+    doctor = {"targets": targets, "loss": loss}
+    evidence = gather(
+        model,
+        inputs,
+        tokens=tokens,
+        labels=labels,
+        lengths=lengths,
+        batch_axis=batch_axis,
+        doctor=doctor,
+        tell=tell or (lambda _: None),
+    )
+    _write(where, page(evidence))
+    return where
+
+
+def _writable(path: Path) -> Path:
+    """Refuse a path that cannot be written before any work is done."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError("it is a folder; a file name is needed, such as report.html")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise BadInput(f"the report cannot be written to {path}: {error.strerror or error}.") from error
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    # Under another name first: a reader never sees half a page, and an older page survives a full disk.
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

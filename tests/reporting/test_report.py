@@ -1,0 +1,282 @@
+"""The page as a file: complete, self-contained, safe; the model comes back as it was."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import hiddenstate as hs
+from hiddenstate.errors import BadInput, NotRecurrent
+from tests.reporting.conftest import TEXT, Tagger
+from tests.support.models import Deep
+
+
+class Page(HTMLParser):
+    """What a browser would see: ids, links, scripts, and the text of everything else."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.ids, self.links, self.sources, self.open, self.texts, self.scripts = [], [], [], [], [], {}
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.ids += [found["id"]] if "id" in found else []
+        self.links += [found["href"]] if tag == "a" else []
+        self.sources += [found[name] for name in ("src", "data") if name in found]
+        if tag not in ("meta", "link", "input", "br"):
+            self.open.append((tag, found))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data):
+        tag, found = self.open[-1] if self.open else ("", {})
+        if tag == "script":
+            self.scripts[found.get("id", f"code {len(self.scripts)}")] = data
+        elif tag != "style":
+            self.texts.append(data)
+
+    @property
+    def text(self):
+        return " ".join(self.texts)
+
+
+@pytest.fixture(scope="module")
+def page(pages):
+    return Page(pages["healthy"])
+
+
+def test_every_element_is_closed_and_every_id_is_there_once(page):
+    assert page.open == []
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_every_link_leads_to_a_place_on_the_page(page):
+    assert page.links
+    assert {link.removeprefix("#") for link in page.links} <= set(page.ids)
+
+
+def test_nothing_is_loaded_from_anywhere(pages, page):
+    assert page.sources == []
+    own = re.sub(r"<script>.*?</script>", "", pages["healthy"].read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert not re.search(r"https?://|@import|url\(", own)
+
+
+def test_every_section_is_there_and_in_the_contents(page):
+    for name in ("findings", "layers", "states", "memory", "distances", "trajectories", "spectrum"):
+        assert name in page.ids
+        assert f"#{name}" in page.links
+
+
+def test_every_figure_has_data_and_words(page):
+    drawn = [name.removesuffix("-data") for name in page.scripts if name.endswith("-data")]
+    for part in ("h", "c", "input", "forget", "candidate", "output", "gates"):
+        assert f"track-lstm-l0-{part}" in drawn
+    for name in drawn:
+        content = json.loads(page.scripts[f"{name}-data"])
+        assert content["data"]
+        assert f"{name}-words" in page.ids
+
+
+def test_the_states_on_the_page_are_those_of_the_model(tmp_path, tokens):
+    model = Tagger()
+    with hs.record(model, gates=True) as rec, torch.no_grad():
+        model(tokens)
+    shown = Page(hs.report(model, tokens, path=tmp_path / "r.html", tokens=list(TEXT)))
+    for part, values in (("h", rec["lstm.l1"].h), ("forget", rec["lstm.l1"].gates["forget"])):
+        (trace,) = json.loads(shown.scripts[f"track-lstm-l1-{part}-data"])["data"]
+        torch.testing.assert_close(torch.tensor(trace["z"]), values[0].T, atol=1e-3, rtol=5e-3)
+        assert trace["x"][2] == "2 · ␣"
+        assert trace["y"] == list(range(10))
+
+
+def test_what_users_name_cannot_break_the_page(pages, page):
+    text = pages["healthy"].read_text(encoding="utf-8")
+    assert "constant <i>" not in text
+    assert "constant <i>" in page.text
+    (trace,) = json.loads(page.scripts["track-lstm-l0-h-data"])["data"]
+    assert trace["x"][TEXT.index("<")].endswith("&lt;")
+
+
+def test_a_healthy_model_is_said_to_be(page):
+    assert "Nothing found." in page.text
+
+
+def test_findings_come_first_and_can_be_opened(pages):
+    sick = Page(pages["sick"])
+    assert sick.ids.index("findings") < sick.ids.index("layers")
+    assert "HS101" in sick.text
+    assert "batch_first" in sick.text
+    assert '<details class="finding error" open>' in pages["sick"].read_text(encoding="utf-8")
+
+
+def test_the_size_is_far_below_the_limit(pages):
+    assert pages["healthy"].stat().st_size < 6e6
+
+
+def test_a_page_about_very_many_units_is_still_a_page(tmp_path):
+    model, x = nn.RNN(1, 1600, batch_first=True), torch.randn(2, 4, 1)
+    path = hs.report(model, x, path=tmp_path / "wide.html")
+    assert path.stat().st_size < 6e6
+    text = Page(path).text
+    assert "every 4th of 1,600 units" in text
+    assert "1,600 coordinates: eigenvalues of matrices that large take minutes" in text
+
+
+def test_a_page_about_very_many_steps_is_still_a_page(tmp_path):
+    path = hs.report(nn.RNN(1, 40, batch_first=True), torch.randn(1, 3000, 1), path=tmp_path / "long.html")
+    assert path.stat().st_size < 6e6
+    text = Page(path).text
+    assert "means of 2 of 3,000 steps" in text
+    assert "1 of every 15 steps" in text
+
+
+def test_the_model_comes_back_as_it_was(tmp_path, tokens):
+    model = Tagger().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    carry = hs.Carry(model)
+    model(tokens)
+    kept = {name: part.clone() for name, part in carry.state.items()}
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    stream = torch.get_rng_state()
+    hs.report(model, tokens, path=tmp_path / "r.html")
+    assert torch.equal(torch.get_rng_state(), stream)
+    assert [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()] == hooks
+    assert all(m.training for m in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(weight.grad is None for weight in model.parameters())
+    assert all(torch.equal(part, kept[name]) for name, part in carry.state.items())
+
+
+MODELS = {
+    "a bare layer": (nn.GRU(3, 5, batch_first=True), torch.randn(2, 7, 3), {}),
+    "a bare layer, time first": (nn.LSTM(3, 5), torch.randn(7, 2, 3), {"batch_axis": 1}),
+    "both directions": (nn.LSTM(3, 5, bidirectional=True, batch_first=True), torch.randn(2, 7, 3), {}),
+    "several layers": (Deep(), torch.randn(2, 7, 3), {}),
+    "one row": (nn.RNN(3, 5, batch_first=True), torch.randn(1, 7, 3), {}),
+    "one step": (nn.GRU(3, 5, batch_first=True), torch.randn(2, 1, 3), {}),
+    "unbatched": (nn.GRU(3, 5, batch_first=True), torch.randn(7, 3), {}),
+    "relu": (nn.RNN(3, 5, nonlinearity="relu", batch_first=True), torch.randn(2, 7, 3), {}),
+    "projected": (nn.LSTM(3, 5, proj_size=2, batch_first=True), torch.randn(2, 7, 3), {}),
+    "in double": (nn.GRU(3, 5, batch_first=True).double(), torch.randn(2, 7, 3).double(), {}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kind_of_model_gets_its_page(name, tmp_path):
+    model, x, more = MODELS[name]
+    page = Page(hs.report(model, x, path=tmp_path / "r.html", **more))
+    assert page.open == []
+    assert any(script.endswith("-h-data") for script in page.scripts)
+
+
+class Stepper(nn.Module):
+    """A cell stepped in the user's own loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.LSTMCell(3, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        state, outputs = None, []
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+            outputs.append(self.head(state[0]))
+        return torch.stack(outputs, 1)
+
+
+def test_a_cell_in_a_loop_gets_its_page_too(tmp_path):
+    page = Page(hs.report(Stepper(), torch.randn(2, 6, 3), path=tmp_path / "r.html"))
+    assert "track-cell-h-data" in page.scripts
+    assert "spectrum-cell-data" in page.scripts
+
+
+def test_packed_input_is_reported_to_its_real_length(tmp_path):
+    packed = pack_padded_sequence(torch.randn(2, 7, 3), torch.tensor([5, 3]), batch_first=True)
+    page = Page(hs.report(nn.GRU(3, 5, batch_first=True), packed, path=tmp_path / "r.html"))
+    (trace,) = json.loads(page.scripts["track-l0-h-data"])["data"]
+    assert trace["x"] == [0, 1, 2, 3, 4]
+
+
+def test_nan_in_the_states_is_drawn_as_gaps_and_said(tmp_path):
+    x = torch.randn(1, 6, 3)
+    x[0, 3] = torch.nan
+    page = Page(hs.report(nn.GRU(3, 5, batch_first=True), x, path=tmp_path / "r.html"))
+    (trace,) = json.loads(page.scripts["track-l0-h-data"])["data"]
+    assert trace["z"][0][3] is None
+    assert "15 values are NaN or Inf" in page.text
+
+
+class TestBadInput:
+    def test_a_model_without_recurrence_is_refused(self, tmp_path):
+        with pytest.raises(
+            NotRecurrent, match=r"Linear has no recurrent layer, so there is nothing to report on.*hs.register"
+        ):
+            hs.report(nn.Linear(2, 2), torch.randn(1, 2), path=tmp_path / "r.html")
+
+    def test_what_is_no_model_is_refused(self, tmp_path):
+        with pytest.raises(BadInput, match=r"made of an nn.Module, but this is int"):
+            hs.report(3, path=tmp_path / "r.html")
+
+    def test_no_input_is_refused_with_the_shape_that_is_wanted(self, tmp_path):
+        with pytest.raises(BadInput, match=r"needs what the model is called with.*\(batch, time, 3\)"):
+            hs.report(nn.GRU(3, 5, batch_first=True), path=tmp_path / "r.html")
+
+    def test_inputs_that_do_not_fit_are_refused_with_the_shape_that_is_wanted(self, tmp_path):
+        with pytest.raises(
+            BadInput, match=r"GRU cannot be called with \(2, 7, 4\) float32: .*takes \(batch, time, 3\)"
+        ):
+            hs.report(nn.GRU(3, 5, batch_first=True), torch.randn(2, 7, 4), path=tmp_path / "r.html")
+        with pytest.raises(BadInput, match=r"first recurrent layer, the model itself, takes \(time, batch, 3\)"):
+            hs.report(nn.GRU(3, 5), torch.randn(2, 7, 4), path=tmp_path / "r.html")
+
+    @pytest.mark.parametrize(("tokens", "message"), [
+        (["a"], r"1 tokens for row 0, but it has 7 steps: one for each step is needed"),
+        ([["a"] * 7, ["b"] * 6], r"6 tokens for row 1, but it has 7 steps"),
+        ([["a"] * 7] * 3, r"tokens for 3 rows, but the input has 2"),
+    ])  # fmt: skip
+    def test_a_wrong_count_of_tokens_is_refused(self, tokens, message, tmp_path):
+        with pytest.raises(BadInput, match=message):
+            hs.report(nn.GRU(3, 5, batch_first=True), torch.randn(2, 7, 3), tokens=tokens, path=tmp_path / "r.html")
+
+    def test_a_wrong_count_of_labels_is_refused(self, tmp_path):
+        with pytest.raises(BadInput, match="there are 1 labels, but 2 rows"):
+            hs.report(nn.GRU(3, 5, batch_first=True), torch.randn(2, 7, 3), labels=["a"], path=tmp_path / "r.html")
+
+    def test_a_path_that_cannot_be_written_is_refused_before_the_model_is_called(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        calls = []
+        model = nn.GRU(3, 5, batch_first=True)
+        model.register_forward_pre_hook(lambda *_: calls.append(1))
+        with pytest.raises(BadInput, match=r"cannot be written to .*file/r.html"):
+            hs.report(model, torch.randn(2, 7, 3), path=tmp_path / "file" / "r.html")
+        with pytest.raises(BadInput, match=r"it is a folder; a file name is needed"):
+            hs.report(model, torch.randn(2, 7, 3), path=tmp_path)
+        assert calls == []
+
+    def test_an_older_page_survives_a_failure(self, tmp_path, monkeypatch):
+        path = tmp_path / "r.html"
+        path.write_text("older")
+        monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            hs.report(nn.GRU(3, 5, batch_first=True), torch.randn(2, 7, 3), path=path)
+        assert path.read_text() == "older"
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_a_batch_axis_that_is_none_is_refused(self, tmp_path):
+        with pytest.raises(BadInput, match=r"batch_axis is 0 .* or 1 .* but is 2"):
+            hs.report(nn.GRU(3, 5), torch.randn(2, 7, 3), path=tmp_path / "r.html", batch_axis=2)
+
+
+def test_tokens_may_be_a_string_for_each_row(tmp_path):
+    page = Page(
+        hs.report(nn.GRU(3, 5, batch_first=True), torch.randn(2, 3, 3), tokens=["abc", "def"], path=tmp_path / "r.html")
+    )
+    (trace,) = json.loads(page.scripts["track-l0-h-data"])["data"]
+    assert trace["x"] == ["0 · a", "1 · b", "2 · c"]
