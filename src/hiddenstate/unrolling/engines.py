@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from ..cells import Layer
+from ..cells import Layer, undisturbed
 from ..errors import BadInput, UnrollWarning, Untraceable
 from ..state import State
 from .building import build, compile_loops
@@ -19,6 +19,7 @@ from .cache import Entry, entry_for, settle
 from .checks import Task
 from .fast import Run, execute, prepare
 from .loop import run_loop
+from .observing import hooks, looking_away, observed, observes
 from .step import StateChanges
 
 Engine: TypeAlias = Literal["auto", "fast", "loop"]
@@ -77,7 +78,7 @@ def _run_auto(layer: Layer, task: Task) -> tuple[Tensor, State]:
     entry = entry_for(run)
     if entry.refusal is None and (entry.schedule is not None or entry.steps >= _TRACE_AFTER):
         try:
-            return _execute(entry, run, compiled=entry.steps >= _COMPILE_AFTER)
+            return _shown(layer, task, _execute(entry, run, compiled=entry.steps >= _COMPILE_AFTER))
         except StateChanges:
             return _after_one_step(layer, task, "auto")
         except Untraceable as refusal:
@@ -91,7 +92,7 @@ def _run_auto(layer: Layer, task: Task) -> tuple[Tensor, State]:
 def _run_fast(layer: Layer, task: Task) -> tuple[Tensor, State]:
     run = prepare(layer, task)
     try:
-        return _execute(entry_for(run), run, compiled=True)
+        return _shown(layer, task, _execute(entry_for(run), run, compiled=True))
     except StateChanges:
         if task.x.shape[1] == 1:
             raise
@@ -99,14 +100,23 @@ def _run_fast(layer: Layer, task: Task) -> tuple[Tensor, State]:
 
 
 def _execute(entry: Entry, run: Run, *, compiled: bool) -> tuple[Tensor, State]:
-    schedule = settle(entry, lambda: build(run))
-    entry.steps += run.x.shape[1]
-    if compiled and not entry.compiled:
-        with entry.lock:
-            if not entry.compiled:
-                compile_loops(schedule, run)
-                entry.compiled = True
-    return execute(schedule, run)
+    with looking_away():
+        schedule = settle(entry, lambda: build(run))
+        entry.steps += run.x.shape[1]
+        if compiled and not entry.compiled:
+            with entry.lock:
+                if not entry.compiled:
+                    compile_loops(schedule, run)
+                    entry.compiled = True
+        return execute(schedule, run)
+
+
+def _shown(layer: Layer, task: Task, result: tuple[Tensor, State]) -> tuple[Tensor, State]:
+    """Show the steps that a schedule has run to the hooks that only look on."""
+    if observed(layer.module):
+        with torch.no_grad(), undisturbed(layer.module):
+            run_loop(layer, task)
+    return result
 
 
 def _after_one_step(layer: Layer, task: Task, engine: Engine) -> tuple[Tensor, State]:
@@ -119,7 +129,7 @@ def _after_one_step(layer: Layer, task: Task, engine: Engine) -> tuple[Tensor, S
     rest = Task(task.x[:, 1:], state, lengths, _some(resets, slice(1, None)), task.initial)
     try:
         run = prepare(layer, rest)
-        tail, final = _execute(entry_for(run), run, compiled=engine == "fast")
+        tail, final = _shown(layer, rest, _execute(entry_for(run), run, compiled=engine == "fast"))
     except Untraceable as refusal:
         if engine == "fast":
             raise Untraceable(refusal.reason, refusal.line) from refusal
@@ -151,9 +161,7 @@ def _note(layer: Layer, refusal: Untraceable) -> None:
 
 
 def _hooked(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
+    return any(not observes(hook) for hook in hooks(module))
 
 
 def _hooked_globally() -> bool:

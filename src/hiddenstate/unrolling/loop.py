@@ -12,6 +12,7 @@ from ..cells import Layer
 from ..errors import NotRecurrent, StateMismatch
 from ..state import State
 from .checks import Task
+from .observing import in_order
 from .packing import plan
 
 
@@ -54,16 +55,22 @@ def run_loop(layer: Layer, task: Task) -> tuple[Tensor, State]:
 
 def run_steps(cell: Stepper, task: Task) -> tuple[Tensor, State]:
     """Run anything that steps; each step sees only the rows that have not ended."""
-    batch, steps = task.x.shape[:2]
     if task.lengths is None:
-        return _run_even(cell, task)
+        with in_order(None):
+            return _run_even(cell, task)
     # Longest rows first, so that the rows still running are always the first ones; padding is never computed.
     order = task.lengths.argsort(descending=True, stable=True)
+    with in_order(order):
+        return _run_uneven(cell, task, task.lengths, order)
+
+
+def _run_uneven(cell: Stepper, task: Task, lengths: Tensor, order: Tensor) -> tuple[Tensor, State]:
+    batch, steps = task.x.shape[:2]
     place = order.argsort()
-    longest = int(task.lengths.max())
+    longest = int(lengths.max())
     state = ((task.initial or cell.initial)(batch) if task.state is None else task.state).select(order)
     resets = None if task.resets is None else task.resets[order]
-    packing = plan(Task(task.x, None, task.lengths))
+    packing = plan(Task(task.x, None, lengths))
     alive = packing.batch_sizes.tolist()
     outputs: list[Tensor] = []
     ended: list[State] = []
