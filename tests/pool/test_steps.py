@@ -10,7 +10,7 @@ from hiddenstate.errors import BadInput
 from hiddenstate.pool import Concat, Last, Mean, Steps
 from hiddenstate.recording import Trajectory
 
-H = torch.randn(3, 5, 4)
+H = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
 
 WRONG = {
     "zero": ([5, 0, 2], r"row 1 has length 0, but .* at least one step.*keep = lengths > 0"),

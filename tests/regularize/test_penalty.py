@@ -13,7 +13,7 @@ from hiddenstate.errors import BadInput, HiddenStateWarning, NotRecurrent
 from hiddenstate.regularize import Penalty, WeightDrop, activity, norm_stabilizer, temporal
 from tests.support.cells import CELLS
 
-X = torch.randn(2, 5, 3)
+X = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
 
 
 class Tagger(nn.Module):
@@ -361,6 +361,20 @@ def test_it_goes_with_a_carried_state():
         for _ in range(2):
             output, _ = layer(X)
             assert torch.allclose(penalty(), cost(output))
+
+
+@pytest.mark.parametrize("make", [Tagger, lambda: Stepper(nn.GRUCell(3, 4))], ids=["fused", "cell"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler looks there
+def test_a_compiled_model_is_watched_as_well(make):
+    torch._dynamo.reset()
+    model = make()
+    with watch(model) as penalty:
+        compiled = torch.compile(model, backend="aot_eager")
+        for _ in range(2):
+            model(X)
+            wanted = penalty()
+            compiled(X)
+            assert torch.allclose(penalty(), wanted)
 
 
 def test_autocast_is_welcome():

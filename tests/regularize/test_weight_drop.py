@@ -18,7 +18,7 @@ LAYERS = {
     "rnn": lambda: nn.RNN(3, 4, nonlinearity="relu"),
 }
 each_layer = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
-X = torch.randn(2, 5, 3)
+X = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
 
 
 def recurrent_weights(layer):

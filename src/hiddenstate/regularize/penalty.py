@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Callable
 from types import TracebackType
@@ -168,8 +169,17 @@ class _Hook:
     def __init__(self, method: Callable[..., None] | None, *first: Any) -> None:
         self._method = None if method is None else WeakMethod(method)
         self._first = first
+        self._run: Callable[..., None] = self._called
+        self._shielded = False
 
     def __call__(self, *args: Any) -> None:
+        if not self._shielded and "torch._dynamo" in sys.modules:  # not before: it takes a second to load
+            # A graph would bake in what is kept on the side.
+            self._run, self._shielded = torch.compiler.disable(self._called), True  # type: ignore[no-untyped-call]
+            torch._dynamo.decorators.skip(_Hook.__call__)
+        self._run(*args)
+
+    def _called(self, *args: Any) -> None:
         method = None if self._method is None else self._method()
         if method is not None:
             method(*self._first, *args)
@@ -183,7 +193,11 @@ class _Spent(_Hook):
 
     def __call__(self, *_: Any) -> None:
         if not torch.is_grad_enabled():  # a gradient of a gradient is yet to come otherwise, and the graph stays
-            super().__call__()
+            self._called()
+
+
+# The mark by which Dynamo leaves a function alone.
+_Hook.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _in_backward() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -63,19 +63,25 @@ class WeightDrop(nn.Module):
 @contextmanager
 def _lent(layer: nn.RNNBase, p: float) -> Iterator[None]:
     """Let the kernel see dropped weights; gradients reach the layer's own through them."""
-    own = layer._flat_weights
+    own: list[Any] = layer._flat_weights
     names: list[str] = layer._flat_weights_names
     layer._flat_weights = [
         F.dropout(weight, p) if name.startswith("weight_hh") and weight is not None else weight
         for name, weight in zip(names, own, strict=True)
     ]
     try:
-        with warnings.catch_warnings():
-            # On CUDA, dropped weights are never in one block: cuDNN copies them there, and says so each time.
-            warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+        with _quiet() if own[0].is_cuda else nullcontext():
             yield
     finally:
         layer._flat_weights = own
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    # Dropped weights are never in one block of memory: cuDNN copies them there, and says so each time.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+        yield
 
 
 def _check_layer(layer: object) -> None:
