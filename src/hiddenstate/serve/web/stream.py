@@ -111,6 +111,8 @@ class Talk:
                 answer = self._heed(text or "")
                 if answer is None:
                     return True
+                # It stands in line only once it has begun to run, and so must before the next frame is read.
+                await asyncio.sleep(0)
                 await self._answers.put(answer)
         finally:
             await self._answers.put(None)
