@@ -60,7 +60,7 @@ def test_hovering_over_a_heatmap_shows_unit_step_token_and_value(opened):
     plot.scroll_into_view_if_needed()
     page.wait_for_function("document.getElementById('track-lstm-l0-h').dataset.drawn")
     area = plot.locator(".nsewdrag").first.bounding_box()
-    page.mouse.move(area["x"] + area["width"] * 0.1, area["y"] + area["height"] * 0.3)
+    page.mouse.move(area["x"] + area["width"] * 0.1, area["y"] + area["height"] * 0.35)
     page.wait_for_selector("#track-lstm-l0-h .hovertext")
     said = plot.locator(".hovertext").text_content()
     assert "unit 3" in said

@@ -192,6 +192,38 @@ def bench(
     Console().print(table)
 
 
+@app.command()
+def serve(
+    model: Model,
+    store: Annotated[
+        str, typer.Option(help="memory:, sqlite:///path or redis://host:port/number.")
+    ] = "sqlite:///sessions.db",
+    host: Annotated[str, typer.Option(help="0.0.0.0 for the whole network, and then with --token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8080,
+    token: Annotated[list[str] | None, typer.Option(help="A bearer token; once for each caller.")] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Sessions in one call of the model.")] = 256,
+    max_sessions: Annotated[int, typer.Option(min=1, help="Sessions kept hot; more go to the store.")] = 4096,
+    ttl: Annotated[float | None, typer.Option(help="Seconds after which an unused session expires.")] = None,
+    inputs: Inputs = None,
+) -> None:
+    """Serve a model: one state for each caller, batched and durable, over REST, KServe v2 and WebSockets."""
+    from ..serve import run
+
+    made, given, _ = _loaded(model, inputs, None, encode=None, batch_axis=0)
+    example = {"example": given[0]} if given else {}
+    run(
+        made,
+        store=store,
+        host=host,
+        port=port,
+        tokens=token,
+        max_batch=max_batch,
+        max_sessions=max_sessions,
+        ttl=ttl,
+        **example,
+    )
+
+
 def _loaded(
     name: str, files: list[str] | None, text: str | None, *, encode: str | None, batch_axis: int
 ) -> tuple[nn.Module, tuple[Any, ...], list[str] | None]:

@@ -52,7 +52,6 @@ class Text:
         """Return the symbols."""
         return [self.symbols[number] for number in numbers.tolist()]
 
-
     def prose(self, rows: int, steps: int) -> Tensor:
         """Return those pieces of the unseen text that have the most letters in them, (rows, steps): no tables."""
         letters = torch.tensor([symbol.isalpha() for symbol in self.symbols])

@@ -132,18 +132,16 @@ def _read(name: str, batch_axis: int) -> Tensor:
 
 def _csv(path: Path) -> Tensor:
     """Read one sequence: a line for each step, a column for each feature, with or without a line of names."""
-    first = path.read_text(encoding="utf-8").lstrip().splitlines()[:1]
-    if not first:
+    lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    if not lines:
         raise BadInput(f"{path} is empty.")
     try:
-        [float(cell) for cell in first[0].split(",")]
-        names = 0
+        [float(cell) for cell in lines[0].split(",")]
     except ValueError:
-        names = 1
-    table = numpy.loadtxt(path, delimiter=",", skiprows=names, ndmin=2)
-    if not table.size:
+        del lines[0]  # names
+    if not lines:
         raise BadInput(f"{path} has no lines with numbers.")
-    return torch.from_numpy(table)
+    return torch.from_numpy(numpy.loadtxt(lines, delimiter=",", ndmin=2))
 
 
 def _safetensors(path: Path, key: str) -> Tensor:
