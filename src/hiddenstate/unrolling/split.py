@@ -23,6 +23,12 @@ HEAVY = {
 }
 
 
+_VIEWS = {
+    *(aten.t.default, aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.expand.default),
+    *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.squeeze.dim, aten.squeeze.dims),
+}
+
+
 class Stage(Enum):
     """When a node runs; `once` is before everything, since it does not depend on time at all."""
 
@@ -90,6 +96,10 @@ def _narrow(trace: Trace, stages: dict[fx.Node, Stage], around: tuple[Stage, Sta
     heavy_sooner: set[fx.Node] = set()  # nodes after the loop that need a heavy one there
     for node in nodes:
         if stages.get(node) is after and (_heavy(node) or any(arg in heavy_sooner for arg in node.all_input_nodes)):
+            heavy_sooner.add(node)
+    for node in reversed(nodes):
+        # A view computes nothing: it is taken where it is needed, so that nothing is kept twice.
+        if stages.get(node) is after and node.target in _VIEWS and all(user in heavy_sooner for user in node.users):
             heavy_sooner.add(node)
     for node in nodes:
         light_before = stages.get(node) is before and node not in heavy_later

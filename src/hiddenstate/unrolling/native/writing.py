@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ class Writer:
         self.scalars: dict[fx.Node, str] = {}  # tensors of one number
         self.scratch = 0  # bytes
         self.order = Order(self.graph)
+        self.inlined: set[fx.Node] = set()  # computed where they are read, and nowhere kept
         given = [node for node in self.graph.nodes if node.op == "placeholder"]
         self.carried, rest = given[: loop.carried], given[loop.carried :]
         self.fixed, self.along = rest[: len(loop.fixed)], rest[len(loop.fixed) :]
@@ -46,6 +48,7 @@ class Writer:
         for node in self.graph.nodes:
             if node.target in FILLED:
                 self.scalars[node] = literal(FILLED[node.target](node), ctype_of(node))
+        self._choose_inlined()
         for item in self.order.items:
             self._item(item)
         for target, node in self.copies:
@@ -149,6 +152,27 @@ class Writer:
         self.places[node] = shown
         return shown
 
+    def _choose_inlined(self) -> None:
+        """Find cheap values that are read only through views, as the sum of gates before it is cut into pieces.
+
+        Keeping them would cost a walk through memory; computing each element where it is read costs next to nothing.
+        """
+        for node in reversed(self.graph.nodes):  # readers before what they read
+            if node.target in _CHEAP and node not in self.targets and self._only_cut(node):
+                self.inlined.add(node)
+
+    def _only_cut(self, node: fx.Node) -> bool:
+        """Say whether a value is read by element-wise work alone, and no element of it more than about once."""
+        readers = [reader for user in node.users for reader in (user.users if user.target in SPLITS else [user])]
+        for reader in readers:
+            if is_view(reader):
+                fits = reader.target in _CUTS and reader not in self.results and len(reader.users) <= 2
+                if not fits or not all(_elementwise(user) and user not in self.inlined for user in reader.users):
+                    return False
+            elif len(readers) > 1 or reader not in self.inlined or shape_of(reader) != shape_of(node):
+                return False
+        return bool(readers)
+
     def _item(self, item: Item) -> None:
         if item.shape is not None:
             self._elements(item)
@@ -170,11 +194,14 @@ class Writer:
     def _elements(self, item: Item) -> None:
         assert item.shape is not None
         index = [f"i{axis}" for axis in range(len(item.shape))]
+        nodes = [node for node in item.nodes if node not in self.inlined]
+        if not nodes:
+            return
         inside = set(item.nodes)
-        names = {node: f"v{number}" for number, node in enumerate(item.nodes)}
-        stores = [node for node in item.nodes if node in self.targets or any(u not in inside for u in node.users)]
+        names = {node: f"v{number}" for number, node in enumerate(nodes)}
+        stores = [node for node in nodes if node in self.targets or any(self._outside(u, inside) for u in node.users)]
         reads: list[str] = []
-        for node in item.nodes:
+        for node in nodes:
             ctype = ctype_of(node)
             arguments = self._arguments(node, lambda arg: names.get(arg) or self._element(arg, index))
             reads.append(f"const {ctype} {names[node]} = {POINTWISE[node.target](ctype, *arguments)};")
@@ -195,9 +222,42 @@ class Writer:
             for value in values
         ]
 
+    def _outside(self, user: fx.Node, inside: set[fx.Node]) -> bool:
+        return user not in inside or user in self.inlined
+
     def _element(self, node: fx.Node, index: list[str]) -> str:
+        views, source = [], node
+        while source not in self.places and is_view(source):
+            views.append(source)
+            source = source.all_input_nodes[0]
+            if source.target in SPLITS:
+                source = source.all_input_nodes[0]
+        if source in self.inlined:
+            return self._inline(source, views[::-1], index)
         place = self._read(node)
         return place if isinstance(place, str) else place.at(index)
+
+    def _inline(self, node: fx.Node, views: list[fx.Node], index: list[str]) -> str:
+        """Return the expression of an element of a value that is nowhere kept, seen through views."""
+        shape = shape_of(node)
+
+        def read(arg: fx.Node) -> str:
+            if arg in self.inlined:
+                if shape_of(arg) != shape:
+                    raise Unsupported("a value of another shape cannot be computed where it is read")
+                return self._inline(arg, views, index)
+            place = self._read(arg)
+            if isinstance(place, str):
+                return place
+            place = place.moved(*_broadcast(place, shape))
+            for step in views:
+                shown = view(step, place)
+                if shown is None:
+                    raise Unsupported("this view cannot be computed through")
+                place = shown
+            return place.at(index)
+
+        return POINTWISE[node.target](ctype_of(node), *self._arguments(node, read))
 
     def _nest(self, shape: tuple[int, ...], lines: list[str]) -> None:
         """Write a loop over all elements, the last axis fastest."""
@@ -322,6 +382,20 @@ class Writer:
         call = f"&(int){{{n}}}, &(int){{{m}}}, &(int){{{k}}}, &({kind}){{1}}, {pb}, &(int){{{lds[0]}}}, {pa}, "
         call += f"&(int){{{lds[1]}}}, &({kind}){{0}}, {pc}, &(int){{{n}}}"
         self.lines.append(f'{"sgemm" if kind == "float" else "dgemm"}("{flags[0]}", "{flags[1]}", {call});')
+
+
+_CHEAP = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.neg.default}
+_CUTS = {operator.getitem, aten.slice.Tensor, aten.select.int}
+
+
+def _elementwise(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target in POINTWISE
+
+
+def _broadcast(place: Place, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    shift = len(shape) - len(place.shape)
+    strides = [0 if size == 1 else stride for size, stride in zip(place.shape, place.strides, strict=True)]
+    return shape, (*([0] * shift), *strides)
 
 
 def _axis_of_join(node: fx.Node) -> int:
