@@ -6,6 +6,7 @@ from torch import nn
 
 import hiddenstate as hs
 from hiddenstate.errors import BadInput, NotRecurrent
+from hiddenstate.measure import sensitivity
 from tests.support.cells import CELLS
 from tests.support.dynamics import LinearNet, forgetting, leaky_integrator, zeroed
 from tests.support.untouched import untouched
@@ -103,6 +104,19 @@ def test_layers_take_x_batch_first_whatever_their_own_layout():
     expected = hs.measure.memory(first, x).curve
     torch.testing.assert_close(hs.measure.memory(second, x).curve, expected)
     torch.testing.assert_close(hs.measure.memory(second, x.transpose(0, 1), time_axis=0).curve, expected)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell])
+@pytest.mark.parametrize("probes", [None, 3])
+def test_closed_forms_equal_autograd(kind, probes, monkeypatch):
+    layer, x = kind(3, 4, dtype=torch.float64), torch.randn(3, 9, 3, dtype=torch.float64)
+    lengths = torch.tensor([9, 4, 7])
+    expected = hs.measure.memory(layer, x, lengths=lengths, probes=probes, output=lambda y: y)
+    for pieces in (2**23, 3 * 4 * 7 * 2):
+        monkeypatch.setattr(sensitivity, "_CHUNK", pieces)
+        found = hs.measure.memory(layer, x, lengths=lengths, probes=probes)
+        torch.testing.assert_close(found.rows, expected.rows, equal_nan=True)
+        assert found.exact == expected.exact == (probes is None)
 
 
 # --- any model ---
@@ -221,6 +235,15 @@ def test_many_outputs_are_estimated_from_random_directions():
     torch.testing.assert_close(found.curve, hs.measure.memory(net, x).curve)  # the same directions each time
 
 
+def test_influence_far_below_the_square_root_of_a_float_is_still_seen():
+    found = hs.measure.memory(leaky_integrator(0.5, torch.float32), torch.zeros(1, 110, 1))
+    expected = 0.5 ** torch.arange(1, 111, dtype=torch.float64)
+    torch.testing.assert_close(found.curve.double(), expected, rtol=1e-5, atol=0)
+    rnn = nn.RNN(1, 1, nonlinearity="relu", bias=False)
+    nn.init.constant_(rnn.weight_hh_l0, 0.5), nn.init.constant_(rnn.weight_ih_l0, 0.5)
+    torch.testing.assert_close(hs.measure.memory(rnn, torch.ones(1, 110, 1)).curve, found.curve)
+
+
 # --- padding ---
 
 
@@ -290,7 +313,7 @@ def test_a_carried_state_is_neither_used_nor_changed():
 
 
 def test_interrupting_keeps_what_is_done(monkeypatch):
-    layer, x = nn.GRU(3, 4), torch.randn(2, 5, 3)
+    layer, x = CELLS["tensor"].cell(), CELLS["tensor"].x(batch=2, steps=5)
     whole = hs.measure.memory(layer, x)
     grad, calls = torch.autograd.grad, []
 
@@ -310,6 +333,25 @@ def test_interrupting_keeps_what_is_done(monkeypatch):
     calls[:] = [1, 1]
     with pytest.raises(KeyboardInterrupt):  # nothing done, nothing to keep
         hs.measure.memory(layer, x)
+
+
+def test_interrupting_closed_forms_keeps_the_nearest_lags(monkeypatch):
+    layer, x = nn.GRU(3, 4), torch.randn(2, 9, 3)
+    whole = hs.measure.memory(layer, x, lengths=torch.tensor([9, 7]))
+
+    def tracked(items, label, total):
+        for number, item in enumerate(items):
+            if number == 4:
+                raise KeyboardInterrupt
+            yield item
+
+    monkeypatch.setattr(sensitivity, "tracked", tracked)
+    found = hs.measure.memory(layer, x, lengths=torch.tensor([9, 7]))
+    assert found.interrupted
+    assert len(found.curve) == 4
+    torch.testing.assert_close(found.rows[0], whole.rows[0, :4])
+    torch.testing.assert_close(found.rows[1, :2], whole.rows[1, :2])
+    assert found.rows[1, 2:].isnan().all()
 
 
 # --- what cannot be measured ---

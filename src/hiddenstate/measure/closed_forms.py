@@ -133,12 +133,11 @@ class LongShort(Form):
         shown = torch.tanh(forget * before + into * candidate)
         through = out * (1 - shown * shown)  # dh / dc, before a projection
         d_c = [candidate * into * (1 - into), before * forget * (1 - forget), into * (1 - candidate * candidate)]
-        d_h = [*(through * slope for slope in d_c), shown * out * (1 - out)]
-        c = Block(
-            _scaled(d_c, weights.w_hh), torch.diag_embed(forget), _scaled(d_c, weights.w_ih) if by_input else None
-        )
-        inputs = _scaled(d_h, weights.w_ih) if by_input else None
-        h = Block(_scaled(d_h, weights.w_hh), torch.diag_embed(through * forget), inputs)
+        d_out = shown * out * (1 - out)
+        into_c = _scaled(d_c, weights.w_ih) if by_input else None
+        c = Block(_scaled(d_c, weights.w_hh), torch.diag_embed(forget), into_c)
+        inputs = None if into_c is None else _shown(through, into_c, d_out, weights.w_ih)
+        h = Block(_shown(through, c.by_h, d_out, weights.w_hh), torch.diag_embed(through * forget), inputs)
         visible = out * shown
         if (down := weights.w_hr) is not None:
             visible = visible @ down.T
@@ -161,6 +160,12 @@ def _scaled(slopes: list[Tensor], weights: Tensor) -> Tensor:
     for slope, gate in zip(slopes[1:], gates[1:], strict=False):  # c has no slope for the last gate, the output's
         total.addcmul_(slope.unsqueeze(-1), gate)
     return total
+
+
+def _shown(through: Tensor, by_cell: Tensor, d_out: Tensor, weights: Tensor) -> Tensor:
+    """Return the derivative of `out * tanh(c)` from that of c, and the output gate's own."""
+    gate = weights[3 * d_out.shape[-1] :]
+    return torch.addcmul(d_out.unsqueeze(-1) * gate, through.unsqueeze(-1), by_cell)
 
 
 def _cell(parts: Parts) -> Tensor:

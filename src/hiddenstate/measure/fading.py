@@ -5,16 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..cells import Layer
 from .decay import by_lag, half_life
-from .system import as_system
+from .system import System
 
 
-def fading(layer: Layer, x: Tensor, ends: Tensor) -> float:
+def fading(system: System, x: Tensor, ends: Tensor) -> float:
     """Return the half-life of a push to the state, as the layer's visible part at each row's end feels it."""
-    if layer.spec.bidirectional:
-        return float("nan")
-    system = as_system(layer.module, x)
     width = system.places[0].shape.numel()
     vectors = system.initial(len(x))
     pushes, seen = [], []

@@ -50,10 +50,10 @@ class Leaf:
         sizes = [torch.zeros_like(s) if g is None else g for s, g in zip(starts, found, strict=True)]
         if self._steps:
             rows = self.x.shape[0 if self._by_row else 1]
-            steps = [size.abs().square().reshape(rows, -1).sum(1) for size in sizes]
+            steps = [size.abs().double().square().reshape(rows, -1).sum(1) for size in sizes]
             missing = [torch.zeros_like(steps[0])] * (self.x.shape[1 if self._by_row else 0] - len(steps))
             return torch.stack(steps + missing, dim=1)
-        steps_of = sizes[0].abs().square()
+        steps_of = sizes[0].abs().double().square()  # a double: squares of small numbers need its range
         steps_of = steps_of.flatten(2).sum(2) if steps_of.dim() > 2 else steps_of
         return steps_of if self._by_row else steps_of.T
 

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from ..cells import unwrap
 from ..errors import BadInput, NotRecurrent
 from .decay import by_lag, half_life, reach
+from .fading import fading
 from .leaf import Leaf
 from .outputs import at_steps, tensor_of
-from .progress import tracked
 from .rest import at_rest
 from .running import itself_a_layer, run_layer
+from .sensitivity import Sensitivity, by_autograd, by_closed_form
 from .series import valid_steps
-
-_EXACT = 64  # outputs up to which every one of them gets its own backward
-_PROBES = 16  # random directions of the output beyond that
+from .system import as_system, check_sequence
+from .torch_system import TorchSystem
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ class Memory:
     cut_off: bool  # the curve is still above the threshold where the sequences begin
     exact: bool  # every output was differentiated, rather than random directions of it
     input_reaches: bool = True  # False: the input moves nothing, and half_life is that of the state
-    interrupted: bool = False  # stopped by Ctrl-C: the outputs done until then stand for all
+    interrupted: bool = False  # stopped by Ctrl-C: from the outputs, or up to the lags, that were done
 
     def __str__(self) -> str:
         """Return one line."""
@@ -48,7 +48,7 @@ class Memory:
         half += " (extrapolated)" if len(self.curve) <= self.half_life < float("inf") else ""
         ending = "; the sequences are too short to see its end" if self.cut_off else ""
         estimate = "" if self.exact else "; norms estimated from random directions of the output"
-        stopped = "; interrupted, from the outputs done until then" if self.interrupted else ""
+        stopped = "; interrupted, from what was done until then" if self.interrupted else ""
         return (
             f"memory of {at_least}{self.length} steps (down to {self.threshold:.3g} of the peak), {half}, "
             f"over {len(self.rows)} rows{ending}{estimate}{stopped}"
@@ -102,21 +102,21 @@ def memory(
     with at_rest(model):
         valid, ends = _last_steps(x, lengths, at=at, time_axis=time_axis)
         leaf = Leaf(x, valid, time_axis=time_axis)
-        with leaf.planted(model):
-            if layer is not None:
-                result: Any = run_layer(layer, leaf.x, None if lengths is None else valid.sum(1))
-            else:
-                result = model(leaf.x, *args)
-        result = tensor_of(result) if output is None else output(result)
-        y = at_steps(result, ends, valid, time_axis=time_axis)  # (batch, unit)
-        squares, exact, interrupted = _sensitivity(y, leaf, probes)
-        norms = by_lag(squares.sqrt(), ends)
+        system = None if layer is None or layer.spec.bidirectional else as_system(model, x)
+        if isinstance(system, TorchSystem) and output is None:
+            inputs = check_sequence(system, leaf.x)
+            found, dtype = by_closed_form(system, inputs, valid, ends, probes=probes), inputs.dtype
+        else:
+            with leaf.planted(model):
+                result = model(leaf.x, *args) if layer is None else run_layer(layer, leaf.x, valid.sum(1))
+            result = tensor_of(result) if output is None else output(result)
+            y = at_steps(result, ends, valid, time_axis=time_axis)  # (batch, unit)
+            found, dtype = by_autograd(y, leaf, probes), y.dtype
+        rows = by_lag(found.squares.sqrt().to(dtype), ends)
         own = None
-        if not bool(norms.nansum()) and layer is not None:
-            from .fading import fading  # needs the layer as a dynamical system, which a memory otherwise does not
-
-            own = fading(layer, leaf.x, ends)
-    return _memory(norms, threshold, exact=exact, interrupted=interrupted, own_half_life=own)
+        if system is not None and not bool(rows.nansum()):
+            own = fading(system, leaf.x.detach(), ends)
+    return _memory(rows, threshold, found, own)
 
 
 def _last_steps(x: Tensor, lengths: Tensor | None, *, at: int, time_axis: int) -> tuple[Tensor, Tensor]:
@@ -135,57 +135,23 @@ def _last_steps(x: Tensor, lengths: Tensor | None, *, at: int, time_axis: int) -
     return valid, ends
 
 
-def _sensitivity(y: Tensor, leaf: Leaf, probes: int | None) -> tuple[Tensor, bool, bool]:
-    """Return ‖dy/dx‖² at each step (batch, time), whether it is exact, and whether it was interrupted."""
-    units = y.shape[1]
-    if not y.requires_grad:
-        leaf.squares(y.detach().requires_grad_().sum())  # says so where tokens were never embedded
-        raise BadInput(
-            "the output does not depend on the input in a way that has a gradient. Often it is computed under "
-            "torch.no_grad(), detached, or rounded on the way: measure an earlier output, with output=."
-        )
-    exact = units <= _EXACT if probes is None else False
-    count = units if exact else probes or _PROBES
-    total: Tensor | None = None
-    done, interrupted = 0, False
-    try:
-        for direction in tracked(_directions(y, count, exact), "memory", count):
-            squares = leaf.squares((y * direction).sum())
-            total = squares if total is None else total + squares
-            done += 1
-    except KeyboardInterrupt:
-        if total is None:
-            raise
-        interrupted = True
-    if total is None:
-        raise BadInput("the output has no units: there is nothing to differentiate.")
-    return total * (units / done if exact else 1 / done), exact and not interrupted, interrupted
-
-
-def _directions(y: Tensor, count: int, exact: bool) -> Any:
-    generator = torch.Generator().manual_seed(0)  # of its own: the user's random stream stays as it is
-    for unit in range(count):
-        if exact:
-            yield torch.nn.functional.one_hot(torch.tensor(unit, device=y.device), y.shape[1]).to(y.dtype)
-        else:
-            yield torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y)
-
-
-def _memory(rows: Tensor, threshold: float, *, exact: bool, interrupted: bool, own_half_life: float | None) -> Memory:
+def _memory(rows: Tensor, threshold: float, found: Sensitivity, own_half_life: float | None) -> Memory:
+    rows = rows[:, (~rows.isnan()).any(0)]  # an interruption leaves the farthest lags unknown
     curve = rows.nanmean(0)
     count = (~rows.isnan()).sum(0)
     spread = ((rows - curve) ** 2).nansum(0) / (count - 1).clamp(min=1)
     margin = 1.96 * (spread / count).sqrt()
+    length = reach(curve, threshold)
     return Memory(
         curve=curve,
-        length=reach(curve, threshold),
+        length=length,
         half_life=half_life(curve) if own_half_life is None else own_half_life,
         low=(curve - margin).clamp(min=0),
         high=curve + margin,
         threshold=threshold,
         rows=rows,
-        cut_off=reach(curve, threshold) == len(curve),
-        exact=exact,
+        cut_off=length == len(curve),
+        exact=found.exact,
         input_reaches=bool(curve.any()),
-        interrupted=interrupted,
+        interrupted=found.interrupted,
     )

@@ -28,12 +28,12 @@ def _needs_state(model: nn.Module) -> bool:
     return len(needed) == 2 and (hasattr(model, "hidden_size") or hasattr(model, "initial_state"))
 
 
-def run_layer(layer: Layer, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+def run_layer(layer: Layer, x: Tensor, lengths: Tensor) -> Tensor:
     """Return the outputs of a layer, (batch, time, unit), for `x (batch, time, feature)`."""
     if not layer.fused:
         return _run_cell(layer, x)
     spec = layer.spec
-    if lengths is not None and spec.bidirectional:
+    if spec.bidirectional and bool((lengths < x.shape[1]).any()):
         # A reverse direction begins at the last real step, and must not read what lies behind it.
         return unroll(layer.module, x, lengths=lengths.clamp(min=1), engine="loop")[0]
     options = {"engine": "loop"} if isinstance(layer.module, Recurrent) else {}

@@ -77,18 +77,27 @@ class TorchSystem(System):
 
     def jacobians(self, x: Tensor, vectors: Tensor) -> Tensor:
         """Return d next / d state in closed form; a layer above depends on those below through its input."""
+        return self._derivatives(x, vectors, inputs=0)
+
+    def whole_jacobians(self, x: Tensor, vectors: Tensor) -> Tensor:
+        """Return d next / d (state, input) side by side: (row, S, S + feature)."""
+        return self._derivatives(x, vectors, inputs=x.shape[1])
+
+    def _derivatives(self, x: Tensor, vectors: Tensor, *, inputs: int) -> Tensor:
         with torch.no_grad():
-            whole = vectors.new_zeros(len(vectors), self.size, self.size)
+            whole = vectors.new_zeros(len(vectors), self.size, self.size + inputs)
             below: slice | None = None
             for level in self.levels:
-                weights = level.weights
-                parts = self._parts(level, vectors)
-                found = self.form.derivatives(weights, weights.drive(x), parts, by_input=below is not None)
+                weights, parts = level.weights, self._parts(level, vectors)
+                wanted = below is not None or inputs > 0
+                found = self.form.derivatives(weights, weights.drive(x), parts, by_input=wanted)
                 for rows, block in ((level.h, found.h), (level.c, found.c)):
                     if rows is None or block is None:
                         continue
                     if below is not None and block.by_input is not None:
                         whole[:, rows] = block.by_input @ whole[:, below]
+                    elif block.by_input is not None:
+                        whole[:, rows, self.size :] = block.by_input
                     whole[:, rows, level.h] += block.by_h
                     if level.c is not None and block.by_c is not None:
                         whole[:, rows, level.c] += block.by_c
