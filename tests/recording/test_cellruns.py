@@ -216,3 +216,42 @@ def test_a_thinned_reverse_track_keeps_positions_not_computations():
     for track in whole:
         assert torch.equal(thin[track].h, whole[track].h[:, ::3])
         assert thin[track].lengths.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, Leaky])
+def test_rows_of_an_unrolled_cell_are_in_the_users_order(cell):
+    cell, x, lengths = cell(3, 4), torch.randn(3, 5, 3), torch.tensor([2, 5, 3])
+    with hs.record(cell, gates=True, every=2) as thin, hs.record(cell, gates=True) as rec:
+        out, _ = hs.unroll(cell, x, lengths=lengths)
+    run = rec["l0"]
+    assert torch.equal(run.h, out.detach())
+    assert run.lengths.tolist() == [2, 5, 3]
+    assert torch.equal(thin["l0"].h, run.h[:, ::2])
+    assert thin["l0"].lengths.tolist() == [1, 3, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's tracing asks for it
+@pytest.mark.parametrize("wrap", [False, True], ids=["unroll", "Recurrent"])
+def test_a_cell_that_runs_by_a_schedule_goes_on_running_by_it(wrap):
+    model, x, lengths = Leaky(), torch.randn(3, 6, 3), torch.tensor([2, 6, 3])
+    if wrap:
+        model = hs.Recurrent(Leaky, 3, 4, num_layers=2, bidirectional=True)
+
+    def run():
+        model.zero_grad()
+        leaf = x.clone().requires_grad_()
+        out, _ = hs.unroll(model, leaf, lengths=lengths, engine="fast")
+        out.sin().sum().backward()
+        return [out.detach(), leaf.grad, *(p.grad.clone() for p in model.parameters())]
+
+    for _ in range(2):  # recorded while it is traced, and afterwards
+        with hs.record(model, gates=True) as rec:
+            recorded = run()
+        plain = run()
+        assert all(torch.equal(a, b) for a, b in zip(recorded, plain, strict=True))
+        top = [rec[track] for track in rec][-(2 if wrap else 1) :]
+        torch.testing.assert_close(torch.cat([run.h for run in top], -1), plain[0])
+        for run_of in rec.values():
+            assert run_of.lengths.tolist() == [2, 6, 3]
+            assert run_of.gates["keep"].shape == (3, 6, 4)

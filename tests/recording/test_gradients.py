@@ -26,7 +26,11 @@ def explicit(layer, x, lengths):
     for depth in range(layer.num_layers):
         outs = []
         for end in ends:
-            w = {n.removesuffix(f"_l{depth}{end}"): p for n, p in layer.named_parameters() if n.endswith(f"_l{depth}{end}")}
+            w = {
+                n.removesuffix(f"_l{depth}{end}"): p
+                for n, p in layer.named_parameters()
+                if n.endswith(f"_l{depth}{end}")
+            }
             rows, last = [], []
             for row in range(batch):
                 h, cell = x.new_zeros(layer.proj_size or layer.hidden_size), [x.new_zeros(layer.hidden_size)]

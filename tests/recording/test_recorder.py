@@ -37,7 +37,14 @@ class Tagger(nn.Module):
         return state[0], self.shared(torch.cat([out, out[..., :4]], -1), h)[0]
 
 
-TRACKS = ["encoder.lstm.l0", "encoder.lstm.l0_reverse", "encoder.lstm.l1", "encoder.lstm.l1_reverse", "shared.l0", "cell"]
+TRACKS = [
+    "encoder.lstm.l0",
+    "encoder.lstm.l0_reverse",
+    "encoder.lstm.l1",
+    "encoder.lstm.l1_reverse",
+    "shared.l0",
+    "cell",
+]
 
 
 def hooks(model):
@@ -246,7 +253,9 @@ def test_a_recording_keeps_no_graph_alive():
     layer, x = nn.GRU(3, 4), torch.randn(6, 2, 3)
     with hs.record(layer, gates=True) as rec:
         out, _ = layer(x)
-    assert not any(value.requires_grad for value in (rec["l0"].h, *rec["l0"].gates.values(), *rec["l0"].initial.values()))
+    assert not any(
+        value.requires_grad for value in (rec["l0"].h, *rec["l0"].gates.values(), *rec["l0"].initial.values())
+    )
     graph = out.grad_fn
     del out
     gc.collect()
@@ -331,3 +340,26 @@ def test_a_subclass_that_only_wraps_the_kernel_is_recorded_too():
     with hs.record(layer, gates=True) as rec:
         assert torch.equal(layer(x)[0], plain)
     torch.testing.assert_close(rec["l1"].h.transpose(0, 1) + 1, plain.detach())
+
+
+class Loop(nn.GRU):
+    """A subclass that leaves torch's kernel and steps by itself."""
+
+    def forward(self, x, hx=None):
+        h = torch.zeros(x.shape[1], self.hidden_size) if hx is None else hx[0]
+        outs = []
+        for step in x:
+            h = torch.tanh(step @ self.weight_ih_l0[: self.hidden_size].T + h)
+            outs.append(h)
+        return torch.stack(outs), h.unsqueeze(0)
+
+
+def test_of_a_layer_without_torchs_kernel_the_outputs_are_known():
+    layer, x, state = Loop(3, 4), torch.randn(6, 2, 3), torch.randn(1, 2, 4)
+    with hs.record(layer, gates=True, grads=True) as rec:
+        out, _ = layer(x, state)
+        out.sum().backward()
+    run = rec["l0"]
+    assert torch.equal(run.h.transpose(0, 1), out.detach())
+    assert torch.equal(run.initial["h"], state[0])
+    assert run.gates == run.grads == {}

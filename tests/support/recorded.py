@@ -15,7 +15,9 @@ class Expected:
     gates: dict[str, Tensor]
 
 
-def track_of(module: nn.RNNBase, depth: int, reverse: bool, x: Tensor, state: list[Tensor], lengths: list[int]) -> Expected:
+def track_of(
+    module: nn.RNNBase, depth: int, reverse: bool, x: Tensor, state: list[Tensor], lengths: list[int]
+) -> Expected:
     """What one layer and direction of a fused module goes through on `x (batch, time, feature)`."""
     end = f"_l{depth}" + ("_reverse" if reverse else "")
     w = {name: getattr(module, name + end).detach().double() for name in ("weight_ih", "weight_hh")}

@@ -19,16 +19,13 @@ class Arranged:
     """
 
     steps: Steps
-    lengths: Tensor  # (batch,) in the user's order
-    order: Tensor | None  # (batch,) the user's row at each place, None where they are in order
     reverse: bool
 
-    @staticmethod
-    def of(steps: Steps, lengths: Tensor | None, *, reverse: bool) -> Arranged:
-        """Arrange steps of rows of these lengths; None: as they were seen."""
-        if lengths is None:
-            return Arranged(steps, steps.row_lengths(), None, reverse)
-        return Arranged(steps, lengths, lengths.argsort(descending=True, stable=True), reverse)
+    @property
+    def lengths(self) -> Tensor:
+        """How many steps each row had, `(batch,)`."""
+        seen = self.steps.row_lengths()
+        return seen if self.steps.order is None else seen[self.steps.order.argsort()]
 
     def initial(self) -> dict[str, Tensor]:
         """Return the state before the first step."""
@@ -55,9 +52,10 @@ class Arranged:
         values = self._rows(values)
         if not self.reverse:
             return values
-        step = torch.arange(len(values)).unsqueeze(1)  # (time, 1)
-        turned = torch.where(step < self.lengths, self.lengths - 1 - step, step).to(values.device)
+        step, lengths = torch.arange(len(values)).unsqueeze(1), self.lengths  # (time, 1), (batch,)
+        turned = torch.where(step < lengths, lengths - 1 - step, step).to(values.device)
         return values.gather(0, turned.unsqueeze(-1).expand_as(values))
 
     def _rows(self, values: Tensor) -> Tensor:
-        return values if self.order is None else values.index_select(1, self.order.argsort().to(values.device))
+        order = self.steps.order
+        return values if order is None else values.index_select(1, order.argsort().to(values.device))

@@ -6,8 +6,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
-
+from ..unrolling import row_order
 from .arranging import Arranged
 from .ears import CellEar
 from .steps import Steps
@@ -72,14 +71,14 @@ class CellRuns:
             initial = {name: self._options.cast(p.flat(p.tensor.detach())).clone() for name, p in first.items()}
             # A reverse cell in a stack sees its last position first: which steps to keep is known at the end.
             options = replace(self._options, every=1) if ear.reverse else self._options
-            steps = self._open[key] = Steps(options, rows, initial)
+            steps = self._open[key] = Steps(options, rows, initial, order=row_order())
         steps.add(after, step.gates)
         if self._streaming and steps.nbytes > _PIECE and not ear.stacked and not self._options.grads:
             self._keep(self._take(ear, steps.split()), last=False)
 
-    def close(self, ear: CellEar, *, lengths: Tensor | None = None) -> None:
+    def close(self, ear: CellEar) -> None:
         """End a cell's run in this thread, if there is one."""
-        self._close((threading.current_thread(), ear), lengths)
+        self._close((threading.current_thread(), ear))
 
     def drop(self, ear: CellEar) -> None:
         """Forget a cell's run in this thread."""
@@ -99,13 +98,13 @@ class CellRuns:
         """Return the runs of a track that are under way, as far as they have come."""
         return [self._take(ear, steps) for (_, ear), steps in list(self._open.items()) if ear.track == track]
 
-    def _close(self, key: tuple[threading.Thread, CellEar], lengths: Tensor | None = None) -> None:
+    def _close(self, key: tuple[threading.Thread, CellEar]) -> None:
         steps = self._open.pop(key, None)
         if steps is not None:
-            self._keep(self._take(key[1], steps, lengths))
+            self._keep(self._take(key[1], steps))
 
-    def _take(self, ear: CellEar, steps: Steps, lengths: Tensor | None = None) -> Take:
-        source = Arranged.of(steps, lengths, reverse=ear.reverse)
+    def _take(self, ear: CellEar, steps: Steps) -> Take:
+        source = Arranged(steps, ear.reverse)
         take = Take(ear.track, ear.layer.kind, self._options, source.lengths, source.initial(), source)
         take.thinned, take.piece = not ear.reverse, steps.pieces
         return take

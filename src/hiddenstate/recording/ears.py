@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..cells import Layer
-from .takes import Options
+from .outputs import Outputs
+from .padded import Padded
+from .takes import Options, Take
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -30,6 +32,10 @@ class FusedEar(Ear):
     """Listens to a layer that runs whole sequences."""
 
     tracks: dict[int, str]  # place in the layer's state -> track
+
+    def keep(self, track: str, source: Padded | Outputs) -> None:
+        """Hand one run to the recording."""
+        self.recording.keep(Take(track, self.layer.kind, self.options, source.layout.lengths, source.initial, source))
 
 
 @dataclass(slots=True, eq=False)

@@ -168,9 +168,7 @@ def _tracks(call: Call, layer: int) -> list[Weights]:
     return [Weights.of(flat[d * each : (d + 1) * each], call.bias) for d in range(call.directions)]
 
 
-def _passes(
-    call: Call, layer: int, ends: tuple[Tensor, Tensor], state: Parts, kept: Any
-) -> list[Pass]:
+def _passes(call: Call, layer: int, ends: tuple[Tensor, Tensor], state: Parts, kept: Any) -> list[Pass]:
     x, out = (tensor.detach() for tensor in ends)
     units = out.shape[-1] // call.directions
     passes = []

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from . import kernels
 from .calls import Weights
 
 if TYPE_CHECKING:
@@ -17,9 +18,22 @@ if TYPE_CHECKING:
 def from_states(take: Padded) -> tuple[Tensor, Tensor | None]:
     """Return the gates `(time, batch, gates * hidden)` after their activations, and an LSTM's cells."""
     assert take.x is not None
+    if take.kind == "lstm" and take.x.is_cuda and kernels.available():
+        return _in_one_scan(take, take.x)
     with torch.no_grad():
-        gates = _only_valid(take, activated_gates(take.kind, take.x, take.before("h"), take.weights))
+        gates = activated_gates(take.kind, take.x, take.before("h"), take.weights, like_cudnn=True)
+        gates = _only_valid(take, gates)
         return gates, cells(take, gates) if take.kind == "lstm" else None
+
+
+def _in_one_scan(take: Padded, x: Tensor) -> tuple[Tensor, Tensor]:
+    # A launch for each step would cost as much as the network itself.
+    with torch.no_grad(), torch.autocast("cuda", enabled=False):
+        flat_x, flat_h = _flat(x, take.weights), _flat(take.before("h"), take.weights)
+        pre = _sums(flat_x, flat_h, take.weights, _in_tf32(flat_x)).view(*x.shape[:-1], -1)
+        first = take.initial["c"].to(pre.dtype).contiguous()
+        lengths = take.layout.lengths.to(pre.device)
+        return pre, kernels.lstm_scan(pre, first, lengths, reverse=take.reverse)
 
 
 def cells(take: Padded, activated: Tensor) -> Tensor:
@@ -39,34 +53,61 @@ def cells(take: Padded, activated: Tensor) -> Tensor:
         return _only_valid(take, c)
 
 
-def activated_gates(kind: str, x: Tensor, before: Tensor, weights: Weights) -> Tensor:
-    """Return the gates `(..., gates * hidden)` of steps with input `x` whose h was `before`."""
+def activated_gates(kind: str, x: Tensor, before: Tensor, weights: Weights, *, like_cudnn: bool = False) -> Tensor:
+    """Return the gates `(..., gates * hidden)` of steps with input `x` whose h was `before`.
+
+    Torch's cells and cuDNN's layers do not round alike: with `like_cudnn` products are in tf32 where cuDNN's are.
+    """
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        # Under autocast a run's inputs and states may be narrower than its weights.
-        flat_x, flat_h = (part.reshape(-1, part.shape[-1]).to(weights.ih.dtype) for part in (x, before))
-        return _activated(kind, flat_x, flat_h, weights).view(*x.shape[:-1], -1)
+        flat_x, flat_h = _flat(x, weights), _flat(before, weights)
+        tf32 = like_cudnn and _in_tf32(flat_x)
+        gates = (_lstm if kind == "lstm" else _gru)(flat_x, flat_h, weights, tf32)
+        return gates.view(*x.shape[:-1], -1)
 
 
-def _activated(kind: str, flat_x: Tensor, flat_h: Tensor, weights: Weights) -> Tensor:
-    w_hh, b_hh = weights.hh.t(), weights.bias_hh
-    gates = linear(flat_x, weights.ih, weights.bias_ih)
-    if kind == "lstm":
-        units = gates.shape[-1] // 4
-        gates.addmm_(flat_h, w_hh)
-        if b_hh is not None:
-            gates += b_hh
-        gates[:, : 2 * units].sigmoid_()
-        gates[:, 2 * units : 3 * units].tanh_()
-        gates[:, 3 * units :].sigmoid_()
-    else:
-        units = gates.shape[-1] // 3
-        inner = linear(flat_h, weights.hh[2 * units :], None if b_hh is None else b_hh[2 * units :])
-        gates[:, : 2 * units].addmm_(flat_h, w_hh[:, : 2 * units])
-        if b_hh is not None:
-            gates[:, : 2 * units] += b_hh[: 2 * units]
-        gates[:, : 2 * units].sigmoid_()
-        gates[:, 2 * units :].addcmul_(gates[:, :units], inner).tanh_()
+def _lstm(flat_x: Tensor, flat_h: Tensor, weights: Weights, tf32: bool) -> Tensor:
+    gates = _sums(flat_x, flat_h, weights, tf32)
+    units = gates.shape[-1] // 4
+    gates[:, : 2 * units].sigmoid_()
+    gates[:, 2 * units : 3 * units].tanh_()
+    gates[:, 3 * units :].sigmoid_()
     return gates
+
+
+def _gru(flat_x: Tensor, flat_h: Tensor, weights: Weights, tf32: bool) -> Tensor:
+    gates = _affine(flat_x, weights.ih, weights.bias_ih, tf32)
+    from_h = _affine(flat_h, weights.hh, weights.bias_hh, tf32)
+    units = gates.shape[-1] // 3
+    gates[:, : 2 * units].add_(from_h[:, : 2 * units]).sigmoid_()
+    gates[:, 2 * units :].addcmul_(gates[:, :units], from_h[:, 2 * units :]).tanh_()
+    return gates
+
+
+def _sums(flat_x: Tensor, flat_h: Tensor, weights: Weights, tf32: bool) -> Tensor:
+    """Return an LSTM's gates before their activations, `(rows, 4 * hidden)`."""
+    gates = _affine(flat_x, weights.ih, weights.bias_ih, tf32)
+    if tf32:
+        return kernels.product(flat_h, weights.hh, weights.bias_hh, gates, add=True)
+    gates.addmm_(flat_h, weights.hh.t())
+    return gates if weights.bias_hh is None else gates.add_(weights.bias_hh)
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None, tf32: bool) -> Tensor:
+    if tf32:
+        return kernels.product(x, weight, bias, x.new_empty(len(x), len(weight)), add=False)
+    return linear(x, weight, bias)
+
+
+def _in_tf32(x: Tensor) -> bool:
+    """Say whether cuDNN ran the layer in tf32: then reconstruction need not be finer, nor as slow as float32 is."""
+    if x.dtype != torch.float32 or not x.is_cuda or not kernels.available():
+        return False
+    return bool(torch.backends.cudnn.allow_tf32) and torch.cuda.get_device_capability(x.device) >= (8, 0)
+
+
+def _flat(values: Tensor, weights: Weights) -> Tensor:
+    # Under autocast a run's inputs and states may be narrower than its weights.
+    return values.reshape(-1, values.shape[-1]).to(weights.ih.dtype).contiguous()
 
 
 def _only_valid(take: Padded, values: Tensor) -> Tensor:

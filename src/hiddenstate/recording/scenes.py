@@ -12,10 +12,10 @@ from torch.nn.utils.rnn import PackedSequence
 from ..cells import undisturbed
 from . import calls, layerwise, stepping
 from .exact import judge, same_bits, trusted
+from .outputs import outputs
 from .padded import Layout, pad
 from .reconstruction import activated_gates
 from .steps import Placed
-from .takes import Take
 from .taps import close_step, open_step
 
 if TYPE_CHECKING:
@@ -54,8 +54,11 @@ class FusedScene:
             for ear in frame.listeners:
                 need = layerwise.Need(ear.options.gates, ear.options.grads)
                 for place, track in ear.tracks.items():
-                    padded = pad(passes[place], layout, need)
-                    ear.recording.keep(Take(track, ear.layer.kind, ear.options, layout.lengths, padded.initial, padded))
+                    ear.keep(track, pad(passes[place], layout, need))
+        for ear in frame.listeners if not frame.notes else ():
+            for place, seen in outputs(ear.layer, args, kwargs, result).items():
+                if place in ear.tracks:
+                    ear.keep(ear.tracks[place], seen)
 
     def fail(self, frame: Frame) -> None:
         """A call that raised left nothing whole."""
@@ -107,10 +110,10 @@ class StackScene:
         """Let everything pass."""
 
     def end(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Close the cells' runs, rows in the user's order."""
+        """Close the cells' runs."""
         for ear in frame.listeners:
             for cell in ear.cells:
-                ear.recording.cells.close(cell, lengths=_lengths(args, kwargs))
+                ear.recording.cells.close(cell)
 
     def fail(self, frame: Frame) -> None:
         """Forget runs whose rows nobody can put in order any more."""
@@ -179,16 +182,6 @@ class Step:
             own = native if isinstance(native, tuple | list) else (native,)
             return {name: Placed(part, None) for name, part in zip(state, own, strict=True)}
         return {name: Placed(part, state.batch_axis[name]) for name, part in state.items()}
-
-
-def _lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    x = args[0] if args else kwargs.get("x")
-    if isinstance(x, PackedSequence):
-        sizes = x.batch_sizes.cpu()
-        lengths = (torch.arange(int(sizes[0])) < sizes.unsqueeze(1)).sum(0)
-        return lengths if x.unsorted_indices is None else lengths[x.unsorted_indices.cpu()]
-    given = kwargs.get("lengths")
-    return None if given is None else torch.as_tensor(given, dtype=torch.int64).cpu()
 
 
 FUSED, CELL, STACK = FusedScene(), CellScene(), StackScene()

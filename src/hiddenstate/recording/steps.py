@@ -47,6 +47,7 @@ class Steps:
     seen: list[dict[str, Tensor]] = field(default_factory=list)  # gradients of each kept step
     graph: ref[Graph] | None = None
     axes: dict[str, int | None] = field(default_factory=dict)
+    order: Tensor | None = None  # (batch,) the user's row at each place, None where they are in order
     alive: int = 0  # rows at the last step
     pieces: int = 0  # written to disk already
     last: dict[str, Tensor] = field(default_factory=dict)  # the state after the last step, in the cell's own memory
@@ -94,7 +95,7 @@ class Steps:
                 f"hs.tap({name!r}, ...) was given a tensor of shape {tuple(value.shape)} in a step of {rows} rows, "
                 f"but a value for each row is needed, (batch, unit). One for all rows: value.expand(batch, -1)."
             )
-        kept = self.options.cast(flat(value)).clone()
+        kept = self.options.cast(flat(value))
         self.nbytes += kept.nbytes
         return kept
 

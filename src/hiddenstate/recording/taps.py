@@ -41,7 +41,7 @@ def tap(name: str, value: _T) -> _T:
     if _open.steps and _open.steps[-1] is not None:
         if not isinstance(value, Tensor):
             raise BadInput(f"hs.tap({name!r}, ...) was given {type(value).__name__}, but a tensor is needed.")
-        _open.steps[-1][name] = value.detach()
+        _open.steps[-1][name] = value.detach().clone()  # as it is here, whatever the cell does to it next
     return value
 
 

@@ -150,6 +150,8 @@ def _span(steps: Any, time: int) -> tuple[int, int, int]:
 
 def _rows(rows: Any, batch: int) -> Tensor:
     try:
-        return torch.arange(batch)[[rows] if isinstance(rows, int) else rows].reshape(-1)
+        given = rows if isinstance(rows, slice) else np.asarray(rows)
+        whole = not isinstance(given, slice) and given.size == 0  # an empty list is of no dtype that could be an index
+        return torch.from_numpy(np.atleast_1d(np.arange(batch)[[] if whole else given]).copy())
     except (IndexError, TypeError) as error:
         raise BadInput(f"rows {rows!r} are asked for, but there are {batch}, 0 to {batch - 1}: {error}.") from error

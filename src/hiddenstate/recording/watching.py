@@ -10,7 +10,9 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from ..unrolling import unseen
 from .calls import Intercept
+from .takes import Options
 
 _lock = threading.RLock()
 _watches: WeakKeyDictionary[nn.Module, Watch] = WeakKeyDictionary()
@@ -34,6 +36,8 @@ class Scene(Protocol):
 
 class Listener(Protocol):
     """A recording's interest in one module."""
+
+    options: Options
 
     def hears(self) -> bool:
         """Say whether calls in this thread concern it."""
@@ -60,9 +64,15 @@ _local = _Local()
 class Hook:
     """A hook that stays behind when its module is copied or pickled: a copy of a model is not being recorded."""
 
-    def __init__(self, run: Callable[..., Any] | None) -> None:
+    def __init__(self, run: Callable[..., Any] | None, watch: Watch | None = None) -> None:
         """Call `run`, or nothing at all."""
         self.run = run
+        self._watch = watch
+
+    @property
+    def observes(self) -> bool:
+        """Whether a cell under this hook may run by a schedule: its steps are then seen apart from its graph."""
+        return self._watch is None or not any(listener.options.grads for listener in self._watch.listeners)
 
     def __call__(self, *args: Any) -> None:
         """Run the hook; it never changes what the module takes or gives."""
@@ -81,7 +91,7 @@ class Watch:
         """Hook into `module`."""
         self.scene = scene
         self.listeners: list[Listener] = []
-        before, after = Hook(self._before), Hook(self._after)
+        before, after = Hook(self._before, self), Hook(self._after, self)
         self._handles = (
             module.register_forward_pre_hook(before, with_kwargs=True),
             module.register_forward_hook(after, with_kwargs=True, always_call=True),
@@ -94,7 +104,7 @@ class Watch:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         active = [listener for listener in self.listeners if listener.hears()]
-        if not active:
+        if not active or unseen():
             return
         frame = Frame(self, active)
         self.scene.begin(frame)
