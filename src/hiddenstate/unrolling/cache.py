@@ -78,7 +78,7 @@ def _key(run: Run) -> Hashable:
         (step.ends, step.restarts, grad, tuple(step.axes.items())),
         tuple(_kind(tensor, grad) for tensor in (*run.weights, *run.firsts, *run.states)),
         (run.x.shape[0], run.x.shape[2:], *_kind(run.x, grad)[1:]),
-        (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)),
+        (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), torch.get_float32_matmul_precision()),
     )
 
 

@@ -66,7 +66,7 @@ def obstacle_to(layer: Layer, task: Task) -> str | None:
         return "forward-mode derivatives are asked for"
     if _get_current_dispatch_mode() is not None or torch.overrides._get_current_function_mode_stack():
         return "a mode is active that wants to see every operation"
-    if task.x.numel() == 0 or type(task.x) is not Tensor and not isinstance(task.x, nn.Parameter):
+    if task.x.numel() == 0 or (type(task.x) is not Tensor and not isinstance(task.x, nn.Parameter)):
         return "x is empty, or no plain tensor"
     if _randomly_started(layer, task):
         return "its initial state is drawn at random, anew at every reset"

@@ -64,8 +64,7 @@ def execute(schedule: Schedule, run: Run) -> tuple[Tensor, State]:
     if schedule.grad:
         out, *finals = _Unrolled.apply(schedule, run, *run.tensors)  # type: ignore[no-untyped-call]
     else:
-        with torch.no_grad():
-            out, finals, _ = _forward(schedule, run, run.tensors)
+        out, finals, _ = _forward(schedule, run, run.tensors)
     return out, State(dict(zip(run.step.axes, finals, strict=True)), run.step.axes)
 
 
@@ -80,15 +79,53 @@ def plain(run: Run, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.stack(outputs, 1), *states]
 
 
-def _forward(schedule: Schedule, run: Run, tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor], Bound]:
-    trace, w, f = schedule.trace, len(run.weights), len(run.firsts)
-    x, states = tensors[w + f], tensors[w + f + 1 :]
-    bound = Bound(x.shape[1])
-    bound.same.update(zip([*trace.weights, *trace.firsts], tensors[: w + f], strict=True))
-    bound.varying.update(zip(trace.inputs, [x.transpose(0, 1), *run.masks], strict=True))
-    with _exactly(x.device.type):
+def _forward(schedule: Schedule, run: Run, tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Return outputs, final states, and what the backward pass needs."""
+    given, steps = [*tensors, *run.masks], run.x.shape[1]
+    forward = forward_pass(schedule, len(tensors))
+    with torch.no_grad(), _exactly(run.x.device.type):
+        results = forward(given) if schedule.captures is None else schedule.captures[0](steps, given)
+    count = 1 + len(run.states)
+    return results[0], results[1:count], results[count:]
+
+
+def forward_pass(schedule: Schedule, count: int) -> Callable[[list[Tensor]], list[Tensor]]:
+    """Return the forward pass as a function of flat tensors, `count` of which may have a gradient."""
+
+    def forward(given: list[Tensor]) -> list[Tensor]:
+        bound = _bind(schedule, given[:count], given[count:])
+        states = given[count - len(schedule.trace.states) : count]
         finals = schedule.forward(bound, states)
-    return bound.along(trace.out).transpose(0, 1), finals, bound
+        saved = [*map(bound.fixed, fixed), *map(bound.along, along)]
+        return [bound.along(schedule.trace.out).transpose(0, 1), *finals, *saved]
+
+    fixed, along = schedule.saved() if schedule.grad else ([], [])
+    return forward
+
+
+def backward_pass(schedule: Schedule, count: int, masks: int) -> Callable[[list[Tensor]], list[Tensor]]:
+    """Return the backward pass as a function of flat tensors: those given, masks, what was saved, and gradients."""
+    fixed, along = schedule.saved()
+
+    def backward(given: list[Tensor]) -> list[Tensor]:
+        bound = _bind(schedule, given[:count], given[count : count + masks])
+        saved, grads = given[count + masks :], given[count + masks + len(fixed) + len(along) :]
+        bound.same.update(zip(fixed, saved, strict=False))
+        bound.varying.update(zip(along, saved[len(fixed) :], strict=False))
+        return [grad for grad in _backward(schedule, bound, grads) if grad is not None]
+
+    return backward
+
+
+def _bind(schedule: Schedule, tensors: Sequence[Tensor], masks: Sequence[Tensor]) -> Bound:
+    trace = schedule.trace
+    constant = len(trace.weights) + len(trace.firsts)
+    x = tensors[constant]
+    bound = Bound(x.shape[1])
+    bound.same.update(trace.constants)
+    bound.same.update(zip([*trace.weights, *trace.firsts], tensors, strict=False))
+    bound.varying.update(zip(trace.inputs, [x.transpose(0, 1), *masks], strict=True))
+    return bound
 
 
 class _Unrolled(torch.autograd.Function):
@@ -96,28 +133,33 @@ class _Unrolled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, schedule: Schedule, run: Run, *tensors: Tensor) -> tuple[Tensor, ...]:
-        out, finals, bound = _forward(schedule, run, tensors)
-        fixed, along = schedule.saved()
-        ctx.schedule, ctx.run, ctx.steps, ctx.counts = schedule, run, bound.steps, (len(tensors), len(fixed))
-        ctx.save_for_backward(*tensors, *map(bound.fixed, fixed), *map(bound.along, along))
-        whole = [part.is_floating_point() for part in finals]
-        ctx.mark_non_differentiable(*(part for part, floats in zip(finals, whole, strict=True) if not floats))
+        out, finals, saved = _forward(schedule, run, tensors)
+        ctx.schedule, ctx.run, ctx.count = schedule, run, len(tensors)
+        ctx.save_for_backward(*tensors, *saved)
+        ctx.mark_non_differentiable(*(part for part in finals if not part.is_floating_point()))
         return (out, *finals)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        inputs, fixed = ctx.counts
-        tensors = ctx.saved_tensors[:inputs]
+        schedule, run, count = ctx.schedule, ctx.run, ctx.count
+        tensors, saved = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         if torch.is_grad_enabled():
             return (None, None, *_differentiable(ctx, tensors, grads))
-        bound = Bound(ctx.steps)
-        nodes = ctx.schedule.saved()
-        bound.same.update(zip(nodes[0], ctx.saved_tensors[inputs : inputs + fixed], strict=True))
-        bound.varying.update(zip(nodes[1], ctx.saved_tensors[inputs + fixed :], strict=True))
-        with _exactly(grads[0].device.type):
-            found = _backward(ctx.schedule, bound, grads)
+        given, steps = [*tensors, *run.masks, *saved, *grads], run.x.shape[1]
+        backward = backward_pass(schedule, count, len(run.masks))
+        with _exactly(run.x.device.type):
+            found = backward(given) if schedule.captures is None else schedule.captures[1](steps, given)
+        waiting = iter(found)
+        made = [next(waiting) if has else None for has in _made(schedule)]
         wanted = ctx.needs_input_grad[2:]
-        return (None, None, *(grad if needed else None for grad, needed in zip(found, wanted, strict=True)))
+        return (None, None, *(grad if needed else None for grad, needed in zip(made, wanted, strict=True)))
+
+
+def _made(schedule: Schedule) -> list[bool]:
+    """Say for each tensor that went in whether the backward pass makes a gradient for it."""
+    trace = schedule.trace
+    floats = [node.meta["val"].is_floating_point() for node in trace.states]
+    return [*(node is not None for node in (*trace.to_weights, *trace.to_firsts, trace.to_x)), *floats]
 
 
 def _backward(schedule: Schedule, bound: Bound, grads: Sequence[Tensor]) -> list[Tensor | None]:
@@ -155,6 +197,3 @@ def _hold_last(x: Tensor, lengths: Tensor) -> Tensor:
     batch, steps = x.shape[:2]
     place = torch.minimum(torch.arange(steps), lengths[:, None] - 1) + steps * torch.arange(batch)[:, None]
     return x.flatten(0, 1).index_select(0, place.flatten().clamp(min=0).to(x.device)).view(x.shape)
-
-
-Build = Callable[[Run], Schedule]

@@ -15,7 +15,6 @@ from .checks import Task
 from .loop import run_steps
 from .packing import Packing, plan
 
-
 _TORCHS_OWN = (nn.RNN.forward, nn.LSTM.forward, nn.GRU.forward)
 
 

@@ -65,5 +65,3 @@ def in_order(order: Tensor | None) -> Iterator[None]:
         yield
     finally:
         _here.order = before
-
-

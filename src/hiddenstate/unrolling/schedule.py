@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 
+from .capture import Captures
 from .pieces import Piece, make_piece
 from .scan import Loop, PythonRunner, Runner
 from .split import Split, Stage
@@ -50,6 +51,7 @@ class Schedule:
         """Cut the graph into its pieces."""
         self.split, self.trace, self._runner = split, split.trace, runner
         self.grad = bool(self.trace.grad_news)
+        self.captures: tuple[Captures, Captures] | None = None  # of both passes, where they are replayed
         self.plain_because = ""  # why its loops are not compiled, where that was tried
         self._limit = _SPREAD if wide else 0
         stage = split.nodes
@@ -97,10 +99,23 @@ class Schedule:
         if self._back is not None:
             self._back.run_loop = runners[1]
 
+    def go_plain(self, because: str) -> None:
+        """Have the loops run by torch's own operations again, and remember why."""
+        self.plain_because, self.captures = because, None
+        self.use([PythonRunner(loop) for loop in self.loops()])
+        for sweep in self.sweeps():
+            sweep.compiled = False
+
+    def sweeps(self) -> list[Sweep]:
+        """Return the pieces that run for all steps at once."""
+        back = [] if self._back is None else [self._back.before, self._back.after]
+        return [self._before, self._after, *back]
+
     def saved(self) -> tuple[list[fx.Node], list[fx.Node]]:
-        """Return the nodes whose values the backward pass needs: the same at all steps, and along time."""
+        """Return the nodes whose values the backward pass needs beside what was given: the same, and along time."""
         assert self._back is not None
-        asked = sorted(self._back.asked, key=lambda node: node.name)
+        given = {*self.trace.weights, *self.trace.firsts, *self.trace.inputs}
+        asked = sorted(self._back.asked - given, key=lambda node: node.name)
         fixed = self.fixed_nodes()
         return [node for node in asked if node in fixed], [node for node in asked if node not in fixed]
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from typing import Protocol
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
 
 from .pieces import Piece
+
+_MOST = 8  # shapes for which one piece is kept compiled
 
 
 class Places(Protocol):
@@ -24,6 +28,8 @@ class Sweep:
     def __init__(self, piece: Piece) -> None:
         """Sweep this piece over time."""
         self.piece = piece
+        self.compiled = False  # whether its operations are fused, shape by shape
+        self._fused: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
 
     def __call__(self, places: Places) -> None:
         """Read the inputs, and put the outputs beside them."""
@@ -32,8 +38,29 @@ class Sweep:
         fixed = places.same
         values = [fixed[node] if node in fixed else places.varying[node] for node in self.piece.inputs]
         axes = tuple(None if node in fixed else 0 for node in self.piece.inputs)
+        results = self._call(axes, values)(*values)
+        places.varying.update(zip(self.piece.outputs, results, strict=True))
+
+    def _call(self, axes: tuple[int | None, ...], values: list[Tensor]) -> Callable[..., Any]:
+        every = _quietly(torch.vmap(self.piece.call, in_dims=axes))
+        if not self.compiled:
+            return every
+        key = tuple(value.shape for value in values)
+        if key not in self._fused:
+            from torch.fx.experimental.proxy_tensor import make_fx
+
+            traced = make_fx(every, tracing_mode="fake")(*values)
+            self._fused[key] = torch.compile(traced, dynamic=False, fullgraph=True)
+            while len(self._fused) > _MOST:
+                self._fused.popitem(last=False)
+        return self._fused[key]
+
+
+def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*values: Tensor) -> Any:
         with warnings.catch_warnings():
             # An operation without a rule for all steps at once is run for one after the other: slower, not wrong.
             warnings.filterwarnings("ignore", message=".*performance drop.*")
-            results = torch.vmap(self.piece.call, in_dims=axes)(*values)
-        places.varying.update(zip(self.piece.outputs, results, strict=True))
+            return function(*values)
+
+    return called

@@ -82,5 +82,9 @@ def _private() -> Path:
 def _machine() -> str:
     # Code for one processor may not run on another that shares the home folder.
     info = Path("/proc/cpuinfo")
-    flags = [line for line in info.read_text().splitlines() if line.startswith(("flags", "Features"))] if info.exists() else []
+    flags = (
+        [line for line in info.read_text().splitlines() if line.startswith(("flags", "Features"))]
+        if info.exists()
+        else []
+    )
     return f"{platform.machine()} {platform.processor()} {flags[:1]}"

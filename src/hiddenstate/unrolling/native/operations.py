@@ -180,7 +180,9 @@ def _squeeze(node: fx.Node, place: Place) -> Place:
 def _expand(node: fx.Node, place: Place) -> Place:
     shape = shape_of(node)
     shift = len(shape) - len(place.shape)
-    strides = [0] * shift + [0 if size == 1 else stride for size, stride in zip(place.shape, place.strides, strict=True)]
+    strides = [0] * shift + [
+        0 if size == 1 else stride for size, stride in zip(place.shape, place.strides, strict=True)
+    ]
     return place.moved(shape, strides)
 
 

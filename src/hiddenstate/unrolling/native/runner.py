@@ -33,7 +33,8 @@ class CompiledRunner:
         """Run the loop from `carry`, with `along (time, ...)`."""
         loop, steps = self.loop, len(along[0])
         rooms = [
-            part.new_empty((steps + 1 if wanted else 2, *part.shape)) for part, wanted in zip(carry, loop.path, strict=True)
+            part.new_empty((steps + 1 if wanted else 2, *part.shape))
+            for part, wanted in zip(carry, loop.path, strict=True)
         ]
         for room, part, wanted in zip(rooms, carry, loop.path, strict=True):
             room[steps if loop.backward and wanted else 0].copy_(part)

@@ -216,7 +216,11 @@ class Writer:
             values.append(node.kwargs["alpha"])
         ctype = _working_type(node)
         return [
-            read(value) if isinstance(value, fx.Node) else "None" if value is None else literal(value, ctype)
+            read(value)
+            if isinstance(value, fx.Node)
+            else "None"
+            if value is None
+            else literal(value, ctype)
             if node.kwargs.get("alpha") is not value
             else str(value)
             for value in values
