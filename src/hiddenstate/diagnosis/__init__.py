@@ -2,7 +2,19 @@
 
 from .diagnose import diagnose
 from .finding import Finding
+from .monitor import Episode, Monitor
 from .report import Report
 from .thresholds import Thresholds
+from .writers import CsvWriter, JsonlWriter, Writer
 
-__all__ = ["Finding", "Report", "Thresholds", "diagnose"]
+__all__ = [
+    "CsvWriter",
+    "Episode",
+    "Finding",
+    "JsonlWriter",
+    "Monitor",
+    "Report",
+    "Thresholds",
+    "Writer",
+    "diagnose",
+]

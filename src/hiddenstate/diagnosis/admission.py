@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ..cells import Layer, as_layer, layers, unwrap
-from ..errors import BadInput
+from ..errors import BadInput, NotRecurrent
 from .inputs import Inputs, Slot
 from .patient import Patient, Run
 from .reading import read_inputs
@@ -28,6 +28,8 @@ def admit(
     model = unwrap(model)
     found = layers(model)
     itself = found[0] if len(found) == 1 and found[0].module is model else None
+    if itself is None and not inputs and not found:
+        itself = _called_a_cell(model)
     assumed: list[str] = []
     alone = itself is not None and _one_step(itself, inputs)
     if alone and itself is not None:
@@ -41,6 +43,14 @@ def admit(
         inputs, batch_axis = _invented_sequence(itself, assumed)
     read = read_inputs(model, inputs, batch_axis=batch_axis, lengths=lengths)
     return Patient(model, read, thresholds, assumed=assumed, alone=alone, **more)
+
+
+def _called_a_cell(model: nn.Module) -> Layer | None:
+    """Return a module that does not look like a cell, but is given alone, as a cell must be."""
+    try:
+        return as_layer(model)
+    except NotRecurrent:
+        return None
 
 
 def _one_step(layer: Layer, inputs: tuple[Any, ...]) -> bool:
@@ -181,6 +191,9 @@ def _with_time(patient: Patient, inputs: Inputs, run: Run) -> Inputs:
             return replace(inputs, slots=others, batch=1, batched=False, steps=x.shape[0], lengths=None)
     if not inputs.batched:
         return inputs
+    if x.dim() == 2 and x.is_floating_point() and x.shape[1] > 1 and all(c.steps == 1 for c in calls):
+        if len({c.layer.name for c in calls}) == len(calls):
+            return _without_time(inputs, slot)  # one step of each row: its second axis are features
     steps = calls[0].steps if calls[0].layer.fused else len([c for c in calls if c.layer is calls[0].layer])
     return _on_axis(inputs, slot, x, steps)
 

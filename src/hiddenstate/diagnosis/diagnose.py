@@ -9,13 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadInput, DiagnosisFailed
-from .admission import admit, settle
-from .catalog import CONSEQUENCES, TITLES
-from .checks import CHECKS, STATIC
-from .finding import RANK, Finding
-from .patient import Patient
-from .probes.shapes import base
-from .progress import tracked
+from .catalog import TITLES
+from .finding import RANK
 from .report import Report
 from .thresholds import Thresholds
 
@@ -61,6 +56,8 @@ def diagnose(
         optimizers: tuple[torch.optim.Optimizer, ...] = ()
     else:
         optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)  # type: ignore[assignment]
+    from .examination import admit, examined  # all the checks, which a plain `import hiddenstate` can do without
+
     patient = admit(
         model,
         inputs,
@@ -71,7 +68,7 @@ def diagnose(
         loss=loss,
         optimizers=optimizers,
     )
-    report = _examined(patient, type(model).__name__, unwanted)
+    report = examined(patient, type(model).__name__, unwanted)
     if fail_on is not None and report.worst() and RANK[report.worst()] <= RANK[fail_on]:
         raise DiagnosisFailed(f"the model has a finding of severity {report.worst()!r}.\n{report.text()}")
     return report
@@ -83,46 +80,3 @@ def _known_codes(ignore: Iterable[str]) -> frozenset[str]:
     if unknown:
         raise BadInput(f"there is no finding {unknown[0]!r} to ignore: codes go from HS101 to HS504.")
     return codes
-
-
-def _examined(patient: Patient, name: str, unwanted: frozenset[str]) -> Report:
-    findings: list[Finding] = []
-    failed: dict[str, str] = {}
-    broken = ""
-    with patient.undisturbed():
-        try:
-            settle(patient, patient.run(watch=True))
-            base(patient)
-        except Exception as error:  # the user's model itself fails: what needs no call can still be said
-            broken = f"{type(error).__name__}: {error}"
-        checks = STATIC if broken else CHECKS
-        for code, check in tracked(list(checks.items()), "diagnosing", len(checks)):
-            if code in unwanted:
-                continue
-            try:
-                found = check(patient)
-            except Exception as error:  # one check's failure is no reason to miss what others find
-                failed[code] = f"{type(error).__name__}: {_first_line(error)}"
-                continue
-            findings += [found] if isinstance(found, Finding) else (found or [])
-    return Report(_told(findings), model=name, assumed=patient.assumed, failed=failed, broken=broken)
-
-
-def _told(findings: list[Finding]) -> list[Finding]:
-    """Leave out what is only the consequence of something graver that is told."""
-    grave = list(dict.fromkeys(finding.code for finding in findings if finding.severity != "note"))
-    waiting = list(dict.fromkeys(finding.code for finding in findings))
-    kept: set[str] = set()
-    while waiting:
-        # What nothing explains is told; in a circle, what the checks list first.
-        free = [c for c in waiting if not any(c in CONSEQUENCES.get(w, ()) for w in waiting if w in grave and w != c)]
-        told = free or waiting[:1]
-        kept |= set(told)
-        hidden = {code for cause in told if cause in grave for code in CONSEQUENCES.get(cause, ())}
-        waiting = [code for code in waiting if code not in kept and code not in hidden]
-    return [finding for finding in findings if finding.code in kept]
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else ""

@@ -114,6 +114,8 @@ class Inputs:
         """Return the call with these rows (a mask) holding other values, in everything that has rows."""
 
         def change(slot: Slot, end: Any) -> Any:
+            if slot.kind == "state" and slot.rows is None and isinstance(end, Tensor) and bool(rows.all()):
+                return another_state(end, seed)
             if slot.rows is None or slot.kind in ("lengths", "mask", "other") or numbers(end):
                 return end
             if slot.kind == "state":

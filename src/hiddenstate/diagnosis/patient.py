@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ..carry import Carry
-from ..cells import Layer, layers
+from ..cells import Layer, as_layer, layers
 from .hiding import Hidden, hidden_things
 from .inputs import Inputs
 from .snapshot import Snapshot, random_streams_kept, seed
@@ -62,6 +62,9 @@ class Patient:
         self.hidden: list[Hidden] = hidden_things(self.model)
         others = [thing.value for thing in self.hidden if isinstance(thing.value, nn.Module)]
         self.layers: list[Layer] = list(layers(self.model))
+        if self.alone and not self.layers:
+            cell = as_layer(getattr(self.model, "cell"))  # noqa: B009
+            self.layers = [Layer("cell", cell.module, cell.adapter)]
         for thing in self.hidden:
             if isinstance(thing.value, nn.Module):
                 for layer in layers(thing.value):

@@ -28,9 +28,11 @@ def read_inputs(model: nn.Module, args: tuple[Any, ...], *, batch_axis: int, len
         if not -x.dim() <= batch_axis < x.dim():
             raise BadInput(f"batch_axis is {batch_axis}, but the sequences have shape {tuple(x.shape)}.")
         batch_axis %= x.dim()
-        batched = x.dim() > 1
+        # Tokens on one axis are a sequence, unless something beside them has as many rows.
+        single = x.dim() == 1 and _beside(found, main, len(x))
+        batched = x.dim() > 1 or single
         batch = x.shape[batch_axis] if batched else 1
-        steps = x.shape[_time_axis(batch_axis)] if batched else x.shape[0]
+        steps = 1 if single else x.shape[_time_axis(batch_axis)] if batched else x.shape[0]
         told = lengths_of(lengths, batch, batch_axis)
     if batch == 0 or steps == 0:
         raise BadInput(f"the sequences have {batch} rows and {steps} steps: there is nothing to look at.")
@@ -38,13 +40,21 @@ def read_inputs(model: nn.Module, args: tuple[Any, ...], *, batch_axis: int, len
         _slot(path, end, main=main, names=names, batch=batch if batched else None, axis=batch_axis, steps=steps)
         for path, end in found.items()
     ]
+    slots = [
+        Slot(slot.path, "state", slot.rows)
+        if len(slot.path) > 1 and slot.path[:-1] != main[:-1] and _looks_like_state(found, slot.path)
+        else slot
+        for slot in slots
+    ]
     slots = [_as_lengths(slot, found[slot.path], told, batch, steps) for slot in slots]
     return Inputs(args, tuple(slots), batch, batched, steps, main, told)
 
 
 def _main(found: dict[Path, Any], names: list[str]) -> Path:
     def is_state(path: Path) -> bool:
-        return path[0] > 0 and (state_named(names[path[0]]) or len(path) > 1 and _looks_like_state(found, path))
+        if path[0] > 0 and state_named(names[path[0]]):
+            return True
+        return (path[0] > 0 or len(path) > 2) and len(path) > 1 and _looks_like_state(found, path)
 
     tensors = {p: e for p, e in found.items() if isinstance(e, Tensor | PackedSequence) and not is_state(p)}
     if not tensors:
@@ -63,9 +73,15 @@ def _main(found: dict[Path, Any], names: list[str]) -> Path:
     return min(tensors.items(), key=rank)[0]
 
 
+def _beside(found: dict[Path, Any], main: Path, rows: int) -> bool:
+    others = [end for path, end in found.items() if path != main and isinstance(end, Tensor) and end.dim() > 1]
+    return any(rows in end.shape[:2] for end in others)
+
+
 def _looks_like_state(found: dict[Path, Any], path: Path) -> bool:
     siblings = [end for other, end in found.items() if other[:-1] == path[:-1]]
-    return len(siblings) == 2 and all(isinstance(s, Tensor) and s.dim() in (2, 3) for s in siblings)
+    pair = len(siblings) == 2 and all(isinstance(s, Tensor) and s.dim() in (2, 3) for s in siblings)
+    return pair and siblings[0].shape == siblings[1].shape and siblings[0].is_floating_point()
 
 
 def _slot(
@@ -79,6 +95,8 @@ def _slot(
     if path == main:
         if batch is None:
             return Slot(path, "sequence", None, 0, end.shape[0])
+        if end.dim() == 1:
+            return Slot(path, "sequence", 0)
         time = _time_axis(axis)
         return Slot(path, "sequence", axis, time, end.shape[time])
     rows = _rows_of(end, batch, axis)

@@ -28,6 +28,8 @@ class Snapshot:
         for root in (model, *others):
             for module in root.modules():
                 self._keep(module.__dict__, 0)
+                for default in getattr(getattr(type(module), "forward", None), "__defaults__", None) or ():
+                    self._keep(default, 1)  # `def forward(self, x, seen=[])` is a state too
         self._alive = (model, *others)
 
     def restore(self) -> None:

@@ -89,9 +89,12 @@ def watched(model: nn.Module, layers: list[Layer], *, leaves: bool = False) -> I
             waiting: list[tuple[Call | None, Any]] = []
             first = _Entry(watch, layer, waiting, leaves=leaves)
             last = _Exit(watch, layer, waiting)
-            stack.callback(layer.module.register_forward_pre_hook(first, with_kwargs=True).remove)
-            stack.callback(layer.module.register_forward_hook(last, with_kwargs=True).remove)
+            if not isinstance(layer.module, torch.jit.ScriptModule):  # which takes no hooks
+                stack.callback(layer.module.register_forward_pre_hook(first, with_kwargs=True).remove)
+                stack.callback(layer.module.register_forward_hook(last, with_kwargs=True).remove)
         for name, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
             stack.callback(module.register_forward_pre_hook(lambda *_, name=name: watch.entered.add(name)).remove)  # type: ignore[misc]
             if isinstance(module, nn.Embedding):
                 stack.callback(module.register_forward_hook(_Embedded(watch, name, leaves=leaves)).remove)

@@ -41,7 +41,8 @@ def one_nonlinearity(patient: Patient) -> Finding | None:
     if found is not None:
         return found
     for drive in drives(patient):
-        for part, bound in drive.bounds.items():
+        # An h beside a c that is bounded itself may well end at tanh(1).
+        for part, bound in drive.bounds.items() if len(drive.bounds) == 1 else ():
             if _TANH_OF_ONE - 2e-3 < bound <= _TANH_OF_ONE + 1e-5:
                 return _double(
                     f"{drive.name} part {part}",
@@ -147,8 +148,12 @@ def _twin_events(a: Event, b: Event, trace: Trace) -> bool:
     if a.inputs[0] is b.inputs[0]:
         return False  # one gate, written down twice on purpose
     # A gate and one minus the same gate are a pair, however often it is computed.
-    coupled = {id(t) for e in trace.named("rsub", "__rsub__", "sub", "__sub__") for t in e.inputs}
-    return id(a.output) not in coupled and id(b.output) not in coupled
+    return not (_only_subtracted(a.output, trace) or _only_subtracted(b.output, trace))
+
+
+def _only_subtracted(gate: Tensor, trace: Trace) -> bool:
+    uses = {event.name for event in trace.events if any(tensor is gate for tensor in event.inputs)}
+    return bool(uses) and uses <= {"rsub", "__rsub__", "sub", "__sub__"}
 
 
 def _identical_blocks(module: nn.Module) -> tuple[str, str] | None:

@@ -174,7 +174,8 @@ def _in_the_loss(patient: Patient, leaf: Leaf) -> Finding | None:
     (gradient,) = torch.autograd.grad(total, out, allow_unused=True)
     if gradient is None:
         return None
-    sizes = by_rows(gradient, leaf, inputs.batch).abs().flatten(2).max(2).values.cpu()  # (batch, time)
+    sizes = by_rows(gradient, leaf, inputs.batch).abs().cpu()
+    sizes = sizes.reshape(*sizes.shape[:2], -1).max(2).values  # (batch, time)
     padding = ~inputs.valid[:, : sizes.shape[1]]
     share = float((sizes * padding).max()) / (float(sizes.max()) or 1.0)
     if share <= patient.thresholds.padding:

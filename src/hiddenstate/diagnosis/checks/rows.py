@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import nn
 
@@ -17,6 +19,8 @@ _PACKING = ("_pack_padded_sequence", "sort", "argsort")
 
 def rows_apart(patient: Patient) -> Finding | None:
     """HS101: an output row follows an input row that is not its own."""
+    if patient.memo.get("unbatched") and not isinstance(patient.model, nn.RNNBase):
+        return _perhaps_steps(patient)
     found = [influence for influence in influences(patient) if influence.leaks]
     if not found:
         return _no_rows(patient)
@@ -40,6 +44,21 @@ def rows_apart(patient: Patient) -> Finding | None:
         "a BatchNorm without running statistics uses those of the batch, also in eval mode" if batch_norm else cause,
         advice,
         {"share": worst.share, "limit": worst.limit, "rows": worst.others},
+    )
+
+
+def _perhaps_steps(patient: Patient) -> Finding:
+    """An input of two axes was read as one sequence: right for one sequence, wrong for a table of samples."""
+    call = base(patient).watch.calls[0]
+    rows = patient.inputs.steps
+    return Finding(
+        "HS101",
+        "note",
+        call.layer.name or "the model itself",
+        f"the {rows} rows of the input were read as {rows} steps of 1 sequence, since it has no axis for time.",
+        "right for one sequence without a batch; wrong where each row is a sample of its own",
+        "x.unsqueeze(1) makes each row a sequence of one step, x.unsqueeze(0) makes the whole a batch of one",
+        {"rows": rows},
     )
 
 
@@ -213,7 +232,7 @@ def any_batch_size(patient: Patient) -> Finding | None:
     return None
 
 
-def _one_size(patient: Patient, count: int, seen: str, *, squeezed: bool = False) -> Finding:
+def _one_size(patient: Patient, count: int, seen: str, *, squeezed: bool = False, runs: bool = True) -> Finding:
     cause = (
         "squeeze() without an axis drops the batch axis as well once it has one row"
         if squeezed
@@ -228,7 +247,7 @@ def _one_size(patient: Patient, count: int, seen: str, *, squeezed: bool = False
         "HS204",
         "warning" if squeezed else "error",
         "the model",
-        f"{patient.inputs.batch} rows run, {seen} (needed: any number of rows).",
+        f"{patient.inputs.batch} rows {'run' if runs else 'do not run'}, {seen} (needed: any number of rows).",
         cause,
         advice,
         {"rows": count},
@@ -238,3 +257,21 @@ def _one_size(patient: Patient, count: int, seen: str, *, squeezed: bool = False
 def _short(error: Exception) -> str:
     text = str(error).strip().splitlines()
     return text[0][:160] if text else ""
+
+
+def another_size(patient: Patient, error: str) -> Finding | None:
+    """HS204 of a model that cannot be called at all: with some other number of rows it can."""
+    inputs = patient.inputs
+    if not inputs.batched:
+        return None
+    named = [v for m in patient.model.modules() for k, v in vars(m).items() if "batch" in k.lower() and type(v) is int]
+    numbers = [int(number) for number in re.findall(r"\d+", error)]
+    for count in dict.fromkeys([*named, *numbers]):
+        if not 0 < count <= 4096 or count == inputs.batch:
+            continue
+        try:
+            patient.run(inputs.select([row % inputs.batch for row in range(count)]))
+        except Exception:  # not this one
+            continue
+        return _one_size(patient, count, f"and {count} rows run", runs=False)
+    return None

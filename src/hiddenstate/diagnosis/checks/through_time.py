@@ -53,6 +53,9 @@ def slopes(patient: Patient) -> list[Slope]:
 def _slope(name: str, sizes: Tensor) -> Slope | None:
     """Compare the first steps with the last of `sizes (time,)`."""
     first, last = float(sizes[0]), float(sizes[-1])
+    real = sizes[sizes > 0]
+    if first == 0 and len(real) and float(real.min()) > 1e-30 * last:
+        return None  # not faded, but cut: by a reset, a mask, or a detach that HS105 tells of
     if not (first >= 0 and last > 0):
         return Slope(name, float("inf"), len(sizes)) if first > 0 and last == 0 else None
     return Slope(name, first / last, len(sizes))

@@ -39,7 +39,7 @@ def no_future(patient: Patient) -> Finding | None:
     )
     return Finding(
         "HS102",
-        "note" if reason and not summed else "error",
+        "note" if (reason or layout(patient).guessed and not _normalizes_time(patient)) and not summed else "error",
         _line_over_time(patient) or "the model",
         f"with all steps after a cut replaced, outputs up to {seen.back} steps before it changed, by {seen.share:.2g} of "
         f"the largest change (limit {seen.limit:.1g}), at {seen.cuts} of {seen.tried} cuts.",
@@ -48,6 +48,12 @@ def no_future(patient: Patient) -> Finding | None:
         "scores.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)",
         {"share": seen.share, "limit": seen.limit, "steps": seen.back},
     )
+
+
+def _normalizes_time(patient: Patient) -> bool:
+    """Whether a LayerNorm has the steps among its axes."""
+    norms = [module for module in patient.model.modules() if isinstance(module, nn.LayerNorm)]
+    return any(len(norm.normalized_shape) > 1 and patient.inputs.steps in norm.normalized_shape for norm in norms)
 
 
 def _runs_backwards(patient: Patient) -> bool:
@@ -213,9 +219,13 @@ def _nothing_earlier(patient: Patient) -> Finding | None:
 def _recurrent(patient: Patient) -> bool:
     if base(patient).watch.calls or patient.layers:
         return True
-    words = ("rnn", "lstm", "gru", "recur", "hidden", "_hh", "w_h", "h2h", "cell", "u_")
+    words = ("rnn", "lstm", "gru", "recur", "hidden", "_hh", "w_h", "h2", "2h", "cell", "u_")
     names = [type(m).__name__ for m in patient.model.modules()] + [n for n, _ in patient.model.named_parameters()]
-    return any(word in name.lower() for name in names for word in words)
+    if any(word in name.lower() for name in names for word in words):
+        return True
+    code = getattr(getattr(type(patient.model), "forward", None), "__code__", None)
+    variables = {name.lower() for name in code.co_varnames} if code is not None else set()
+    return bool(variables & {"h", "hx", "hidden", "state", "states", "h_t", "ht", "h_prev", "hiddens", "h0", "hidden_state"})
 
 
 def _name_of_layers(patient: Patient) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor, nn
+
 from ..finding import Finding
 from ..patient import Patient
-from ..probes.cells import own_cells
 from ..probes.parameters import matters, parameter_gradients
 from ..probes.repeats import traced
 
@@ -18,7 +20,8 @@ def gates_used(patient: Patient) -> Finding | None:
         return None
     touched = {id(tensor) for event in traced(patient).trace.events for tensor in event.inputs}
     named = dict(patient.model.named_parameters())
-    suspects = [name for name, size in found.sizes.items() if size == 0 and id(named[name]) in touched]
+    whole = _torch_layers(patient)
+    suspects = [n for n, size in found.sizes.items() if size == 0 and id(named[n]) in touched and n not in whole]
     unused = [name for name in suspects[:_MOST] if not matters(patient, name)]
     if unused:
         shown = ", ".join(unused[:3]) + (", …" if len(unused) > 3 else "")
@@ -30,33 +33,48 @@ def gates_used(patient: Patient) -> Finding | None:
 def _unused_block(patient: Patient) -> Finding | None:
     """One gate of several that share a weight."""
     found = parameter_gradients(patient)
-    prefixes = {layer.module: layer.name for layer in own_cells(patient)}
-    for module, prefix in prefixes.items():
-        units = getattr(module, "hidden_size", None)
-        if not isinstance(units, int) or units < 2:
+    skipped = _torch_layers(patient) | {
+        f"{name}.weight" for name, module in patient.model.named_modules() if isinstance(module, nn.Embedding)
+    }
+    for name, sizes in found.largest.items():
+        if name in skipped or sizes.dim() == 0:
             continue
-        for name, _ in module.named_parameters():
-            full = f"{prefix}.{name}" if prefix else name
-            sizes = found.largest.get(full)
-            if sizes is None or sizes.dim() == 0:
-                continue
-            for axis, length in enumerate(sizes.shape):
-                if length % units or length // units < 2:
+        for axis, length in enumerate(sizes.shape):
+            dead = sizes.movedim(axis, 0).reshape(length, -1).amax(1) == 0
+            for gates in (2, 3, 4, 5, 6):
+                block = _dead_block(dead, gates)
+                if block is None:
                     continue
-                blocks = sizes.movedim(axis, 0).reshape(length // units, -1).amax(1)
-                dead = (blocks == 0).nonzero()[:, 0].tolist()
-                if not dead or len(dead) == len(blocks):
-                    continue
-                where = (sizes == 0).movedim(axis, 0)
-                where[: dead[0] * units] = False
-                where[(dead[0] + 1) * units :] = False
-                if not matters(patient, full, where.movedim(0, axis)):
+                where = torch.zeros_like(sizes, dtype=torch.bool).movedim(axis, 0)
+                where[block * (length // gates) : (block + 1) * (length // gates)] = True
+                if not matters(patient, name, where.movedim(0, axis)):
                     return _unused(
-                        f"{full}, gate {dead[0]} of {len(blocks)}",
-                        f"the gradient of {units} of its {length} rows is exactly 0 on {found.batches} batches "
+                        f"{name}, gate {block} of {gates}",
+                        f"the gradient of {length // gates} of its {length} rows is exactly 0 on {found.batches} batches "
                         f"(limit: above 0), that of the others is not",
                     )
     return None
+
+
+def _torch_layers(patient: Patient) -> set[str]:
+    """Return the parameters of torch's own layers, whose gates are all used."""
+    inside = {
+        id(p)
+        for module in patient.model.modules()
+        if isinstance(module, nn.RNNBase | nn.RNNCellBase)
+        for p in module.parameters(recurse=False)
+    }
+    return {name for name, p in patient.model.named_parameters() if id(p) in inside}
+
+
+def _dead_block(dead: Tensor, gates: int) -> int | None:
+    """Return the first of `gates` equal blocks that is all dead, where every dead entry is part of such a block."""
+    if len(dead) % gates or len(dead) // gates < 2 or not bool(dead.any()) or bool(dead.all()):
+        return None
+    blocks = dead.reshape(gates, -1)
+    if not bool((blocks.all(1) | ~blocks.any(1)).all()):
+        return None
+    return int(blocks.all(1).nonzero()[0])
 
 
 def _unused(where: str, seen: str) -> Finding:
@@ -76,10 +94,13 @@ def all_trained(patient: Patient) -> Finding | None:
     found = parameter_gradients(patient)
     if not found.usable:
         return None
-    without = []
+    without: list[str] = []
+    whole = _torch_layers(patient)
     for name, size in found.sizes.items():
         # An exact zero that other values lift is a unit that is off, such as a ReLU, and not a lost parameter.
-        if size == 0 and (name in found.missing or (len(without) < _MOST and not matters(patient, name))):
+        # A torch layer of one step that starts from zeros has a recurrent weight without effect, and no fault.
+        off = name not in whole and len(without) < _MOST
+        if size == 0 and (name in found.missing or (off and not matters(patient, name))):
             without.append(name)
     if not without:
         return None

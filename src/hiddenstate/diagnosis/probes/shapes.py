@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class Layout:
     leaves: tuple[Leaf, ...]
     aligned: tuple[Path, ...]  # the inputs that have one step for each step of the output
     croppable: bool  # the model takes a shorter sequence
+    guessed: bool = False  # it does not, and the steps of the output were told by their number
 
     @property
     def main(self) -> Leaf | None:
@@ -82,7 +83,19 @@ def layout(patient: Patient) -> Layout:
         _leaf(path, tensor, patient.inputs, fewer=fewer, shorter=shorter, finals=finals)
         for path, tensor in run.outputs.items()
     ]
-    return Layout(tuple(leaves), aligned, croppable)
+    if croppable:
+        return Layout(tuple(leaves), aligned, croppable)
+    guesses = [_guessed(leaf, patient.inputs) for leaf in leaves]
+    sure = guesses == leaves
+    return Layout(tuple(guesses), () if sure else (patient.inputs.main,), croppable, guessed=not sure)
+
+
+def _guessed(leaf: Leaf, inputs: Inputs) -> Leaf:
+    """Take an axis that has as many entries as there are steps, in their place, for the steps."""
+    axis = inputs.slot(inputs.main).time
+    if axis is None or leaf.rows is None or axis == leaf.rows or len(leaf.shape) < 3 or inputs.steps < 2:
+        return leaf
+    return replace(leaf, time=axis) if leaf.shape[axis] == inputs.steps and not leaf.state else leaf
 
 
 def _groups(inputs: Inputs) -> list[tuple[Path, ...]]:

@@ -74,7 +74,7 @@ def _future(patient: Patient, old: Tensor, steps: int, *, slot_steps: int) -> Fu
         if new is None or new.shape != patient_shape(patient, leaf.path):
             continue
         tried += 1
-        gaps = change(old, by_rows(new, leaf, inputs.batch)).flatten(2).max(2).values  # (batch, steps)
+        gaps = change(old, by_rows(new, leaf, inputs.batch)).reshape(*old.shape[:2], -1).max(2).values  # (batch, steps)
         alive = mask.any(1)  # a row that ended before the cut was not touched
         largest = float(gaps.max())
         early = gaps[alive][:, :cut].max(0).values if bool(alive.any()) else torch.zeros(cut)
@@ -110,6 +110,10 @@ def reach(patient: Patient) -> Reach:
     steps = torch.arange(inputs.steps).unsqueeze(0)
     last = inputs.last.unsqueeze(1)
     one = inputs.steps < 2
+
+    if inputs.slot(inputs.main).time is None:
+        everything = patient.run(inputs.other_rows(torch.ones(inputs.batch, dtype=torch.bool), seed=3))
+        return Reach(None, None, moved(patient, old, final(patient, everything)), None)
 
     def after(mask: Tensor) -> float | None:
         chosen = _same_length(patient)

@@ -1,0 +1,62 @@
+"""All checks, one after the other, and what is told of what they found."""
+
+from __future__ import annotations
+
+from .admission import admit, settle
+from .catalog import CONSEQUENCES
+from .checks import CHECKS, STATIC
+from .checks.rows import another_size
+from .finding import Finding
+from .patient import Patient
+from .probes.shapes import base
+from .progress import tracked
+from .report import Report
+
+__all__ = ["admit", "examined"]
+
+
+def examined(patient: Patient, name: str, unwanted: frozenset[str]) -> Report:
+    """Return the report of all checks; the model comes back as it was."""
+    findings: list[Finding] = []
+    failed: dict[str, str] = {}
+    broken = ""
+    with patient.undisturbed():
+        try:
+            settle(patient, patient.run(watch=True))
+            base(patient)
+        except Exception as error:  # the user's model itself fails: what needs no call can still be said
+            broken = f"{type(error).__name__}: {error}"
+            rescued = another_size(patient, str(error))
+            findings += [rescued] if rescued is not None else []
+        checks = STATIC if broken else CHECKS
+        for code, check in tracked(list(checks.items()), "diagnosing", len(checks)):
+            try:
+                found = check(patient)
+            except Exception as error:  # one check's failure is no reason to miss what others find
+                if code not in unwanted:
+                    failed[code] = f"{type(error).__name__}: {_first_line(error)}"
+                continue
+            findings += [found] if isinstance(found, Finding) else (found or [])
+    # What is not wanted is left out last, so that its consequences do not take its place.
+    told = [finding for finding in _told(findings) if finding.code not in unwanted]
+    return Report(told, model=name, assumed=patient.assumed, failed=failed, broken=broken)
+
+
+def _told(findings: list[Finding]) -> list[Finding]:
+    """Leave out what is only the consequence of something graver that is told."""
+    grave = list(dict.fromkeys(finding.code for finding in findings if finding.severity != "note"))
+    waiting = list(dict.fromkeys(finding.code for finding in findings))
+    kept: set[str] = set()
+    while waiting:
+        # What nothing explains is told; in a circle, what the checks list first.
+        free = [c for c in waiting if not any(c in CONSEQUENCES.get(w, ()) for w in waiting if w in grave and w != c)]
+        told = free or waiting[:1]
+        kept |= set(told)
+        hidden = {code for cause in told if cause in grave for code in CONSEQUENCES.get(cause, ())}
+        waiting = [code for code in waiting if code not in kept and code not in hidden]
+    return [finding for finding in findings if finding.code in kept]
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else ""
