@@ -18,10 +18,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
-from timing import Comparison, compare, machine
 from torch import Tensor, nn
 
 import hiddenstate as hs
+from timing import Comparison, compare, machine
 
 SIZES = {"cpu": (32, 100, 64, 128), "cuda": (64, 512, 512, 512)}  # batch, time, feature, hidden
 LARGER = {"cpu": (32, 100, 128, 256), "cuda": (64, 512, 1024, 1024)}

@@ -33,7 +33,7 @@ def walk(**options):
 def test_a_cut_is_the_cut_of_every_part(rows, start, stop, stride):
     whole, steps = walk(), slice(start, stop, stride)
     cut = whole[rows, steps]
-    index = np.atleast_1d(np.arange(4)[rows if rows != [] else slice(0)])
+    index = np.atleast_1d(np.arange(4)[rows if rows != [] else slice(0)]).copy()
     for name, values in whole.numpy().items():
         expected = values[index] if name == "lengths" else values[index][:, steps]
         if name != "lengths":

@@ -2,8 +2,7 @@
 
 # Who is watched: for the parts above that may know recordings but not cells.
 from ..cells import Layer, as_layer, layers
-from .folder import load_recording
-from .recorder import record
+from .opening import load_recording, record
 from .recording import Recording
 from .taps import tap
 from .trajectory import Trajectory

@@ -160,19 +160,6 @@ class Loaded(Recording):
         return assemble(values, initial, lengths=(lengths + every - 1) // every, track=track, kind=kind, every=every)
 
 
-def load_recording(path: str | PathLike[str]) -> Recording:
-    """Return the recording in a folder that `record(..., to=path)` wrote; values are read as they are looked at.
-
-    >>> import tempfile, pathlib
-    >>> path, gru = pathlib.Path(tempfile.mkdtemp()) / "run", torch.nn.GRU(3, 8)
-    >>> with hs.record(gru, to=path):
-    ...     out, _ = gru(torch.randn(5, 2, 3))
-    >>> hs.load_recording(path)["l0"].h.shape
-    torch.Size([2, 5, 8])
-    """
-    return Loaded(path)
-
-
 def _about(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise FileNotFoundError(f"there is no folder {os.fspath(path)}")

@@ -127,16 +127,8 @@ def _stepped(
             out, end, left = stepping.packed(call.kind, x, sizes, parts, own, reverse=bool(reverse))
         outs.append(out)
         ends.append(end)
-        kept.append(_joined(left, packed=sizes is not None))
+        kept.append(left.join(packed=sizes is not None))
     return outs[0] if len(outs) == 1 else torch.cat(outs, -1), ends, kept
-
-
-def _joined(left: stepping.Kept, *, packed: bool) -> tuple[Tensor, Tensor | None]:
-    join = torch.cat if packed else torch.stack
-    with torch.no_grad():
-        columns = [join([step.detach() for step in gate]) for gate in zip(*left.gates, strict=True)]
-        cells = join([cell.detach() for cell in left.cells]) if left.cells else None
-        return torch.cat(columns, -1), cells
 
 
 def _plain(call: Call, layer: int, x: Tensor, state: Parts) -> tuple[Tensor, list[Parts]]:

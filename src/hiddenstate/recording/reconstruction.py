@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from . import kernels
 from .calls import Weights
 
 if TYPE_CHECKING:
     from .padded import Padded
 
 
+class Kernels(Protocol):
+    """What `kernels` holds."""
+
+    def lstm_scan(self, pre: Tensor, first: Tensor, lengths: Tensor, *, reverse: bool) -> Tensor:
+        """Activate gates in place and return the cells."""
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool) -> Tensor:
+        """Write or add a product in tf32."""
+
+
 def from_states(take: Padded) -> tuple[Tensor, Tensor | None]:
     """Return the gates `(time, batch, gates * hidden)` after their activations, and an LSTM's cells."""
     assert take.x is not None
-    if take.kind == "lstm" and take.x.is_cuda and kernels.available():
+    if take.kind == "lstm" and _kernels(take.x) is not None:
         return _in_one_scan(take, take.x)
     with torch.no_grad():
         gates = activated_gates(take.kind, take.x, take.before("h"), take.weights, like_cudnn=True)
@@ -33,6 +42,8 @@ def _in_one_scan(take: Padded, x: Tensor) -> tuple[Tensor, Tensor]:
         pre = _sums(flat_x, flat_h, take.weights, _in_tf32(flat_x)).view(*x.shape[:-1], -1)
         first = take.initial["c"].to(pre.dtype).contiguous()
         lengths = take.layout.lengths.to(pre.device)
+        kernels = _kernels(pre)
+        assert kernels is not None
         return pre, kernels.lstm_scan(pre, first, lengths, reverse=take.reverse)
 
 
@@ -86,23 +97,32 @@ def _gru(flat_x: Tensor, flat_h: Tensor, weights: Weights, tf32: bool) -> Tensor
 def _sums(flat_x: Tensor, flat_h: Tensor, weights: Weights, tf32: bool) -> Tensor:
     """Return an LSTM's gates before their activations, `(rows, 4 * hidden)`."""
     gates = _affine(flat_x, weights.ih, weights.bias_ih, tf32)
-    if tf32:
+    if tf32 and (kernels := _kernels(gates)) is not None:
         return kernels.product(flat_h, weights.hh, weights.bias_hh, gates, add=True)
     gates.addmm_(flat_h, weights.hh.t())
     return gates if weights.bias_hh is None else gates.add_(weights.bias_hh)
 
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None, tf32: bool) -> Tensor:
-    if tf32:
+    if tf32 and (kernels := _kernels(x)) is not None:
         return kernels.product(x, weight, bias, x.new_empty(len(x), len(weight)), add=False)
     return linear(x, weight, bias)
 
 
 def _in_tf32(x: Tensor) -> bool:
     """Say whether cuDNN ran the layer in tf32: then reconstruction need not be finer, nor as slow as float32 is."""
-    if x.dtype != torch.float32 or not x.is_cuda or not kernels.available():
+    if x.dtype != torch.float32 or not x.is_cuda:
         return False
     return bool(torch.backends.cudnn.allow_tf32) and torch.cuda.get_device_capability(x.device) >= (8, 0)
+
+
+def _kernels(x: Tensor) -> Kernels | None:
+    """Return the kernels where they can run; triton is too heavy to load where nobody needs it."""
+    if not x.is_cuda:
+        return None
+    from . import kernels
+
+    return kernels if kernels.available() else None
 
 
 def _flat(values: Tensor, weights: Weights) -> Tensor:

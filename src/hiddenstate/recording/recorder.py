@@ -1,69 +1,27 @@
-"""`record`: a recording that is under way."""
+"""A recording that is under way: who listens where, and where the runs go."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
 from os import PathLike
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
-import torch
 from torch import nn
 
-from ..cells import Layer, as_layer, layers, unwrap
+from ..cells import Layer, as_layer, layers
 from ..errors import BadInput, NotRecurrent, UnknownTrack
 from ..unrolling import Recurrent
 from . import scenes
 from .cellruns import CellRuns
 from .ears import CellEar, FusedEar, StackEar
 from .folder import Folder, Loaded
+from .opening import Tracks
 from .recording import Recording
 from .takes import Options, Take
 from .trajectory import Trajectory
 from .watching import Hook, unwatch, unwind, watch
-
-Tracks = str | Iterable[str] | Callable[[str], bool]
-
-
-def record(
-    model: nn.Module,
-    gates: bool = False,
-    *,
-    grads: bool = False,
-    tracks: Tracks | None = None,
-    every: int = 1,
-    to: str | PathLike[str] | None = None,
-    dtype: torch.dtype | None = None,
-    device: str | torch.device | None = None,
-) -> Recorder:
-    """Return a context in which every state of `model`, and with `gates=True` every gate, is recorded.
-
-    Nothing else changes: outputs, gradients, the random stream and the model's hooks are those of a plain run.
-
-    >>> lstm = torch.nn.LSTM(3, 8, num_layers=2, batch_first=True)
-    >>> with hs.record(lstm, gates=True) as rec:
-    ...     out, _ = lstm(torch.randn(4, 10, 3))
-    >>> rec["l1"].h.equal(out)
-    True
-    >>> rec["l0"].gates["forget"].shape
-    torch.Size([4, 10, 8])
-
-    Args:
-        model: Any model with recurrent layers or cells in it, or such a layer itself.
-        gates: Also keep the gates, after their activations, and what cells name with `hs.tap`.
-        grads: Also keep the gradient of the loss with respect to every state, once a backward pass has been run.
-        tracks: What to keep: a track, a layer, a list of such names, or a function of a track's name. None: everything.
-        every: Keep steps 0, every, 2 * every, … only.
-        to: A folder to stream to, so that memory stays bounded; `hs.load_recording` opens it.
-        dtype: Keep values in this dtype.
-        device: Keep values on this device.
-    """
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise BadInput(f"every is {every!r}, but a whole number from 1 is needed: every=2 keeps steps 0, 2, 4, …")
-    options = Options(gates, grads, every, dtype, None if device is None else torch.device(device))
-    return Recorder(unwrap(model), options, tracks=tracks, to=to)
 
 
 class Recorder(Recording):

@@ -142,7 +142,7 @@ def _torch_step(kind: str, function: Any, args: tuple[Any, ...]) -> tuple[Any, T
             plain = result if kind == "lstm" else (result,)
             if not judge(key, lambda: same_bits(after, plain)):
                 return result, activated_gates(kind, x, state[0], weights)
-    return result, torch.cat([gate.detach() for gate in kept.gates[0]], -1)
+    return result, kept.join(packed=True)[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,8 +23,18 @@ State = tuple[Tensor, ...]  # (h,) or (h, c), each (batch, unit)
 class Kept:
     """What the steps of one track leave behind, in the order of computation."""
 
-    gates: list[tuple[Tensor, ...]] = field(default_factory=list)
+    gates: list[Tensor] = field(default_factory=list)  # each (batch, gates * hidden), activated
+    candidates: list[Tensor] = field(default_factory=list)  # of a GRU, whose place in `gates` holds something else
     cells: list[Tensor] = field(default_factory=list)
+
+    def join(self, *, packed: bool) -> tuple[Tensor, Tensor | None]:
+        """Return all gates `(time, batch, gates * hidden)` and an LSTM's cells, or both packed."""
+        join = torch.cat if packed else torch.stack
+        with torch.no_grad():
+            gates = join([step.detach() for step in self.gates])
+            if self.candidates:
+                gates[..., gates.shape[-1] // 3 * 2 :] = join([step.detach() for step in self.candidates])
+            return gates, join([step.detach() for step in self.cells]) if self.cells else None
 
 
 def lstm_step(x: Tensor, state: State, weights: Weights, kept: Kept, *, projected: bool = True) -> State:
@@ -38,7 +48,7 @@ def lstm_step(x: Tensor, state: State, weights: Weights, kept: Kept, *, projecte
     h = o * c.tanh()
     if weights.projection is not None:
         h = torch.matmul(h, weights.projection.t())
-    kept.gates.append((i, f, g, o))
+    kept.gates.append(gates)  # the chunks share its memory
     kept.cells.append(c)
     return h, c
 
@@ -47,11 +57,13 @@ def gru_step(x: Tensor, state: State, weights: Weights, kept: Kept, *, projected
     """Run one step of a GRU as `aten::gru_cell` does; `x` may have met its weights already."""
     (h,) = state
     from_x = torch.unsafe_chunk(x if projected else linear(x, weights.ih, weights.bias_ih), 3, 1)
-    from_h = torch.unsafe_chunk(linear(h, weights.hh, weights.bias_hh), 3, 1)
+    gates = linear(h, weights.hh, weights.bias_hh)
+    from_h = torch.unsafe_chunk(gates, 3, 1)
     r = from_h[0].add_(from_x[0]).sigmoid_()
     z = from_h[1].add_(from_x[1]).sigmoid_()
     n = from_x[2].add(from_h[2].mul_(r)).tanh_()
-    kept.gates.append((r, z, n))
+    kept.gates.append(gates)
+    kept.candidates.append(n)
     return ((h - n).mul_(z).add_(n),)
 
 
@@ -67,9 +79,8 @@ def sequence(kind: str, x: Tensor, state: State, weights: Weights, *, reverse: b
         state = step(projected, state, weights, kept)
         outputs.append(state[0])
     if reverse:
-        outputs.reverse()
-        kept.gates.reverse()
-        kept.cells.reverse()
+        for steps in (outputs, kept.gates, kept.candidates, kept.cells):
+            steps.reverse()
     return torch.stack(outputs, 0), state, kept
 
 
@@ -114,6 +125,6 @@ def _packed_reverse(
         offset, last = offset - size, size
         state = step(projected.narrow(0, offset, size), state, weights, kept)
         outputs.append(state[0])
-    for steps in (outputs, kept.gates, kept.cells):
+    for steps in (outputs, kept.gates, kept.candidates, kept.cells):
         steps.reverse()
     return outputs, state, kept

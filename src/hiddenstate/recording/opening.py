@@ -1,0 +1,76 @@
+"""`record` and `load_recording`: where a recording begins, and where it is opened again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from os import PathLike
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import nn
+
+from ..cells import unwrap
+from ..errors import BadInput
+from .recording import Recording
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+Tracks: TypeAlias = "str | Iterable[str] | Callable[[str], bool]"
+
+
+def record(
+    model: nn.Module,
+    gates: bool = False,
+    *,
+    grads: bool = False,
+    tracks: Tracks | None = None,
+    every: int = 1,
+    to: str | PathLike[str] | None = None,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+) -> Recorder:
+    """Return a context in which every state of `model`, and with `gates=True` every gate, is recorded.
+
+    Nothing else changes: outputs, gradients, the random stream and the model's hooks are those of a plain run.
+
+    >>> lstm = torch.nn.LSTM(3, 8, num_layers=2, batch_first=True)
+    >>> with hs.record(lstm, gates=True) as rec:
+    ...     out, _ = lstm(torch.randn(4, 10, 3))
+    >>> rec["l1"].h.equal(out)
+    True
+    >>> rec["l0"].gates["forget"].shape
+    torch.Size([4, 10, 8])
+
+    Args:
+        model: Any model with recurrent layers or cells in it, or such a layer itself.
+        gates: Also keep the gates, after their activations, and what cells name with `hs.tap`.
+        grads: Also keep the gradient of the loss with respect to every state, once a backward pass has been run.
+        tracks: What to keep: a track, a layer, a list of such names, or a function of a track's name. None: everything.
+        every: Keep steps 0, every, 2 * every, … only.
+        to: A folder to stream to, so that memory stays bounded; `hs.load_recording` opens it.
+        dtype: Keep values in this dtype.
+        device: Keep values on this device.
+    """
+    from .recorder import Recorder  # here, so that importing the library stays light
+    from .takes import Options
+
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise BadInput(f"every is {every!r}, but a whole number from 1 is needed: every=2 keeps steps 0, 2, 4, …")
+    options = Options(gates, grads, every, dtype, None if device is None else torch.device(device))
+    return Recorder(unwrap(model), options, tracks=tracks, to=to)
+
+
+def load_recording(path: str | PathLike[str]) -> Recording:
+    """Return the recording in a folder that `record(..., to=path)` wrote; values are read as they are looked at.
+
+    >>> import tempfile, pathlib
+    >>> path, gru = pathlib.Path(tempfile.mkdtemp()) / "run", torch.nn.GRU(3, 8)
+    >>> with hs.record(gru, to=path):
+    ...     out, _ = gru(torch.randn(5, 2, 3))
+    >>> hs.load_recording(path)["l0"].h.shape
+    torch.Size([2, 5, 8])
+    """
+    from .folder import Loaded
+
+    return Loaded(path)
