@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .pool import Pool
-from .steps import Lengths, Source, Steps, read_steps
+from .steps import Lengths, Source, Steps, read_steps, uncast
 
 # exp(-57): a sum of exponentials above it misses no term that its own precision could show.
 _PRECISE = 1e-25
@@ -33,7 +33,7 @@ class Max(Pool):
             bias = torch.where(steps.valid, h.new_zeros(()), -math.inf)  # (batch, time)
             return _maximum(h + bias.unsqueeze(-1))
 
-        if steps.lengths is not None and steps.may_look and _long_rows(steps.h):
+        if steps.lengths is not None and steps.may_look and not steps.wants_grad and _long_rows(steps.h):
             return torch.stack([row[:n].amax(0) for row, n in zip(steps.h, steps.lengths.tolist(), strict=True)])
         return steps.reduced(quick, _maximum, fill=-math.inf)
 
@@ -56,7 +56,7 @@ class LogSumExp(Pool):
 
         def quick(h: Tensor) -> Tensor:
             peak = h.detach().amax(dim=1)  # of the padding too
-            with torch.autocast("cpu", enabled=False):
+            with uncast():
                 mass = torch.bmm(steps.valid.to(h.dtype).unsqueeze(1), (h - peak.unsqueeze(1)).exp()).squeeze(1)
             # Where padding stands far above, what is left is not precise: a result that is not finite says so.
             return torch.where(mass > _PRECISE, mass, math.nan).log() + peak
@@ -66,17 +66,13 @@ class LogSumExp(Pool):
 
 def _maximum(h: Tensor) -> Tensor:
     # amax is the faster one, but its gradient, shared between equal steps, is the slower one.
-    return h.max(dim=1).values if _wants_grad(h) else h.amax(dim=1)
+    return h.max(dim=1).values if h.requires_grad and torch.is_grad_enabled() else h.amax(dim=1)
 
 
 def _logsumexp(h: Tensor) -> Tensor:
     return h.logsumexp(dim=1)
 
 
-def _wants_grad(h: Tensor) -> bool:
-    return h.requires_grad and torch.is_grad_enabled()
-
-
 def _long_rows(h: Tensor) -> bool:
     # From here on, the time to look at a row's real steps is more than the time to ask for it.
-    return not _wants_grad(h) and h.shape[1] * h.shape[2] >= 2**15
+    return h.shape[1] * h.shape[2] >= 2**15

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -41,6 +43,11 @@ class Steps(NamedTuple):
         """Whether looking at values is cheap and allowed: not on a GPU, which would have to be waited for."""
         return self.h.device.type == "cpu" and not recorded()
 
+    @property
+    def wants_grad(self) -> bool:
+        """Whether a gradient will go back to the states."""
+        return self.h.requires_grad and torch.is_grad_enabled()
+
     def reduced(self, quick: Callable[[Tensor], Tensor], exact: Callable[[Tensor], Tensor], fill: float) -> Tensor:
         """Return `quick` of the states as they are, or, where that is not finite, `exact` of them filled with `fill`.
 
@@ -51,9 +58,14 @@ class Steps(NamedTuple):
             return exact(self.h)
         if self.may_look and self.h.dtype in (torch.float32, torch.float64):
             result = quick(self.h)
-            if bool(result.isfinite().all()):
+            if math.isfinite(result.detach().sum().item()):  # one number that any NaN or Inf would spoil
                 return result
         return exact(self.filled(fill))
+
+
+def uncast() -> AbstractContextManager[object]:
+    """Return a context in which autocast, on the CPU, leaves what is no matrix product in its own precision."""
+    return torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
 
 
 def recorded() -> bool:
