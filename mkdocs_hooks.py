@@ -13,6 +13,7 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
+SHIM = "https://unpkg.com/iframe-worker/shim"
 ROOT = Path(__file__).parent
 AT_THE_ROOT = {f"{name}.md": f"{name.lower()}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING", "CHANGELOG")}
 LINK = re.compile(r"(?<!\!)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
@@ -24,6 +25,7 @@ def on_config(config: Any) -> Any:
     pages = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.md"))
     leaves = _leaves(config.nav)
     named = {page for page in pages if any(leaf != "*" and fnmatch(page, leaf) for leaf in leaves)}
+    exactly = set(leaves)
 
     def expand(entry: Any) -> list[Any]:
         if isinstance(entry, list):
@@ -34,7 +36,7 @@ def on_config(config: Any) -> Any:
             return [{title: inside}] if inside else []
         if entry == "*":
             return [page for page in pages if page not in named]
-        return [page for page in pages if fnmatch(page, entry)] if "*" in entry else [entry]
+        return [page for page in pages if fnmatch(page, entry) and page not in exactly] if "*" in entry else [entry]
 
     config.nav = expand(config.nav)
     return config
@@ -66,6 +68,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return text if outside else match[0]
 
     return LINK.sub(lead, markdown)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Take the shim that lets the search work on file:// from the site itself, not from a network."""
+    return output.replace(SHIM, f"{'../' * page.file.src_uri.count('/')}assets/iframe-worker.js")
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """Do the same for pages that are no Markdown, such as the one for a missing page."""
+    return output_content.replace(SHIM, "/assets/iframe-worker.js")
 
 
 def _leaves(entry: Any) -> list[str]:

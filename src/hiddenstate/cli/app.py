@@ -107,6 +107,7 @@ def layers(model: Model, as_json: Json = False) -> None:
 @app.command()
 def diagnose(
     model: Model,
+    *,
     inputs: Inputs = None,
     text: Text = None,
     encode: Encode = None,
@@ -137,6 +138,7 @@ def diagnose(
 @app.command()
 def report(
     model: Model,
+    *,
     inputs: Inputs = None,
     text: Text = None,
     encode: Encode = None,
@@ -160,6 +162,7 @@ def report(
 @app.command()
 def bench(
     model: Annotated[str | None, typer.Argument(help="As for the others; an LSTM of 256 units without it.")] = None,
+    *,
     inputs: Inputs = None,
     text: Text = None,
     encode: Encode = None,
@@ -195,6 +198,7 @@ def bench(
 @app.command()
 def serve(
     model: Model,
+    *,
     store: Annotated[
         str, typer.Option(help="memory:, sqlite:///path or redis://host:port/number.")
     ] = "sqlite:///sessions.db",

@@ -113,7 +113,7 @@ def _contents(evidence: Evidence) -> str:
         f'<li><a href="#{name}">{title}</a>{f"<ul>{tracks}</ul>" if name == "states" else ""}</li>'
         for name, title in names.items()
     )
-    return f'<nav class="contents" aria-label="Contents"><h2>Contents</h2><ul>{items}</ul></nav>'
+    return f'<nav class="contents" aria-label="Contents"><p>Contents</p><ul>{items}</ul></nav>'
 
 
 def _footer() -> str:
