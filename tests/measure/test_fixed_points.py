@@ -1,4 +1,4 @@
-import sys
+from importlib import import_module
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.support.cells import CELLS
 from tests.support.dynamics import LinearNet, doubling, flip_flop
 from tests.support.untouched import untouched
 
-module = sys.modules["hiddenstate.measure.fixed_points"]  # the function has the name of its file
+module = import_module("hiddenstate.measure.fixed_points")  # the function has the name of its file
 
 
 class Doubling(nn.Module):

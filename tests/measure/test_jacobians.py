@@ -1,4 +1,4 @@
-import sys
+from importlib import import_module
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.support.cells import CELLS
 from tests.support.dynamics import zeroed
 from tests.support.untouched import untouched
 
-module = sys.modules["hiddenstate.measure.jacobians"]  # the function has the name of its file
+module = import_module("hiddenstate.measure.jacobians")  # the function has the name of its file
 
 LAYERS = {
     "rnn": lambda: nn.RNN(3, 4, num_layers=2),

@@ -1,5 +1,5 @@
 import math
-import sys
+from importlib import import_module
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.support.cells import CELLS
 from tests.support.dynamics import ChaoticNet, FreshMatrices, Henon, LinearNet, zeroed
 from tests.support.untouched import untouched
 
-module = sys.modules["hiddenstate.measure.lyapunov"]  # the function has the name of its file
+module = import_module("hiddenstate.measure.lyapunov")  # the function has the name of its file
 
 
 # --- values that are known ---

@@ -1,4 +1,4 @@
-import sys
+from importlib import import_module
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ import hiddenstate as hs
 from hiddenstate.errors import BadInput
 from hiddenstate.recording import Trajectory
 
-module = sys.modules["hiddenstate.measure.probe"]  # the function has the name of its file
+module = import_module("hiddenstate.measure.probe")  # the function has the name of its file
 
 
 def labeled(rows=120, time=4, units=6, classes=3, from_step=2):
@@ -136,9 +136,25 @@ def test_the_random_stream_is_left_alone():
 
 def test_every_fold_gets_its_share_of_each_class():
     classes = torch.nn.functional.one_hot(torch.tensor([0] * 20 + [1] * 10)).double().unsqueeze(0)
-    parts = module._folds(classes, 30, 5, torch.Generator().manual_seed(0))
+    valid = torch.ones(2, 30, dtype=torch.bool)
+    valid[1, :10] = False
+    generator = torch.Generator().manual_seed(0)
+    parts = module._folds(classes, valid, 5, generator)
     for part in range(5):
-        assert classes[0, parts == part].sum(0).tolist() == [4, 2]
+        assert classes[0, parts[0] == part].sum(0).tolist() == [4, 2]
+        assert classes[0, parts[1] == part].sum(0).tolist() == [2, 2]
+    assert (parts[1, :10] == -1).all()
+    order = module._shuffled(parts, generator)
+    assert torch.equal(parts.gather(1, order), parts)  # within folds
+    assert torch.equal(order.sort(dim=1).values, torch.arange(30).expand(2, 30))
+    assert not torch.equal(order[0], torch.arange(30))
+
+
+def test_the_control_is_at_chance_also_for_targets_of_each_step():
+    states, targets = torch.randn(200, 10, 20), torch.rand(200, 10) < 0.5
+    found = hs.measure.probe(states, targets)
+    assert float(found.shuffled.mean()) == pytest.approx(0.5, abs=0.03)
+    assert float(found.accuracy.mean()) == pytest.approx(0.5, abs=0.05)
 
 
 def test_pieces_equal_the_whole_and_interrupting_keeps_them(monkeypatch):

@@ -58,16 +58,16 @@ def test_groups_of_outputs_do_not_mix():
 
 def test_noise_is_not_memorized_when_units_outnumber_rows():
     features, targets = torch.randn(1, 20, 100, dtype=torch.float64), torch.randn(1, 20, 1, dtype=torch.float64)
-    found = held_out(features, targets, everything(20), torch.arange(20) % 5, Readout())
+    found = held_out(features, targets, (torch.arange(20) % 5).unsqueeze(0), Readout())
     assert float(explained(targets, found, everything(20))) < 0.3
 
 
 def test_held_out_rows_are_predicted_without_themselves():
     features, targets = torch.randn(1, 12, 2, dtype=torch.float64), torch.randn(1, 12, 1, dtype=torch.float64)
     folds = torch.arange(12) % 3
-    before = held_out(features, targets, everything(12), folds, Readout())
+    before = held_out(features, targets, folds.unsqueeze(0), Readout())
     targets[:, folds == 1] = 1e3
-    after = held_out(features, targets, everything(12), folds, Readout())
+    after = held_out(features, targets, folds.unsqueeze(0), Readout())
     torch.testing.assert_close(after[:, folds == 1], before[:, folds == 1])
 
 

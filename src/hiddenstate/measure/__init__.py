@@ -1,17 +1,30 @@
-"""Numbers: what states do, how long they remember, and which way their dynamics lead."""
+"""Numbers: what states do, how long they remember, and which way their dynamics lead.
 
-from .compare import Comparison, compare
-from .dead_units import DeadUnits, dead_units
-from .dimension import Dimension, dimension
-from .fixed_points import FixedPoints, fixed_points
-from .jacobians import Jacobians, jacobians
-from .lyapunov import Lyapunov, lyapunov
-from .memory import Memory, memory
-from .memory_capacity import MemoryCapacity, memory_capacity
-from .positions import Positions, positions
-from .probe import Probe, probe
-from .saturation import Saturation, saturation
-from .statistics import Statistics, statistics
+    saturation, dead_units, statistics, dimension     of states
+    compare, probe                                    of what states mean
+    memory, memory_capacity, positions                of what a model or layer remembers
+    jacobians, lyapunov, fixed_points                 of a layer as a dynamical system
+
+Each returns a frozen dataclass that prints as a sentence. Each is loaded when it is first asked for.
+"""
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .compare import Comparison, compare
+    from .dead_units import DeadUnits, dead_units
+    from .dimension import Dimension, dimension
+    from .fixed_points import FixedPoints, fixed_points
+    from .jacobians import Jacobians, jacobians
+    from .lyapunov import Lyapunov, lyapunov
+    from .memory import Memory, memory
+    from .memory_capacity import MemoryCapacity, memory_capacity
+    from .positions import Positions, positions
+    from .probe import Probe, probe
+    from .saturation import Saturation, saturation
+    from .statistics import Statistics, statistics
 
 __all__ = [
     "Comparison",
@@ -39,3 +52,48 @@ __all__ = [
     "saturation",
     "statistics",
 ]
+
+# A function lives in the file that is called like it, its result beside it.
+_HOMES = {
+    "Comparison": "compare",
+    "DeadUnits": "dead_units",
+    "Dimension": "dimension",
+    "FixedPoints": "fixed_points",
+    "Jacobians": "jacobians",
+    "Lyapunov": "lyapunov",
+    "Memory": "memory",
+    "MemoryCapacity": "memory_capacity",
+    "Positions": "positions",
+    "Probe": "probe",
+    "Saturation": "saturation",
+    "Statistics": "statistics",
+}
+
+
+class _Measure(ModuleType):
+    """This part, in which a name means the function, also after its file was imported."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # Python hangs a file that it has loaded onto its package, under the very name of the function in it.
+        if isinstance(value, ModuleType) and name in __all__:
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Measure
+
+if not TYPE_CHECKING:  # a checker that saw this would believe in every name
+
+    def __getattr__(name: str) -> object:
+        """Load what is first asked for, so that importing the library stays quick."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        value = getattr(import_module(f".{_HOMES.get(name, name)}", __name__), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -94,8 +94,9 @@ def _decodability(states: Tensor) -> float:
     features = states.transpose(0, 1).flatten(0, 1).unsqueeze(0)  # (1, time * batch, S)
     step = torch.arange(time, device=states.device).repeat_interleave(batch)
     targets = step.to(states.dtype).reshape(1, -1, 1)
-    valid = torch.ones(1, len(step), dtype=torch.bool, device=states.device)
     # Folds of steps that interleave. A readout with huge weights could live on what is left of an exponential when
     # it has all but died away, so directions with less than a thousandth of the largest spread do not count.
-    predicted = held_out(features, targets, valid, step % min(_FOLDS, time), Readout(weakest=1e-6))
-    return max(0.0, float(explained(targets, predicted, valid)))
+    folds = (step % min(_FOLDS, time)).unsqueeze(0)
+    predicted = held_out(features, targets, folds, Readout(weakest=1e-6))
+    score = float(explained(targets, predicted, folds >= 0))
+    return max(0.0, score) if score == score else 0.0

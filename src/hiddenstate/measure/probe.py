@@ -98,8 +98,9 @@ def probe(
         )
     wanted, classes = _targets(targets, series)  # (time or 1, batch, output)
     generator = torch.Generator().manual_seed(seed)
-    parts = _folds(wanted if classes else None, batch, folds, generator).to(series.values.device)
-    shuffles = [_shuffled(parts.cpu(), generator).to(wanted.device) for _ in range(_SHUFFLES)]
+    parts = _folds(wanted if classes else None, series.valid.T.cpu(), folds, generator)  # (time, batch)
+    orders = [_shuffled(parts, generator).to(wanted.device) for _ in range(_SHUFFLES)]
+    plan = _Plan(wanted, parts.to(wanted.device), orders, classes)
     scores = torch.full((series.values.shape[1], 1 + _SHUFFLES), torch.nan, dtype=torch.float64)
     interrupted = False
     stride = max(1, _CHUNK // series.values[:, 0].numel())
@@ -107,7 +108,7 @@ def probe(
     try:
         for begin in tracked(steps, "probe", len(steps)):
             piece = slice(begin, min(begin + stride, len(scores)))
-            scores[piece] = _scores(series, wanted, piece, (parts, shuffles, classes)).cpu()
+            scores[piece] = _scores(series, plan, piece).cpu()
     except KeyboardInterrupt:
         interrupted = True
     return Probe(
@@ -121,25 +122,32 @@ def probe(
     )
 
 
-def _scores(series: Series, wanted: Tensor, piece: slice, plan: tuple[Tensor, list[Tensor], int]) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is to be read from the states, and on which rows."""
+
+    wanted: Tensor  # (time or 1, batch, output)
+    parts: Tensor  # (time, batch) the fold of each row, -1 for padding
+    orders: list[Tensor]  # (time, batch) whose target each row gets in a control
+    classes: int
+
+
+def _scores(series: Series, plan: _Plan, piece: slice) -> Tensor:
     """Return the scores of the targets and of each shuffle: (step, 1 + shuffles)."""
-    parts, shuffles, classes = plan
     features = series.values[:, piece].transpose(0, 1).double()  # (step, batch, unit)
-    valid = series.valid[:, piece].T
-    goal = wanted[piece] if len(wanted) > 1 else wanted.expand(len(features), -1, -1)
-    goals = [goal, *(goal[:, order] for order in shuffles)]
+    valid, parts = series.valid[:, piece].T, plan.parts[piece]
+    goal = plan.wanted[piece] if len(plan.wanted) > 1 else plan.wanted.expand(len(features), -1, -1)
+    goals = [goal, *(goal.gather(1, order[piece].unsqueeze(-1).expand_as(goal)) for order in plan.orders)]
     # The decomposition of the states is the costly part: the controls ride along as further outputs.
-    predicted = held_out(features, torch.cat(goals, dim=2), valid, parts, Readout(groups=len(goals))).chunk(
-        len(goals), dim=2
-    )
+    predicted = held_out(features, torch.cat(goals, dim=2), parts, Readout(groups=len(goals))).chunk(len(goals), dim=2)
     scores = []
     for aim, guess in zip(goals, predicted, strict=True):
-        if classes:
+        if plan.classes:
             right = (aim.argmax(2) == guess.argmax(2)) & valid
             scores.append(right.sum(1) / valid.sum(1))
         else:
             scores.append(explained(aim, guess, valid))
-    enough = valid.sum(1) >= 2 * len(set(parts.tolist()))
+    enough = valid.sum(1) >= 2 * (int(plan.parts.max()) + 1)
     return torch.stack(scores, dim=1).double().masked_fill(~enough.unsqueeze(1), torch.nan)
 
 
@@ -178,24 +186,26 @@ def _numbers(targets: Any) -> Tensor:
     return torch.as_tensor(targets)
 
 
-def _folds(classes: Tensor | None, batch: int, folds: int, generator: torch.Generator) -> Tensor:
-    """Deal rows out to folds at random; where each row has one class, every fold gets its share of each."""
+def _folds(classes: Tensor | None, valid: Tensor, folds: int, generator: torch.Generator) -> Tensor:
+    """Deal the real rows of each step out to folds at random, every fold with its share of each class."""
+    time, batch = valid.shape
     order = torch.randperm(batch, generator=generator)
-    if classes is not None and len(classes) == 1:
-        codes = classes[0].argmax(1).cpu()
-        order = order[codes[order].argsort(stable=True)]
-    parts = torch.empty(batch, dtype=torch.int64)
-    parts[order] = torch.arange(batch) % folds
-    return parts
+    codes = torch.zeros(1, batch, dtype=torch.int64) if classes is None else classes.argmax(2).cpu()
+    codes = codes.expand(time, batch).masked_fill(~valid, batch)  # padding last, behind every class
+    order = order[codes[:, order].argsort(dim=1, stable=True)]  # (time, batch)
+    parts = torch.empty(time, batch, dtype=torch.int64)
+    parts.scatter_(1, order, (torch.arange(batch) % folds).expand(time, batch))
+    return parts.masked_fill(~valid, -1)
 
 
 def _shuffled(parts: Tensor, generator: torch.Generator) -> Tensor:
-    # Within folds: dealt out freely, a class that is rare in training would be common in the test, worse than chance.
-    order = torch.arange(len(parts))
-    for part in range(int(parts.max()) + 1):
-        own = (parts == part).nonzero().flatten()
-        order[own] = own[torch.randperm(len(own), generator=generator)]
-    return order
+    """Return rows in another order, each within its own fold: (time, batch).
+
+    Dealt out freely, a class that is rare in training would be common in the test, worse than chance.
+    """
+    shift = torch.rand(parts.shape[1], generator=generator, dtype=torch.float64)
+    order = torch.empty_like(parts)
+    return order.scatter_(1, parts.argsort(dim=1, stable=True), (parts + shift).argsort(dim=1))
 
 
 def _chance(wanted: Tensor, valid: Tensor) -> float:

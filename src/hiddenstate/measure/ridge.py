@@ -64,12 +64,16 @@ class Readout:
         return squares.reshape(steps, rows, self.groups, -1).sum(3).transpose(1, 2)
 
 
-def held_out(features: Tensor, targets: Tensor, valid: Tensor, folds: Tensor, readout: Readout) -> Tensor:
-    """Return predictions (step, row, output), each row's from a readout that was fitted without its fold (row,)."""
+def held_out(features: Tensor, targets: Tensor, folds: Tensor, readout: Readout) -> Tensor:
+    """Return predictions (step, row, output), each row's from a readout that was fitted without its own fold.
+
+    `folds (step, row)` are numbers from 0 on; a row of -1 is neither learned from nor predicted.
+    """
     predicted = torch.zeros_like(targets)
-    for fold in sorted(set(folds.tolist())):
+    for fold in range(int(folds.max()) + 1):
         test = folds == fold
-        predicted[:, test] = readout.predict(features, targets, valid & ~test)[:, test]
+        guess = readout.predict(features, targets, (folds >= 0) & ~test)
+        predicted = torch.where(test.unsqueeze(-1), guess, predicted)
     return predicted
 
 
