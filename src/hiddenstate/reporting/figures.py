@@ -266,7 +266,7 @@ def _steps(index: Tensor, tokens: list[str] | None, every: int) -> list[Any]:
 def _ticks(index: Tensor, tokens: list[str] | None) -> Figure:
     """Write every token where all fit; else let plotly choose steps, more of them the closer one looks."""
     if tokens is None:
-        return {}
+        return {"dtick": 1} if 1 < len(index) <= 12 else {}
     texts = [escape(tokens[step]) for step in index.tolist()]
     if len(texts) > 40:
         return {"type": "category", "nticks": 12}

@@ -65,7 +65,7 @@ def _tiles(evidence: Evidence) -> str:
     tiles = [_finding_tile(evidence)]
     remembered = evidence.memory
     if not isinstance(remembered, Unmeasured):
-        length = f"{'≥ ' if remembered.cut_off else ''}{remembered.length} steps"
+        length = f"{'≥ ' if remembered.cut_off else ''}{remembered.length} step{'s' if remembered.length != 1 else ''}"
         half = f"half-life {sections.number(remembered.half_life)}"
         tiles.append(("", length if remembered.input_reaches else "none", "memory", half))
     shares = {one.name: one.saturation.share for one in evidence.tracks if not isinstance(one.saturation, Unmeasured)}

@@ -31,11 +31,12 @@ def findings(evidence: Evidence) -> str:
         return section("findings", "Findings", lead, body + _footnotes(report))
     body = ""
     for number, one in enumerate(report):
+        title = escape(one.title[:1].upper() + one.title[1:])
         rows = (("evidence", one.evidence), ("cause", one.cause), ("advice", one.advice))
         inside = "".join(f"<dt>{name}</dt><dd>{escape(str(text))}</dd>" for name, text in rows)
         body += (
             f'<details class="finding {escape(one.severity)}"{" open" if number == 0 else ""}><summary>'
-            f'<span class="severity">{escape(one.severity)}</span> <span class="title">{escape(one.title)}</span> '
+            f'<span class="severity">{escape(one.severity)}</span> <span class="title">{title}</span> '
             f'<span class="where">{escape(one.where)}</span> <span class="code">{escape(one.code)}</span>'
             f"</summary><dl>{inside}</dl></details>"
         )
@@ -74,7 +75,7 @@ def states(evidence: Evidence) -> str:
         rest = ", ".join(track.name for track in evidence.tracks[_TRACKS:])
         body += f'<p class="unmeasured">Of {len(evidence.tracks)} tracks {_TRACKS} are drawn, not: {escape(rest)}</p>'
     lead = (
-        f"The states of {escape(evidence.labels[0])}, one line for each unit, one column for each step. "
+        f"The states of {escape(evidence.rows_of(shown[0].traj)[0])}: a line for each unit, a column for each step. "
         f"Drag to zoom, double-click to zoom out, hover for the value."
     )
     return section("states", "States and gates", lead, body)
