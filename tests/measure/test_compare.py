@@ -83,6 +83,14 @@ def test_labels_are_compared_with_neighbors():
     assert hs.measure.compare(states, torch.arange(5)).labels == (0, 1, 2, 3, 4)
 
 
+def test_a_reverse_track_ends_at_its_first_position():
+    layer, x = nn.GRU(3, 4, batch_first=True, bidirectional=True), torch.randn(2, 5, 3)
+    with hs.record(layer) as recording:
+        _, final = layer(x)
+    for track, expected in zip(("l0", "l0_reverse"), final.detach(), strict=True):
+        torch.testing.assert_close(hs.measure.compare(recording[track]).states, expected)
+
+
 def test_another_part_may_be_compared():
     h, c = torch.randn(3, 2, 4), torch.randn(3, 2, 4)
     assert torch.equal(hs.measure.compare(Trajectory(h, c=c), part="c").states, c[:, -1])

@@ -247,10 +247,18 @@ def test_influence_far_below_the_square_root_of_a_float_is_still_seen():
 # --- padding ---
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.LSTM(3, 4),
+        lambda: nn.LSTM(3, 4, bidirectional=True),
+        lambda: hs.Recurrent(nn.GRUCell, 3, 4, bidirectional=True),
+        lambda: CELLS["pair"].cell(torch.float32),
+    ],
+)
 @pytest.mark.parametrize("filling", [0.0, 1e3, float("nan")])
-def test_padding_never_counts(bidirectional, filling):
-    layer = nn.LSTM(3, 4, bidirectional=bidirectional)
+def test_padding_never_counts(make, filling):
+    layer = make()
     x, lengths = torch.randn(3, 7, 3), torch.tensor([7, 3, 5])
     alone = [hs.measure.memory(layer, x[row : row + 1, : lengths[row]]).curve for row in range(3)]
     for row in range(3):

@@ -92,7 +92,8 @@ def compare(
     if pool not in ("last", "mean", "max"):
         raise BadInput(f"pool is one of last, mean and max, but is {pool!r}.")
     if traj is not None:
-        states = pooled(refuse_bad(as_series(traj, lengths, part=part)), pool)
+        reverse = isinstance(traj, Trajectory) and traj.track.endswith("_reverse")
+        states = pooled(refuse_bad(as_series(traj, lengths, part=part)), pool, reverse=reverse)
     else:
         assert model is not None
         wanted = Ending(pool=pool, part=part, track=track)

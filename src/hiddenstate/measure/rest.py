@@ -27,10 +27,11 @@ def at_rest(module: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         if cuda:
-            # cuDNN has no backward for a recurrent layer in eval mode; torch's own kernels have one.
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+            warnings.filterwarnings("ignore", message="(?i).*tf32")  # some versions of torch, when flags are put back
+            # cuDNN has no backward for a recurrent layer in eval mode; torch's own kernels have one.
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         try:
             module.eval()
             for weight, _ in weights:
