@@ -114,7 +114,7 @@ def test_gradient_goes_to_the_old_state_where_it_was_kept():
 
 def test_it_has_the_cells_size_and_shows_its_chance():
     zone = Zoneout(nn.GRUCell(3, 4), 0.1)
-    assert zone.hidden_size == 4
+    assert (zone.input_size, zone.hidden_size) == (3, 4)
     assert "p=0.1" in repr(zone)
 
 
@@ -128,6 +128,7 @@ def test_a_cell_without_a_size_has_none():
 
     zone = Zoneout(Sizeless(), 0.1)
     assert not hasattr(zone, "hidden_size")
+    assert not hasattr(zone, "input_size")
     assert torch.equal(zone.eval()(torch.ones(1, 2), zone.initial_state(1)), torch.full((1, 2), 0.9))
 
 

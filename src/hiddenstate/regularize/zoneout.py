@@ -41,10 +41,12 @@ class Zoneout(nn.Module):
     @property
     def hidden_size(self) -> int:
         """The cell's own."""
-        size = getattr(self.cell, "hidden_size", None)
-        if not isinstance(size, int):
-            raise AttributeError(f"{type(self.cell).__name__} has no hidden_size")
-        return size
+        return self._own("hidden_size")
+
+    @property
+    def input_size(self) -> int:
+        """The cell's own."""
+        return self._own("input_size")
 
     def initial_state(self, batch: int) -> Native:
         """Return the state that the cell itself starts from."""
@@ -68,6 +70,12 @@ class Zoneout(nn.Module):
     def extra_repr(self) -> str:
         """Say how often a unit stays."""
         return f"p={self.p}"
+
+    def _own(self, name: str) -> int:
+        size = getattr(self.cell, name, None)
+        if not isinstance(size, int):
+            raise AttributeError(f"{type(self.cell).__name__} has no {name}")
+        return size
 
     def _mixed(self, old: Native, new: Native) -> Native:
         names = iter(_names(new))
