@@ -2,7 +2,7 @@
 
     State, load          what a state is: named tensors at one instant, saved without pickle
     layers, register     who makes the next one: recurrent layers found in any model
-    unroll, Recurrent    how a cell is run along time
+    unroll, Recurrent    how a cell is run along time; explain says what makes it fast
     Carry, Learned, …    how a state goes from batch to batch: also Noise, Bridge, tbptt, Streams, check_split
     record, tap, …       seeing a run without changing it: every state and gate; also load_recording, Trajectory
     measure              numbers: saturation, memory, Jacobians, exponents, fixed points, what states know
@@ -25,7 +25,7 @@ from .cells import layers, register
 from .diagnosis import Monitor, diagnose
 from .recording import Trajectory, load_recording, record, tap
 from .state import State, load
-from .unrolling import Recurrent, unroll
+from .unrolling import Recurrent, explain, unroll
 
 __version__ = "0.1.0"
 
@@ -42,6 +42,7 @@ __all__ = [
     "check_split",
     "diagnose",
     "errors",
+    "explain",
     "layers",
     "load",
     "load_recording",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,9 +25,11 @@ _STEPS = 5
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Put back everything a trial call may change: buffers, attributes, modes and the random stream."""
+    """Put back everything a trial call may change: buffers, attributes, modes and the random streams."""
     members = list(module.modules())
     attributes = [(member, dict(member.__dict__)) for member in members]
+    contents = [(v, v.copy()) for _, held in attributes for v in held.values() if isinstance(v, list | dict | set)]
+    streams = random.getstate(), np.random.get_state()
     stores: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (store, dict(store)) for m in members for store in _stores(m)
     ]
@@ -41,9 +45,21 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
             for store, entries in stores:
                 store.clear()
                 store.update(entries)
+            for held, content in contents:
+                held.clear()
+                held.extend(content) if isinstance(held, list) else held.update(content)
+            random.setstate(streams[0])
+            np.random.set_state(streams[1])
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
+
+
+def _silence(module: nn.Module) -> None:
+    """Take all hooks away, for as long as the module is undisturbed: nobody asked to see a trial."""
+    for member in module.modules():
+        for store in (member._forward_hooks, member._forward_pre_hooks, member._backward_hooks):
+            store.clear()
 
 
 def _stores(module: nn.Module) -> tuple[dict[str, Any], ...]:
@@ -65,6 +81,7 @@ def try_out(module: nn.Module, natives: Sequence[Candidate], sample: Tensor | No
     """
     with undisturbed(module), torch.no_grad():
         module.eval()  # batch normalization mixes rows in training
+        _silence(module)
         steps = list(_steps(module, sample))
         for takes in ("step", "batch first", "time first"):
             for x in steps:

@@ -11,8 +11,8 @@ from ..errors import Untraceable
 from .capture import Captures
 from .fast import Run, backward_pass, execute, forward_pass, plain
 from .native import CompiledRunner, Unsupported
-from .scan import PythonRunner
 from .schedule import Schedule
+from .slots import SlotRunner
 from .split import split
 from .tracing import trace
 
@@ -58,8 +58,7 @@ def _compile_for_cuda(schedule: Schedule, run: Run) -> None:
     count, masks = len(run.tensors), len(run.masks)
     if importlib.util.find_spec("triton") is not None:
         # Compiled from their graphs: no shape of theirs depends on the number of steps.
-        bodies = [torch.compile(loop.body.call, dynamic=False, fullgraph=True) for loop in schedule.loops()]
-        schedule.use([PythonRunner(loop, body) for loop, body in zip(schedule.loops(), bodies, strict=True)])
+        schedule.use([SlotRunner(loop) for loop in schedule.loops()])
         for sweep in schedule.sweeps():
             sweep.compiled = True
     forward = Captures(lambda steps: forward_pass(schedule, count))
@@ -92,6 +91,8 @@ def _results(schedule: Schedule | None, trial: Run) -> list[Tensor]:
         else:
             out, final = execute(schedule, trial)
             values = [out, *final.values()]
+        if trial.x.shape[1] > _TRIAL:
+            values = [values[0][:, :_TRIAL]]  # beyond, rounding alone may lead far apart
         roots = [value.float().cos().sum() for value in values if value.requires_grad]
     found = torch.autograd.grad(roots, asked, allow_unused=True) if roots else []
     pairs = zip(asked, found, strict=True) if roots else []

@@ -13,7 +13,7 @@ from ..cells import Layer
 from ..state import State
 from .checks import Task
 from .schedule import Bound, Schedule
-from .step import Step
+from .step import Arguments, Step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,10 +32,11 @@ class Run:
         """All that may have a gradient."""
         return [*self.weights, *self.firsts, self.x, *self.states]
 
-    def arguments(self, t: int, states: Sequence[Tensor]) -> Step.Arguments:
-        """Return what one step is given."""
+    def arguments(self, t: int, states: Sequence[Tensor]) -> Arguments:
+        """Return what one step is given, as tensors that lead nowhere."""
         inputs = [self.x[:, t], *(mask[t] for mask in self.masks)]
-        return Step.Arguments(self.weights, self.firsts, inputs, list(states))
+        groups = (self.weights, self.firsts, inputs, states)
+        return Arguments(*([t.detach().requires_grad_(t.requires_grad) for t in group] for group in groups))
 
     def needs_grad(self) -> bool:
         """Say whether a backward pass may follow."""

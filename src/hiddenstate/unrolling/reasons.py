@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
-    from .step import Step
+    from .step import Arguments, Step
 
 _NOT_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
@@ -28,7 +28,7 @@ def blame(error: Exception) -> tuple[str, str]:
 
 
 def blame_operation(
-    step: Step, arguments: Step.Arguments, guilty: Callable[[Any], bool], reason: str
+    step: Step, arguments: Arguments, guilty: Callable[[Any], bool], reason: str
 ) -> tuple[str, str]:
     """Return the reason with the first guilty operation's name, and the line that calls it."""
     from torch._subclasses import FakeTensorMode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,14 +38,12 @@ class Arguments:
 class Step:
     """A cell's step with all it depends on handed in: weights, first state, input, state."""
 
-    Arguments: ClassVar[type[Arguments]] = Arguments
-
     def __init__(self, layer: Layer, axes: dict[str, int], *, ends: bool, restarts: bool) -> None:
         """Step `layer`; with rows that have ended, and rows that start anew, as asked for."""
         self.layer, self.axes, self.ends, self.restarts = layer, axes, ends, restarts
         module = layer.module
         self._twin: nn.Module | None = None
-        self.names = [name for name, _ in module.named_parameters()] + [name for name, _ in module.named_buffers()]
+        self._slots = _slots(module, self.weights())
 
     @property
     def module(self) -> nn.Module:
@@ -55,7 +53,7 @@ class Step:
         return self._twin
 
     def weights(self) -> list[Tensor]:
-        """Return the cell's parameters and buffers, in the order of `names`."""
+        """Return the cell's parameters and buffers, each once."""
         module = self.layer.module
         return [*module.parameters(), *module.buffers()]
 
@@ -80,14 +78,26 @@ class Step:
 
     def _call(self, weights: Sequence[Tensor], x: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
         layer = self.layer
-        given = dict(zip(self.names, weights, strict=True))
-        result = torch.func.functional_call(self.module, given, (x, layer.to_native(state)))
+        given = {name: weights[number] for name, number in self._slots}
+        result = torch.func.functional_call(self.module, given, (x, layer.to_native(state)), tie_weights=False)
         out, native = layer.split(result)
         after = _named(layer, native)
         for name, part in state.items():
             _check_unchanged(name, part, after[name])
         rows = rows_first(layer, out, State(after, self.axes), x.shape[0])
         return rows, after
+
+
+def _slots(module: nn.Module, weights: list[Tensor]) -> list[tuple[str, int]]:
+    """Return every place in a module that holds a weight, and the number of that weight; shared ones have several."""
+    number = {id(weight): place for place, weight in enumerate(weights)}
+    return [
+        (f"{prefix}.{name}" if prefix else name, number[id(tensor)])
+        for prefix, member in module.named_modules()  # a module that is shared is named once
+        for store in (member._parameters, member._buffers)
+        for name, tensor in store.items()
+        if tensor is not None
+    ]
 
 
 class StateChanges(Untraceable):

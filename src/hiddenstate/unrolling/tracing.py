@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import random
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, fx, nn
 from ..errors import Untraceable
 from .decompositions import decompositions
 from .reasons import blame, blame_operation
-from .step import Step
+from .step import Arguments, Step
 
 aten = torch.ops.aten
 
@@ -40,20 +41,24 @@ class Trace:
     to_states: list[fx.Node | None] = field(default_factory=list)
 
 
-def trace(step: Step, arguments: Step.Arguments, *, grad: bool) -> Trace:
+def trace(step: Step, arguments: Arguments, *, grad: bool) -> Trace:
     """Trace a step, with its vjp where `grad`, or say why it cannot be traced."""
     watch = _Watch(step.module)
     try:
-        traced = _make_graph(step, arguments, grad)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what tracing itself does, which is none of the user's business
+            traced = _make_graph(step, arguments, grad)
     except Untraceable:
         raise
     except Exception as error:  # whatever tracing meets in a user's code is a reason to run it plainly
         raise Untraceable(*blame(error)) from error
-    watch.check()
+    finally:
+        drawn = watch.put_back_random()
+    watch.check(drawn)
     return traced
 
 
-def _make_graph(step: Step, arguments: Step.Arguments, grad: bool) -> Trace:
+def _make_graph(step: Step, arguments: Arguments, grad: bool) -> Trace:
     flat = arguments.flat()
     counts = [len(arguments.weights), len(arguments.firsts), len(arguments.inputs), len(arguments.states)]
     # Without a gradient leaves still require one: torch's own cells then write into nothing.
@@ -208,15 +213,23 @@ class _Watch:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.before = self._look()
-        self.random = random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[union-attr]
+        self.random = random.getstate(), np.random.get_state(legacy=False)
 
-    def check(self) -> None:
+    def put_back_random(self) -> bool:
+        """Put back the streams of Python and numpy, and say whether anything was drawn from them."""
+        now = random.getstate(), np.random.get_state(legacy=False)
+        drawn = self.random[0] != now[0] or repr(self.random[1]) != repr(now[1])
+        random.setstate(self.random[0])
+        np.random.set_state(self.random[1])
+        return drawn
+
+    def check(self, drawn: bool) -> None:
         for (name, old), (_, new) in zip(self.before, self._look(), strict=True):
             changed = [key for key in {*old, *new} if old.get(key) != new.get(key)]
             if changed:
                 place = f"{name}.{changed[0]}" if name else changed[0]
                 raise Untraceable(f"it changes its own attribute {place!r} at every step")
-        if self.random != (random.getstate(), np.random.get_state()[1].tobytes()):  # type: ignore[union-attr]
+        if drawn:
             raise Untraceable("it draws random numbers from Python or numpy, which a trace would freeze")
 
     def _look(self) -> list[tuple[str, dict[str, Any]]]:
@@ -243,7 +256,7 @@ def _mutations(graph: fx.Graph) -> list[Any]:
     ]
 
 
-def _refuse_random(graph: fx.Graph, step: Step, arguments: Step.Arguments) -> None:
+def _refuse_random(graph: fx.Graph, step: Step, arguments: Arguments) -> None:
     if any(_is_random(node.target) for node in graph.nodes):
         raise Untraceable(*blame_operation(step, arguments, _is_random, "it draws random numbers in a step"))
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-_STORES = ("_parameters", "_buffers", "_modules")
 _OWN = set(nn.Module().__dict__) - {"training"}
 
 
@@ -20,9 +19,10 @@ def _twin(module: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
         return made[module]
     copy: nn.Module = module.__class__.__new__(module.__class__)
     made[module] = copy
-    copy.__dict__ = dict(module.__dict__)
-    for store in _STORES:
-        copy.__dict__[store] = dict(module.__dict__[store])
+    # Lists and dicts of its own: a cell may write down in them what it sees.
+    copy.__dict__ = {
+        key: value.copy() if isinstance(value, list | dict | set) else value for key, value in module.__dict__.items()
+    }
     for name, child in module._modules.items():
         copy._modules[name] = None if child is None else _twin(child, made)
     return copy
