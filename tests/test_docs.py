@@ -60,8 +60,8 @@ def test_every_page_is_reached_from_the_index():
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
 def test_the_python_on_a_page_runs_as_it_is_printed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # What the index says of every page: these two are imported. Blocks of a page go on from one another.
-    names = {"__name__": page.stem, "torch": torch, "hs": hiddenstate}
+    # What the index says of every page: these three are imported. Blocks of a page go on from one another.
+    names = {"__name__": page.stem, "torch": torch, "nn": torch.nn, "hs": hiddenstate}
     for line, code in blocks(page):
         # Blank lines in front, so that a traceback names the line of the page.
         exec(compile("\n" * line + code, str(page), "exec"), names)
