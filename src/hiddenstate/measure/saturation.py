@@ -81,13 +81,12 @@ def _measured(series: Series, threshold: float, bounds: Range, gates: dict[str, 
         pressed = size >= threshold
     real = series.valid.unsqueeze(-1)
     pressed = pressed & real if bounds != "none" else pressed & False
-    count = series.valid.sum()
-    units = size.shape[-1]
+    count, units = int(series.valid.sum()), size.shape[-1]
     return Saturation(
-        share=float(pressed.sum() / (count * units)),
+        share=int(pressed.sum()) / (count * units),
         units=pressed.sum((0, 1)) / count,
         steps=pressed.sum((0, 2)) / (series.valid.sum(0) * units),
-        mean_abs=float(size.sum() / (count * units)),
+        mean_abs=float(size.double().sum()) / (count * units),
         max_abs=float(size.max()),
         threshold=threshold,
         range=bounds,
