@@ -1,5 +1,7 @@
 """The page in a real browser: it draws, answers the mouse, opens its findings, and fits on a phone."""
 
+import itertools
+
 import pytest
 
 from tests.support.browser import browser, needs_browser
@@ -106,7 +108,7 @@ def test_a_screen_reader_finds_words_for_every_picture(opened):
     assert all(role == "img" and len(label) > 20 and "<" not in label for role, label in names)
     levels = page.eval_on_selector_all("h1, h2, h3", "all => all.map(one => Number(one.tagName[1]))")
     assert levels[0] == 1
-    assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
     assert page.locator("nav[aria-label=Contents] a").count() >= 7
 
 

@@ -197,6 +197,52 @@ def test_a_cell_in_a_loop_gets_its_page_too(tmp_path):
     assert "spectrum-cell-data" in page.scripts
 
 
+class Generator(nn.Module):
+    """A fused layer, called step by step."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, batch_first=True)
+
+    def forward(self, x):
+        state, outputs = None, []
+        for step in x.split(1, dim=1):
+            output, state = self.lstm(step, state)
+            outputs.append(output)
+        return torch.cat(outputs, dim=1)
+
+
+def test_a_fused_layer_that_is_called_step_by_step_is_one_run(tmp_path):
+    model, x = Generator(), torch.randn(2, 6, 3)
+    page = Page(hs.report(model, x, path=tmp_path / "r.html"))
+    (trace,) = json.loads(page.scripts["track-lstm-l0-h-data"])["data"]
+    torch.testing.assert_close(torch.tensor(trace["z"]), model(x)[0].T, atol=1e-3, rtol=5e-3)
+    assert "spectrum-lstm-data" in page.scripts
+
+
+class Translator(nn.Module):
+    """An encoder and a decoder, with steps of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.GRU(3, 6, batch_first=True)
+        self.decoder = nn.GRU(2, 6, batch_first=True)
+
+    def forward(self, source, target):
+        return {"output": self.decoder(target, self.encoder(source)[1])[0]}
+
+
+def test_the_memory_of_a_decoder_reaches_into_its_encoder(tmp_path):
+    page = Page(hs.report(Translator(), torch.randn(2, 7, 3), torch.randn(2, 4, 2), path=tmp_path / "r.html"))
+    assert len(json.loads(page.scripts["memory-curve-data"])["data"][2]["x"]) == 7
+
+
+@pytest.mark.parametrize("cell", [nn.LSTMCell(3, 5), nn.GRUCell(3, 5)], ids=["lstm", "gru"])
+def test_one_step_of_a_bare_cell_gets_a_page(cell, tmp_path):
+    page = Page(hs.report(cell, torch.randn(4, 3), path=tmp_path / "r.html"))
+    assert "track-l0-h-data" in page.scripts
+
+
 def test_packed_input_is_reported_to_its_real_length(tmp_path):
     packed = pack_padded_sequence(torch.randn(2, 7, 3), torch.tensor([5, 3]), batch_first=True)
     page = Page(hs.report(nn.GRU(3, 5, batch_first=True), packed, path=tmp_path / "r.html"))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..cells import Layer, unwrap
+from ..cells import Layer, layers, unwrap
 from ..diagnosis import Report, diagnose
 from ..errors import BadInput
 from ..measure import Comparison, Jacobians, Memory, Saturation, compare, jacobians, memory, saturation
@@ -83,7 +83,7 @@ def gather(
     """Run, diagnose and measure `model`; `tell` hears what is being done."""
     tell("running the model")
     ran = run(model, inputs)
-    found = [(name, ran.recording.runs(name)) for name in ran.recording]
+    found = [(name, ran.runs(name)) for name in ran.recording]
     if not found:
         names = ", ".join(layer.name or "(the model)" for layer in ran.layers)
         raise BadInput(f"the model was called, but none of its recurrent layers ({names}) was: nothing to report on.")
@@ -138,7 +138,20 @@ def _memory(
         rows, steps = (x.shape[0], x.shape[1]) if batch_axis == 0 else (x.shape[1], x.shape[0])
         if first.h.shape[:2] == (rows, steps) and int(first.lengths.min()) < steps:
             lengths = first.lengths.to("cpu")
-    return memory(inner, x, lengths=lengths, args=more, time_axis=1 - batch_axis)
+    if len(cells := layers(inner)) == 1 and cells[0].module is inner and not cells[0].fused:
+        return memory(inner, x.unsqueeze(1))  # a cell, and one step of its input
+    try:
+        return memory(inner, x, lengths=lengths, args=more, time_axis=1 - batch_axis)
+    except BadInput:  # a decoder has steps of its own: its last one is asked about
+        return memory(inner, x, args=more, time_axis=1 - batch_axis, output=lambda made: _last(made, batch_axis))
+
+
+def _last(made: Any, batch_axis: int) -> Tensor:
+    """Return the last step of the first output that has steps, (batch, unit)."""
+    while not isinstance(made, Tensor):
+        made = next(iter(made.values() if isinstance(made, dict) else made))
+    steps = made.transpose(0, 1) if batch_axis == 1 else made
+    return steps[:, -1] if steps.dim() > 2 else steps
 
 
 def _comparison(traj: Trajectory, labels: list[str], *, given: bool) -> Comparison:
@@ -159,7 +172,7 @@ def _jacobians(layer: Layer, ran: Run) -> Jacobians:
     if size > _WIDEST:
         raise BadInput(f"its state has {size:,} coordinates: eigenvalues of matrices that large take minutes.")
     x = ran.inputs.get(layer.name)
-    tracks = [ran.recording.runs(track)[0] for track in layer.tracks if track in ran.recording]
+    tracks = [ran.runs(track)[0] for track in layer.tracks if track in ran.recording]
     if x is None or len(tracks) < len(layer.tracks):
         raise BadInput("it was not run, or not with a plain tensor.")
     assert tracks[0].lengths is not None

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from ..carry import Carry
 from ..cells import Layer, Layers, layers, undisturbed, unwrap
 from ..errors import BadInput, NotRecurrent
-from ..recording import Recording, record
+from ..recording import Recording, Trajectory, record
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,6 +24,12 @@ class Run:
     layers: Layers
     recording: Recording
     inputs: dict[str, Tensor]  # layer -> what it was given, (batch, time, feature)
+
+    def runs(self, track: str) -> list[Trajectory]:
+        """Return all runs of a track; those of a fused layer that was called step by step are one."""
+        found = self.recording.runs(track)
+        one_step = len({run.h.shape for run in found}) == 1 and found[0].h.shape[1] == 1
+        return [_in_a_row(found)] if len(found) > 1 and one_step else found
 
 
 def run(model: nn.Module, inputs: tuple[Any, ...]) -> Run:
@@ -126,6 +132,24 @@ def _batch_first(layer: Layer, x: Any) -> Tensor | None:
     if kept.dim() == 2:
         return kept.unsqueeze(0)
     return kept if layer.spec.batch_first else kept.transpose(0, 1)
+
+
+def _in_a_row(runs: list[Trajectory]) -> Trajectory:
+    first = runs[0]
+
+    def along_time(name: str) -> dict[str, Tensor]:
+        return {key: torch.cat([getattr(run, name)[key] for run in runs], dim=1) for key in getattr(first, name)}
+
+    states = along_time("states")
+    return Trajectory(
+        h=states.pop("h"),
+        c=states.pop("c", None),
+        gates=along_time("gates"),
+        others=states,
+        initial=first.initial,
+        track=first.track,
+        kind=first.kind,
+    )
 
 
 def _joined(calls: list[Tensor | None]) -> Tensor | None:
