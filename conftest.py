@@ -77,7 +77,7 @@ def pictures_closed() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def names_in_doctests(doctest_namespace: dict[str, object]) -> None:
-    doctest_namespace.update(torch=torch, hs=hiddenstate)
+    doctest_namespace.update(torch=torch, nn=torch.nn, hs=hiddenstate)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -79,8 +79,15 @@ def test_every_question_has_its_page():
 
 def test_every_part_has_a_page_in_the_reference():
     parts = {path.name.removesuffix(".py") for path in (ROOT / "src" / "hiddenstate").iterdir()}
-    parts = {name for name in parts if not name.startswith("_") and name not in ("cli", "py.typed", "integrations")}
+    parts = {name for name in parts if not name.startswith("_") and name not in ("cli", "py.typed")}
     assert {page.stem for page in (ROOT / "docs" / "api").glob("*.md")} - {"index"} == parts
+
+
+def test_every_part_has_a_page_of_its_own():
+    called = {"reporting": "report"}  # after the function that people call
+    parts = {path.name for path in (ROOT / "src" / "hiddenstate").iterdir() if (path / "__init__.py").exists()}
+    pages = {page.stem for page in (ROOT / "docs").glob("*.md")}
+    assert {called.get(part, part) for part in parts} - pages == set()
 
 
 def test_contributing_stays_short():
