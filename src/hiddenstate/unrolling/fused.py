@@ -12,16 +12,20 @@ from ..cells import Layer
 from ..errors import NotRecurrent
 from ..state import State
 from .checks import Task
+from .engines import Engine
 from .loop import run_steps
+from .opened import run_opened
 from .packing import Packing, plan
 
 _TORCHS_OWN = (nn.RNN.forward, nn.LSTM.forward, nn.GRU.forward)
 
 
-def run_fused(layer: Layer, task: Task) -> tuple[Tensor, State]:
+def run_fused(layer: Layer, task: Task, engine: Engine = "auto") -> tuple[Tensor, State]:
     """Run a fused layer, in one call where it is torch's own."""
     if task.plain:
         return _whole(layer, task)
+    if engine != "loop" and (opened := run_opened(layer, task)) is not None:
+        return opened
     if type(layer.module).forward in _TORCHS_OWN:  # one that overrides it may not bear packed sequences
         return _packed(layer, task)
     if layer.spec.directions == 2:

@@ -6,16 +6,15 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from ..cells import Adapter, Layer, Spec, as_layer, flatten, rebuild, register
 from ..errors import BadInput, StateMismatch
 from ..state import State
 from .checks import Lengths, Task, read
-from .engines import Engine, check_engine, run_cell
+from .engines import Engine, check_engine
+from .stacking import run_stack, stacked
 
 
 class Recurrent(nn.Module):
@@ -108,23 +107,8 @@ class Recurrent(nn.Module):
         return ("", "_reverse") if self.bidirectional else ("",)
 
     def _run(self, task: Task, engine: Engine) -> tuple[Tensor, State]:
-        x, ends = task.x, len(self._ends)
-        finals: list[State] = []
-        for number, cell in enumerate(self.cells()):
-            depth, reverse = divmod(number, ends)
-            if not reverse:
-                if depth and self.dropout:
-                    x = F.dropout(x, self.dropout, self.training)
-                outputs = []
-            layer = as_layer(cell, x[:, 0])
-            first = None if task.state is None else _take(task.state, number)
-            sequence = _reversed(x, task.lengths) if reverse else x
-            out, final = run_cell(layer, Task(sequence, first, task.lengths, task.resets), engine)
-            outputs.append(_reversed(out, task.lengths) if reverse else out)
-            finals.append(final)
-            if len(outputs) == ends:
-                x = outputs[0] if ends == 1 else torch.cat(outputs, dim=-1)
-        return x, _stack(finals)
+        dropout = self.dropout if self.training else 0.0
+        return run_stack(self.cells(), task, engine, directions=len(self._ends), dropout=dropout)
 
     def _forward_packed(self, x: PackedSequence, state: Any, **options: Any) -> tuple[PackedSequence, Any]:
         padded, lengths = pad_packed_sequence(x, batch_first=True)
@@ -150,7 +134,7 @@ class RecurrentAdapter(Adapter):
 
     def initial(self, module: nn.Module, batch: int) -> State:
         """Return all cells' initial states, stacked."""
-        return _stack([as_layer(cell).initial(batch) for cell in _stack_of(module).cells()])
+        return stacked([as_layer(cell).initial(batch) for cell in _stack_of(module).cells()])
 
     def to_state(self, module: nn.Module, native: Any, *, batch: int | None = None) -> State:
         """Name the parts as the cell does; a state without rows becomes one of a single row."""
@@ -214,26 +198,6 @@ def _stack_of(module: nn.Module) -> Recurrent:
 
 def _first(stack: Recurrent) -> Layer:
     return as_layer(stack.cells()[0])
-
-
-def _stack(states: list[State]) -> State:
-    axes = {name: axis + 1 for name, axis in states[0].batch_axis.items()}
-    return State({name: torch.stack([state[name] for state in states]) for name in states[0]}, axes)
-
-
-def _take(state: State, number: int) -> State:
-    return State({n: p[number] for n, p in state.items()}, {n: a - 1 for n, a in state.batch_axis.items()})
-
-
-def _reversed(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Return each row's valid steps in the opposite order; padding stays where it is."""
-    if lengths is None:
-        return x.flip(1)
-    batch, steps = x.shape[:2]
-    step = torch.arange(steps)
-    turned = torch.where(step < lengths[:, None], lengths[:, None] - 1 - step, step)  # (batch, time)
-    flat = (turned + steps * torch.arange(batch)[:, None]).flatten()
-    return x.flatten(0, 1).index_select(0, flat.to(x.device)).view(x.shape)
 
 
 def _check(state: State, own: State, deep: int) -> None:

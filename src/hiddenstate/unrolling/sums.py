@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, fx
@@ -76,7 +77,25 @@ class Sums:
             return self._reduced(node)
         if node.target is aten.embedding_dense_backward.default and not args[4]:
             return self._looked_up(node)
-        return None
+        if node.target is operator.getitem:
+            inner = self._backward_of(args[0])
+            return None if inner is None else (lambda values: inner(values)[args[1]])  # type: ignore[index]
+        return self._backward_of(node)
+
+    def _backward_of(self, node: Any) -> Sum | None:
+        """Return the sum of an operation's derivative, which is linear in the gradient that it is given first."""
+        gradient = node.args[0] if node.args else None
+        if not str(node.target).split(".")[1 if "." in str(node.target) else 0].endswith("_backward"):
+            return None
+        if not isinstance(gradient, fx.Node) or any(arg not in self._fixed for arg in node.all_input_nodes[1:]):
+            return None
+        before, rest, target = self.plan(gradient), node.args[1:], node.target
+
+        def summed(values: Values) -> Tensor:
+            others = [values.fixed(arg) if isinstance(arg, fx.Node) else arg for arg in rest]
+            return target(before(values), *others, **node.kwargs)  # type: ignore[no-any-return]
+
+        return summed
 
     def _linear(self, node: fx.Node, inner: fx.Node) -> Sum:
         before, rest, target = self.plan(inner), node.args[1:], node.target

@@ -59,11 +59,11 @@ def unroll(
     if isinstance(layer.module, Recurrent):
         if initial is not None:
             raise BadInput(
-                "initial is given for a Recurrent, whose cells start anew by themselves, each from its own initial_state."
+                "initial is given for a Recurrent, whose cells start anew each from its own initial_state."
             )
         return _run_recurrent(layer.module, x, state, lengths=lengths, resets=resets, engine=engine)
     task = replace(read(layer, x, state, lengths=lengths, resets=resets), initial=initial)
-    return run_fused(layer, task) if layer.fused else run_cell(layer, task, engine)
+    return run_fused(layer, task, engine) if layer.fused else run_cell(layer, task, engine)
 
 
 def _run_recurrent(stack: Recurrent, x: Tensor, state: State | Any, **options: Any) -> tuple[Tensor, State]:

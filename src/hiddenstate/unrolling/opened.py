@@ -1,0 +1,84 @@
+"""Torch's fused layers taken apart into cells, where their own kernels are slow.
+
+On the CPU torch runs a packed sequence step by step, and its backward pass walks through all of the sequence at every
+step. The same cells by a schedule take a fraction of that time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..cells import Layer, as_layer
+from ..errors import Untraceable
+from ..state import State
+from .checks import Task
+from .engines import obstacle_to
+from .stacking import run_stack
+
+_WORTH = 2**20  # numbers in a layer's outputs from which on a schedule is worth its making
+
+
+def run_opened(layer: Layer, task: Task) -> tuple[Tensor, State] | None:
+    """Run a fused layer's cells by schedules; None where its own kernel should run."""
+    module = layer.module
+    if type(module) not in (nn.RNN, nn.LSTM, nn.GRU) or not isinstance(module, nn.RNNBase):
+        return None  # a subclass may do things of its own
+    work = task.x.shape[0] * task.x.shape[1] * module.hidden_size
+    if task.x.device.type != "cpu" or work < _WORTH or torch.is_autocast_enabled("cpu"):
+        return None
+    if obstacle_to(layer, task) or task.x.dtype not in (torch.float32, torch.float64):
+        return None
+    dropout = module.dropout if module.training else 0.0
+    try:
+        return run_stack(_cells(module), task, "fast", directions=2 if module.bidirectional else 1, dropout=dropout)
+    except Untraceable:
+        return None
+
+
+class _Opened(nn.Module):
+    """One layer and direction of a fused layer, with the very same weights."""
+
+    def __init__(self, layer: nn.RNNBase, end: str) -> None:
+        super().__init__()
+        self.mode, self.projected = layer.mode, layer.proj_size > 0
+        self.hidden_size, self.visible = layer.hidden_size, layer.proj_size or layer.hidden_size
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+        for name in names:
+            self.register_parameter(name, getattr(layer, f"{name}_{end}", None))
+
+    def initial_state(self, batch: int) -> Any:
+        h, c = (self.weight_ih.new_zeros(batch, size) for size in (self.visible, self.hidden_size))
+        return (h, c) if self.mode == "LSTM" else h
+
+    def forward(self, x: Tensor, state: Any) -> Any:
+        weights = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+        if self.mode == "GRU":
+            return torch.gru_cell(x, state, *weights)
+        if self.mode != "LSTM":
+            return (torch.rnn_tanh_cell if self.mode == "RNN_TANH" else torch.rnn_relu_cell)(x, state, *weights)
+        h, c = state
+        gates = F.linear(x, self.weight_ih, self.bias_ih) + F.linear(h, self.weight_hh, self.bias_hh)
+        i, f, g, o = gates.chunk(4, dim=-1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        return (F.linear(h, self.weight_hr) if self.projected else h), c
+
+
+_known: WeakKeyDictionary[nn.Module, tuple[list[int], list[nn.Module]]] = WeakKeyDictionary()
+
+
+def _cells(layer: nn.RNNBase) -> list[nn.Module]:
+    weights = [id(weight) for weight in layer.parameters()]
+    known = _known.get(layer)
+    if known is None or known[0] != weights:
+        ends = ("", "_reverse") if layer.bidirectional else ("",)
+        made = [_Opened(layer, f"l{depth}{end}") for depth in range(layer.num_layers) for end in ends]
+        known = _known[layer] = weights, made
+        for cell in made:
+            as_layer(cell)
+    return known[1]

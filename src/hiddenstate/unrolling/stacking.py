@@ -1,0 +1,66 @@
+"""Cells on top of each other and side by side: layers, directions, and the dropout between layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..cells import as_layer
+from ..state import State
+from .checks import Task
+from .engines import Engine, run_cell
+
+
+def run_stack(
+    cells: Sequence[nn.Module], task: Task, engine: Engine, *, directions: int, dropout: float
+) -> tuple[Tensor, State]:
+    """Run cells layer by layer, the forward direction before the reverse; states are stacked in that order."""
+    x = task.x
+    finals: list[State] = []
+    outputs: list[Tensor] = []
+    for number, cell in enumerate(cells):
+        reverse = number % directions == 1
+        if number and not reverse and dropout:
+            x = F.dropout(x, dropout)
+        layer = as_layer(cell, x[:, 0])
+        piece = Task(backwards(x, task.lengths) if reverse else x, None, task.lengths, task.resets)
+        out, final = run_cell(layer, _from(task, piece, number), engine)
+        outputs.append(backwards(out, task.lengths) if reverse else out)
+        finals.append(final)
+        if len(outputs) == directions:
+            x = outputs[0] if directions == 1 else torch.cat(outputs, dim=-1)
+            outputs = []
+    return x, stacked(finals)
+
+
+def stacked(states: list[State]) -> State:
+    """Return states of several cells as one, with a new axis in front."""
+    axes = {name: axis + 1 for name, axis in states[0].batch_axis.items()}
+    return State({name: torch.stack([state[name] for state in states]) for name in states[0]}, axes)
+
+
+def _from(whole: Task, piece: Task, number: int) -> Task:
+    """Return a piece of work that starts from its own share of the whole stack's state."""
+    first = None if whole.state is None else _take(whole.state, number)
+    start = whole.initial
+    return Task(
+        piece.x, first, piece.lengths, piece.resets, None if start is None else lambda rows: _take(start(rows), number)
+    )
+
+
+def _take(state: State, number: int) -> State:
+    return State({n: p[number] for n, p in state.items()}, {n: a - 1 for n, a in state.batch_axis.items()})
+
+
+def backwards(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Return each row's valid steps in the opposite order; padding stays where it is."""
+    if lengths is None:
+        return x.flip(1)
+    batch, steps = x.shape[:2]
+    step = torch.arange(steps)
+    turned = torch.where(step < lengths[:, None], lengths[:, None] - 1 - step, step)  # (batch, time)
+    flat = (turned + steps * torch.arange(batch)[:, None]).flatten()
+    return x.flatten(0, 1).index_select(0, flat.to(x.device)).view(x.shape)
