@@ -39,7 +39,7 @@ def client(engine):
 def test_it_does_what_the_engine_does(client, oracle):
     x = torch.randn(9, 3)
     wanted = oracle(x.unsqueeze(0))[0].detach()
-    a = client.open()
+    a = client.open("a")
     got = [client.push(a, x[:3]), client.push(a, x[3]).unsqueeze(0)]
     data = client.export(a)
     b = client.fork(a, "b")

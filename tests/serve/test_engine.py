@@ -182,8 +182,7 @@ def test_a_model_that_flattens_rows_and_steps_is_served():
     wanted = [model(x.unsqueeze(1)).detach() for x in xs]
     with Engine(model) as engine:
         names = [engine.open() for _ in xs]
-        for got, target in zip(engine.push_many(names, xs), wanted, strict=True):
-            torch.testing.assert_close(got, target, **CLOSE)
+        torch.testing.assert_close(engine.push_many(names, xs), torch.stack(wanted), **CLOSE)
 
 
 def test_a_learned_start_is_where_sessions_start():
@@ -196,6 +195,45 @@ def test_a_learned_start_is_where_sessions_start():
         torch.testing.assert_close(engine.push(session, x), wanted[0].detach(), **CLOSE)
         engine.reset(session)
         torch.testing.assert_close(engine.push(session, x), wanted[0].detach(), **CLOSE)
+
+
+def test_inputs_in_one_tensor_are_answered_in_one_tensor():
+    model, x = TimeFirst(), torch.randn(5, 4, 3)
+    out, h = (part.detach() for part in model(x.transpose(0, 1)))
+    with Engine(model, max_batch=3) as engine:  # in two ticks
+        names = [engine.open() for _ in x]
+        engine.push(names[1], torch.randn(3))  # and one of them in another call than the others
+        engine.reset(names[1])
+        first = engine.push_many(names, x[:, :1])
+        got = engine.push_many(list(reversed(names)), x.flip(0)[:, 1:])
+    torch.testing.assert_close(first[0], out[:1].transpose(0, 1), **CLOSE)
+    torch.testing.assert_close(got[0].flip(0), out[1:].transpose(0, 1), **CLOSE)
+    torch.testing.assert_close(got[1].flip(0), h.transpose(0, 1), **CLOSE)
+
+
+def test_a_cell_that_changes_the_state_it_is_given_does_no_harm():
+    class InPlace(nn.Module):
+        hidden_size = 3
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(3))
+
+        def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
+            if state is None:
+                state = x.new_zeros(len(x), 3)
+            state.add_(x)
+            if (x > 100).any():
+                raise RuntimeError("too late")
+            return state.clone() @ self.weight
+
+    with Engine(InPlace(), example=torch.zeros(2, 3)) as engine:
+        names = [engine.open() for _ in range(3)]
+        engine.push_many(names, torch.ones(3, 3))
+        with pytest.raises(ModelFailed, match="too late"):
+            engine.push_many(names, torch.tensor([[1.0] * 3, [1000.0] * 3, [1.0] * 3]))
+        got = engine.push_many(names, torch.ones(3, 3))
+    assert got[:, 0].tolist() == [3.0, 2.0, 3.0]
 
 
 # Numbers of inputs.
@@ -663,7 +701,7 @@ def test_inputs_to_one_session_are_applied_in_the_order_they_came():
 
 def test_every_verb_has_its_twin():
     async def main(engine: Engine) -> None:
-        a = await engine.aopen()
+        a = await engine.aopen("a")
         await engine.apush(a, torch.randn(3))
         b = await engine.afork(a, "b")
         assert b == "b"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import ModelFailed, ServeError
 from ..state import Format, State, from_bytes
-from .ops import Push
+from .ops import Output, Push
 from .served import Served
 from .slab import Entry
 
@@ -25,8 +25,8 @@ class Ran:
 
     inputs: list[Input]
     after: State  # of as many rows
-    answers: list[Any]  # as the store keeps them
-    results: list[Any]  # as the callers get them
+    leaves: list[Tensor | None]  # its outputs, each (row, ...)
+    answers: list[Any]  # the same as the store keeps them, one for each row
 
 
 class Batching:
@@ -38,82 +38,73 @@ class Batching:
         self._sealed, self._keep = sealed, keep
         self._formats: dict[tuple[Any, ...], Format] = {}
 
-    def run(self, inputs: Sequence[Input]) -> tuple[list[Ran], list[tuple[Push, Exception]]]:
-        """Return what was run, and what failed with its reason."""
+    def run(self, inputs: Sequence[Input]) -> list[Ran]:
+        """Return what was run; inputs that failed have their reason for a result."""
         groups: dict[tuple[bool, int], list[Input]] = {}
         ragged = self._served.ragged
         for one in inputs:
-            steps = len(one[0].piece)
+            steps = one[0].steps
             # Within a factor of two of each other, so that padding never costs more than the work itself.
-            groups.setdefault((one[1].anew, steps.bit_length() if ragged else steps), []).append(one)
+            key = (one[1].anew, steps.bit_length() if ragged else steps)
+            if key in groups:
+                groups[key].append(one)
+            else:
+                groups[key] = [one]
         ran: list[Ran] = []
-        failed: list[tuple[Push, Exception]] = []
         for group in groups.values():
-            self._run_group(group, ran, failed)
-        return ran, failed
+            self._run_group(group, ran)
+        return ran
 
-    def answered(self, answer: Any) -> Any:
-        """Return what a caller got, from what the store kept of it."""
+    def answered(self, answer: Any) -> Output:
+        """Return what an input was answered with, from what the store kept of it."""
         if isinstance(answer, bytes):
             state = from_bytes(answer, source="an answer that was kept")
         else:
             kind, row = answer
             state = kind.state([row])
-        leaves = [
-            state[str(place)][0] if str(place) in state else None for place in range(len(self._served.layout.leaves))
-        ]
-        return self._served.rebuild(leaves)
+        places = map(str, range(len(self._served.layout.leaves)))
+        return Output([state.get(place) for place in places], 0)
 
-    def _run_group(self, group: list[Input], ran: list[Ran], failed: list[tuple[Push, Exception]]) -> None:
+    def _run_group(self, group: list[Input], ran: list[Ran]) -> None:
+        kinds = {(push.steps, push.alone) for push, _ in group}
         try:
             before = None if group[0][1].anew else self._gather([entry.slot for _, entry in group])
-            leaves, after = self._served.run([push.piece for push, _ in group], before)
+            steps = None if len({steps for steps, _ in kinds}) == 1 else [push.steps for push, _ in group]
+            leaves, after = self._served.run(_joined(group, steps), before, steps)
         except Exception as error:  # whatever a user's model raises
             if len(group) > 1:
                 # One bad input must not fail the others: halve until it is alone.
                 half = len(group) // 2
-                self._run_group(group[:half], ran, failed)
-                self._run_group(group[half:], ran, failed)
-                return
-            failed.append((group[0][0], _failure(error)))
+                self._run_group(group[:half], ran)
+                self._run_group(group[half:], ran)
+            else:
+                group[0][0].result = _failure(error)
             return
-        for rows in self._alike(group):
-            whole = len(rows) == len(group)
-            some = group if whole else [group[row] for row in rows]
-            index = None if whole else torch.tensor(rows)
-            mine = [_rows(leaf, index) for leaf in leaves]
-            self._finish(some, mine, after if index is None else after.select(index), ran, failed)
+        if len(kinds) == 1:
+            self._finish(group, leaves, after, ran)
+            return
+        for kind in kinds:
+            rows = [row for row, (push, _) in enumerate(group) if (push.steps, push.alone) == kind]
+            index = torch.tensor(rows)
+            self._finish([group[r] for r in rows], [_rows(leaf, index) for leaf in leaves], after.select(index), ran)
 
-    def _alike(self, group: list[Input]) -> list[list[int]]:
-        """Rows of the group that have the same number of steps and were given in the same way."""
-        alike: dict[tuple[int, bool], list[int]] = {}
-        for row, (push, _) in enumerate(group):
-            alike.setdefault((len(push.piece), push.alone), []).append(row)
-        return list(alike.values())
-
-    def _finish(
-        self,
-        group: list[Input],
-        leaves: list[Tensor | None],
-        after: State,
-        ran: list[Ran],
-        failed: list[tuple[Push, Exception]],
-    ) -> None:
+    def _finish(self, group: list[Input], leaves: list[Tensor | None], after: State, ran: list[Ran]) -> None:
+        """Cut outputs to the steps there are, and take out the rows that failed."""
         push = group[0][0]
-        steps = len(push.piece)
         for place, leaf in enumerate(leaves):
             if leaf is not None and self._served.has_steps(place):
-                leaves[place] = leaf[:, 0] if push.alone else leaf[:, :steps]
+                leaves[place] = leaf[:, 0] if push.alone else leaf[:, : push.steps]
         bad = _bad_rows([*leaves, *(part.movedim(after.batch_axis[name], 0) for name, part in after.items())])
         if bad:
-            failed.extend((group[row][0], ModelFailed(_NAN)) for row in sorted(bad))
+            for row in bad:
+                group[row][0].result = ModelFailed(_NAN)
             good = [row for row in range(len(group)) if row not in bad]
             if not good:
                 return
             index = torch.tensor(good)
             group, after = [group[row] for row in good], after.select(index)
             leaves = [_rows(leaf, index) for leaf in leaves]
-        ran.append(Ran(group, after, self._answers(leaves, len(group)), self._results(group, leaves)))
+        ran.append(Ran(group, after, leaves, self._answers(leaves, len(group))))
 
     def _answers(self, leaves: list[Tensor | None], rows: int) -> list[Any]:
         if not self._keep:
@@ -128,18 +119,6 @@ class Batching:
         if self._sealed:
             return [kind.seal(row) for row in kind.rows(state)]
         return [(kind, row) for row in kind.rows(state)]
-
-    def _results(self, group: list[Input], leaves: list[Tensor | None]) -> list[Any]:
-        if self._served.layout.tree.is_leaf() and leaves[0] is not None:
-            results: list[Any] = list(leaves[0].unbind(0))
-        else:
-            columns = [[None] * len(group) if leaf is None else leaf.unbind(0) for leaf in leaves]
-            results = [self._served.rebuild(row) for row in zip(*columns, strict=True)]
-        for place, (push, _) in enumerate(group):
-            if push.back is not None:
-                row = [None if leaf is None else leaf[place].to(push.back) for leaf in leaves]
-                results[place] = self._served.rebuild(row)
-        return results
 
 
 _NAN = (
@@ -158,20 +137,31 @@ def _failure(error: Exception) -> Exception:
     return failure
 
 
+def _joined(group: list[Input], steps: list[int] | None) -> Tensor:
+    """Return the pieces of a group as one tensor `(row, step, ...)`, padded where their steps differ."""
+    if steps is not None:
+        return torch.nn.utils.rnn.pad_sequence([push.piece for push, _ in group], batch_first=True)
+    source, first = group[0][0].source, group[0][0].row
+    if all([push.source is source for push, _ in group]):
+        rows = [push.row for push, _ in group]
+        if rows == list(range(first, first + len(group))):
+            return source[first : first + len(group)]
+    if all([len(push.source) == 1 for push, _ in group]):
+        return torch.cat([push.source for push, _ in group])
+    return torch.stack([push.piece for push, _ in group])
+
+
 def _rows(leaf: Tensor | None, index: Tensor | None) -> Tensor | None:
     return leaf if leaf is None or index is None else leaf.index_select(0, index.to(leaf.device))
 
 
 def _bad_rows(tensors: Sequence[Tensor | None]) -> set[int]:
     """Return the rows in which a NaN is."""
+    floating = [tensor for tensor in tensors if tensor is not None and tensor.is_floating_point() and tensor.numel()]
+    # A sum is NaN if anything in it is: one number tells that all is well.
+    if not floating or not torch.stack([tensor.sum().float() for tensor in floating]).sum().isnan():
+        return set()
     bad: set[int] = set()
-    for tensor in tensors:
-        # A sum is NaN if anything in it is: one number tells that all is well.
-        if tensor is None or not tensor.is_floating_point() or not bool(tensor.sum().isnan()):
-            continue
-        bad.update(
-            torch.isnan(tensor).flatten(1).any(1).nonzero()[:, 0].tolist()
-            if tensor.dim() > 1
-            else torch.isnan(tensor).nonzero()[:, 0].tolist()
-        )
+    for tensor in floating:
+        bad.update(torch.isnan(tensor).reshape(len(tensor), -1).any(1).nonzero()[:, 0].tolist())
     return bad

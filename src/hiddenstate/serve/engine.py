@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 from ..errors import BadInput
 from .line import Line
-from .ops import AsyncTicket, Op, Push, Ticket
+from .ops import AsyncTicket, Op, Output, Push, Ticket
 from .served import Served
 from .slab import Slab
 from .stats import Snapshot
 from .stores import Store, open_store
 from .verbs import Verbs, checked
 from .worker import Worker
+
+_CPU = torch.device("cpu")
 
 
 class Engine(Verbs):
@@ -108,12 +110,25 @@ class Engine(Verbs):
             timeout: Seconds to wait for the answer at most.
         """
         ticket = Ticket(1)
-        self._line.add([self._push(ticket, 0, session, x, seq)])
-        return _one(ticket.wait(timeout))
+        self._line.add([self._push(ticket, session, x, seq)])
+        return self._output(_one(ticket.wait(timeout)), x)
 
     async def apush(self, session: str, x: Any, seq: int | None = None) -> Any:
         """Do as `push`; cancelled before its tick, the input is not applied."""
-        return await self._later(lambda ticket: self._push(ticket, 0, session, x, seq))
+        return self._output(await self.submit(session, x, seq).outcome(), x)
+
+    def submit(self, session: str, x: Any, seq: int | None = None) -> Push:
+        """Let an input stand in line at once, and return it: await its `outcome`, and then read its `seq`.
+
+        For event loops with many inputs under way: no task is made for each. `output` makes tensors of the outcome.
+        """
+        push = self._push(AsyncTicket(1), session, x, seq)
+        self._line.add([push])
+        return push
+
+    def output(self, outcome: Output) -> Any:
+        """Return what an input was answered with, as `push` returns it."""
+        return self._served.output(outcome, _CPU)
 
     def push_many(
         self,
@@ -122,11 +137,12 @@ class Engine(Verbs):
         *,
         seqs: Sequence[int | None] | None = None,
         errors: Literal["raise", "return"] = "raise",
-    ) -> list[Any]:
+    ) -> Any:
         """Apply one input to each of many sessions at once, and return their outputs in that order.
 
-        Where some fail, the others are applied all the same: the first error is raised, or with `errors="return"` each
-        stands in place of its output.
+        Inputs in one tensor, `(session, ...)`, are answered in one tensor; those in a list, in a list. Where some fail,
+        the others are applied all the same: the first error is raised, or with `errors="return"` a list is returned
+        in which each error stands in place of an output.
         """
         if errors not in ("raise", "return"):
             raise BadInput(f"errors is {errors!r}, but it is 'raise' or 'return'.")
@@ -144,7 +160,9 @@ class Engine(Verbs):
             for result in results:
                 if isinstance(result, Exception):
                     raise result
-        return results
+            if isinstance(xs, Tensor):
+                return self._stacked(results, xs)
+        return [r if isinstance(r, Exception) else self._output(r, x) for r, x in zip(results, xs, strict=True)]
 
     # The engine itself.
 
@@ -205,36 +223,43 @@ class Engine(Verbs):
         """Shut down."""
         self.shutdown()
 
-    def _push(self, ticket: Ticket, place: int, session: str, x: Any, seq: int | None) -> Push:
+    def _push(self, ticket: Ticket, session: str, x: Any, seq: int | None, place: int = 0) -> Push:
         piece, alone = self._served.read(x)
         if seq is not None and (isinstance(seq, bool) or not isinstance(seq, int) or seq < 1):
             raise BadInput(f"seq is {seq!r}, but inputs are numbered from 1 on.")
-        push = Push(checked(session), ticket, place, piece=piece, alone=alone, seq=seq)
-        if piece.device != self._served.layout.device:
-            push.back = piece.device
+        push = Push(checked(session), ticket, place, (piece.unsqueeze(0), len(piece), alone, seq))
+        push.row = 0
         return push
 
     def _pushes(
         self, ticket: Ticket, sessions: Sequence[str], xs: Sequence[Any] | Tensor, seqs: Sequence[int | None]
     ) -> list[Push]:
-        return [
-            self._push(ticket, place, session, x, seq)
-            for place, (session, x, seq) in enumerate(zip(sessions, xs, seqs, strict=True))
-        ]
+        if not isinstance(xs, Tensor) or set(map(type, sessions)) != {str}:
+            each = enumerate(zip(sessions, xs, seqs, strict=True))
+            return [self._push(ticket, session, x, seq, place) for place, (session, x, seq) in each]
+        first, alone = self._served.read(xs[0])
+        source = xs.detach().to(first.dtype)
+        source, steps = source.unsqueeze(1) if alone else source, len(first)
+        return [Push(s, ticket, place, (source, steps, alone, seqs[place])) for place, s in enumerate(sessions)]
+
+    def _output(self, outcome: Output, x: Any) -> Any:
+        """Return an output where its input came from."""
+        return self._served.output(outcome, x.device if isinstance(x, Tensor) else _CPU)
+
+    def _stacked(self, outcomes: list[Output], xs: Tensor) -> Any:
+        """Return all outputs in one tensor, `(session, ...)`: as they are where they come from one call, in order."""
+        leaves = outcomes[0].leaves
+        whole = all([outcome.leaves is leaves for outcome in outcomes])
+        if whole and [outcome.row for outcome in outcomes] == list(range(len(outcomes))):
+            return self._served.rebuild([None if leaf is None else leaf.to(xs.device) for leaf in leaves])
+        columns = zip(*([None if leaf is None else leaf[o.row] for leaf in o.leaves] for o in outcomes), strict=True)
+        found = [[leaf for leaf in column if leaf is not None] for column in columns]
+        return self._served.rebuild([torch.stack(column).to(xs.device) if column else None for column in found])
 
     def _now(self, ask: Callable[[Ticket], Op]) -> Any:
         ticket = Ticket(1)
         self._line.add([ask(ticket)])
         return _one(ticket.wait(None))
-
-    def submit(self, session: str, x: Any, seq: int | None = None) -> Push:
-        """Let an input stand in line at once, and return it: await its `outcome`, and then read its `seq`.
-
-        For event loops with many inputs under way: no task is made for each.
-        """
-        push = self._push(AsyncTicket(1), 0, session, x, seq)
-        self._line.add([push])
-        return push
 
     async def _later(self, ask: Callable[[Ticket], Op]) -> Any:
         ticket = AsyncTicket(1)

@@ -36,7 +36,7 @@ def check_rows(served: Served) -> State:
     """Refuse a model whose rows influence each other; return the state that three rows are in after two steps."""
     pieces = [_steps(served.layout.sample, row) for row in range(3)]
     with undisturbed(served.model):
-        _, middle = served.run([piece[:2] for piece in pieces], None)
+        _, middle = served.run(torch.stack([piece[:2] for piece in pieces]), None)
         together = _rows(served, [piece[2:] for piece in pieces], middle)
         alone = [_rows(served, [piece[2:]], middle.select([row]))[0] for row, piece in enumerate(pieces)]
     gap, allowed = _gap(together, alone)
@@ -52,7 +52,7 @@ def lengths_may_differ(served: Served) -> bool:
     """Say whether pieces of different lengths in one call give what each gives alone."""
     pieces = [_steps(served.layout.sample, row)[:steps] for row, steps in enumerate((4, 1, 2))]
     with undisturbed(served.model):
-        _, state = served.run([piece[:1] for piece in pieces], None)
+        _, state = served.run(torch.stack([piece[:1] for piece in pieces]), None)
         try:
             together = _rows(served, pieces, state)
         except (HiddenStateError, RuntimeError, ValueError):
@@ -68,7 +68,9 @@ def _steps(sample: Tensor, begin: int) -> Tensor:
 
 def _rows(served: Served, pieces: Sequence[Tensor], state: State) -> list[list[Tensor]]:
     """Everything that each row gets: its outputs up to its own length, and its state."""
-    leaves, after = served.run(pieces, state)
+    steps = [len(piece) for piece in pieces]
+    x = nn.utils.rnn.pad_sequence(list(pieces), batch_first=True)
+    leaves, after = served.run(x, state, None if min(steps) == max(steps) else steps)
     return [
         [
             *(

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from ..errors import Overloaded, ServeError
-from .ops import Names, Op
+from .ops import PENDING, Names, Op
 
 
 class Line:
@@ -46,15 +46,16 @@ class Line:
             self._size += len(ops)
             behind, ready = self._behind, self._ready
             for op in ops:
-                if op.session in behind and not isinstance(op, Names):
+                if type(op) is Names:
+                    ready.append(op)
+                elif op.session in behind:
                     queue = behind[op.session]
                     if queue is None:
                         queue = behind[op.session] = deque()
                     queue.append(op)
-                    continue
-                if not isinstance(op, Names):
+                else:
                     behind[op.session] = None
-                ready.append(op)
+                    ready.append(op)
             self._changed.notify()
 
     def take(self, limit: int, *, timeout: float | None) -> list[Op] | None:
@@ -81,14 +82,11 @@ class Line:
         """Let those behind these operations come forward."""
         with self._changed:
             self._size -= len(ops)
+            behind = self._behind
             for op in ops:
-                if isinstance(op, Names):
-                    continue
-                queue = self._behind[op.session]
-                if queue:
+                if type(op) is not Names and (queue := behind.pop(op.session)):
                     self._ready.append(queue.popleft())
-                else:
-                    del self._behind[op.session]
+                    behind[op.session] = queue
             if self._closed:
                 self._changed.notify_all()
 
@@ -109,7 +107,9 @@ class Line:
     def _wake(self) -> None:
         now = time.monotonic()
         while self._delayed and self._delayed[0][0] <= now:
-            self._ready.append(heapq.heappop(self._delayed)[2])
+            op = heapq.heappop(self._delayed)[2]
+            op.result = PENDING
+            self._ready.append(op)
 
     def _wait_for_company(self, expected: int) -> None:
         # Callers that were answered together come back together: wait for as many as came last time, never for more.

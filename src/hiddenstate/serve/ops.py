@@ -6,9 +6,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 
@@ -92,36 +91,54 @@ def _tell_all(tickets: list[Ticket]) -> None:
         ticket.tell()
 
 
+# In place of a result: none yet; and one that will come in a later tick.
+PENDING: Any = object()
+LATER: Any = object()
+
+
 class Op:
     """Something asked of one session."""
 
-    __slots__ = ("patience", "place", "session", "ticket")
+    __slots__ = ("patience", "place", "result", "session", "ticket")
 
     def __init__(self, session: str, ticket: Ticket, place: int = 0) -> None:
         """Ask it of `session`; the result goes to `place` of `ticket`."""
         self.session = session
         self.ticket = ticket
         self.place = place
+        self.result: Any = PENDING
         self.patience = 0.0  # until when it waits for another worker's lease, once it has met one
 
 
+class Output(NamedTuple):
+    """What the model gave for one row of a call: made into tensors of its own only when the caller takes it."""
+
+    leaves: list[Tensor | None]  # each (row, ...)
+    row: int
+
+
 class Push(Op):
-    """Apply a piece of input."""
+    """Apply a piece of input: one row of a tensor that may hold those of many."""
 
-    __slots__ = ("alone", "back", "piece", "seq")
+    __slots__ = ("alone", "row", "seq", "source", "steps")
 
-    def __init__(
-        self, session: str, ticket: Ticket, place: int, *, piece: Tensor, alone: bool, seq: int | None
-    ) -> None:
-        """Apply `piece (steps, ...)`; `alone` when it was given as one bare step."""
-        super().__init__(session, ticket, place)
-        self.piece = piece
-        self.alone = alone
-        self.seq = seq
-        self.back: torch.device | None = None  # where the output goes, when that is not where the model is
+    def __init__(self, session: str, ticket: Ticket, place: int, kind: tuple[Tensor, int, bool, int | None]) -> None:
+        """Apply row `place` of `(row, steps, ...)`: that, its steps, whether they are one bare step, its number."""
+        # Not through super: there may be hundreds of these in a tick.
+        self.session = session
+        self.ticket = ticket
+        self.place = self.row = place
+        self.result = PENDING
+        self.patience = 0.0
+        self.source, self.steps, self.alone, self.seq = kind
+
+    @property
+    def piece(self) -> Tensor:
+        """The piece `(steps, ...)`."""
+        return self.source[self.row]
 
     async def outcome(self) -> Any:
-        """Return the output, or raise what the input failed with; from then on `seq` is the number it was given."""
+        """Return the result, or raise what the input failed with; from then on `seq` is the number it was given."""
         assert isinstance(self.ticket, AsyncTicket)
         (result,) = await self.ticket.future
         if isinstance(result, Exception):

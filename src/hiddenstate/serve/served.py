@@ -17,6 +17,7 @@ from ..state import Format, State
 from .fingerprint import fingerprint
 from .laws import check_rows, check_split_law, lengths_may_differ
 from .layout import find_layout, output_of
+from .ops import Output
 from .wire import named_tensors
 
 
@@ -78,20 +79,20 @@ class Served:
             x = x.to(wanted)
         return (x.detach().unsqueeze(0) if alone else x.detach()), alone
 
-    def run(self, pieces: Sequence[Tensor], state: State | None) -> tuple[list[Tensor | None], State]:
+    def run(
+        self, x: Tensor, state: State | None, steps: Sequence[int] | None = None
+    ) -> tuple[list[Tensor | None], State]:
         """Return the outputs, each `(row, step, ...)` or `(row, ...)`, and each row's state after its own last step.
 
-        `pieces` are `(steps, ...)`; where their steps differ, outputs beyond a row's own mean nothing. Without a
-        `state` all rows start anew.
+        `x` is `(row, step, ...)`; where `steps` are told for each row, outputs beyond a row's own mean nothing. Without
+        a `state` all rows start anew.
         """
-        steps = [len(piece) for piece in pieces]
-        same = min(steps) == max(steps)
-        x = torch.stack(list(pieces)) if same else nn.utils.rnn.pad_sequence(list(pieces), batch_first=True)
-        x = x.to(self.layout.device)  # (row, step, ...)
+        x = x.to(self.layout.device)
+        lengths = None if steps is None else torch.tensor(steps)
         with torch.no_grad():
             if self.layout.steps_axis is None:
-                return self._stepwise(x, torch.tensor(steps), state)
-            return self._whole(x, None if same else torch.tensor(steps), state)
+                return self._stepwise(x, torch.full((len(x),), x.shape[1]) if lengths is None else lengths, state)
+            return self._whole(x, lengths, state)
 
     def has_steps(self, place: int) -> bool:
         """Say whether the output at `place` has one entry for each step."""
@@ -102,6 +103,11 @@ class Served:
         """Return the state of one session that starts anew, as far as it shows from outside."""
         with torch.no_grad():
             return self._join({}, 1)
+
+    def output(self, made: Output, device: torch.device) -> Any:
+        """Return one row's output, in tensors of its own, nested as the model nests it."""
+        leaves = [None if leaf is None else leaf[made.row].to(device, copy=True) for leaf in made.leaves]
+        return self.rebuild(leaves)
 
     def rebuild(self, leaves: Sequence[Tensor | None]) -> Any:
         """Return an output nested as the model nests it."""

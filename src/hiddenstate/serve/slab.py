@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from heapq import nsmallest
+from typing import NamedTuple
 
 import torch
 
@@ -15,7 +16,7 @@ class Entry:
 
     __slots__ = (
         *("anew", "fingerprint", "opened", "seq", "session"),
-        *("slot", "state", "steps", "token", "touched", "version"),
+        *("slot", "state", "steps", "token", "touched", "used", "version"),
     )
 
     def __init__(self, session: str, token: int, version: int) -> None:
@@ -27,6 +28,7 @@ class Entry:
         self.seq = self.steps = 0
         self.opened = self.touched = 0.0
         self.fingerprint = ""
+        self.used = 0  # the tick that last had to do with it
         self.anew = True  # it starts from the initial state, and its slot holds nothing
 
 
@@ -41,54 +43,80 @@ class Slab:
             shape = list(part.shape)
             shape[self._axes[name]] = slots
             self._parts[name] = part.new_zeros(shape)
-        self._free = list(range(slots))
+        self._free = list(range(slots - 1, -1, -1))  # the lowest is given first, so that those in use lie together
         self.slots = slots
-        self._entries: OrderedDict[str, Entry] = OrderedDict()  # the one longest unused first
+        self.entries: dict[str, Entry] = {}
 
     def __len__(self) -> int:
         """Return how many sessions are at hand."""
-        return len(self._entries)
+        return len(self.entries)
 
     def has(self, session: str) -> bool:
         """Say whether a session is at hand."""
-        return session in self._entries
+        return session in self.entries
 
-    def get(self, session: str) -> Entry | None:
-        """Return a session that is at hand, and note that it is used."""
-        entry = self._entries.get(session)
-        if entry is not None:
-            self._entries.move_to_end(session)
-        return entry
+    def make_room(self, count: int, needed: Collection[str]) -> None:
+        """Have `count` slots free: if need be those of the sessions longest unused, but of none among the `needed`."""
+        missing = count - len(self._free)
+        if missing > 0:
+            idle = (entry for entry in self.entries.values() if entry.session not in needed)
+            for entry in nsmallest(missing, idle, key=lambda entry: entry.used):
+                self.drop(entry.session)
 
-    def enter(self, entry: Entry, needed: Collection[str]) -> None:
-        """Give an entry a slot: if need be that of the session longest unused, but of none among the `needed`."""
-        if not self._free:
-            self.drop(next(name for name in self._entries if name not in needed))
+    def enter(self, entry: Entry) -> None:
+        """Give an entry a free slot."""
         entry.slot = self._free.pop()
-        self._entries[entry.session] = entry
+        self.entries[entry.session] = entry
 
     def drop(self, session: str) -> None:
         """Let a session go; the store has its state."""
-        entry = self._entries.pop(session, None)
+        entry = self.entries.pop(session, None)
         if entry is not None:
             self._free.append(entry.slot)
             entry.slot = -1
 
     def clear(self) -> None:
         """Let all sessions go."""
-        for session in list(self._entries):
+        for session in list(self.entries):
             self.drop(session)
 
     def gather(self, slots: Sequence[int]) -> State:
         """Return the states in these slots, as rows in that order."""
+        index = self._index(slots)
         parts = {}
         for name, part in self._parts.items():
-            index = torch.tensor(slots, dtype=torch.int64, device=part.device)
-            parts[name] = part.index_select(self._axes[name], index)
+            axis = self._axes[name]
+            if index.rows is None:
+                # A copy all the same: a cell may change the state it is given, and what is in a slot must not change.
+                parts[name] = part[index.beside(axis)].clone(memory_format=torch.contiguous_format)
+            else:
+                parts[name] = part.index_select(axis, index.rows)
         return State(parts, self._axes)
 
     def scatter(self, slots: Sequence[int], state: State) -> None:
         """Write the rows of `state` to these slots."""
+        index = self._index(slots)
         for name, part in self._parts.items():
-            index = torch.tensor(slots, dtype=torch.int64, device=part.device)
-            part.index_copy_(self._axes[name], index, state[name].to(part))
+            axis = self._axes[name]
+            if index.rows is None:
+                part[index.beside(axis)].copy_(state[name])
+            else:
+                part.index_copy_(axis, index.rows, state[name].to(part))
+
+    def _index(self, slots: Sequence[int]) -> _Slots:
+        count = len(slots)
+        if count and slots[-1] - slots[0] == count - 1 and list(slots) == list(range(slots[0], slots[0] + count)):
+            return _Slots(slots[0], slots[0] + count, None)
+        device = next(iter(self._parts.values())).device
+        return _Slots(0, 0, torch.tensor(slots, dtype=torch.int64, device=device))
+
+
+class _Slots(NamedTuple):
+    """Slots that lie side by side, in order; or else their numbers."""
+
+    first: int
+    end: int
+    rows: torch.Tensor | None
+
+    def beside(self, axis: int) -> tuple[slice, ...]:
+        return (*(slice(None),) * axis, slice(self.first, self.end))

@@ -39,15 +39,15 @@ class Stats:
         self._lately: deque[tuple[int, float]] = deque(maxlen=_KEPT)  # operations, seconds
         self._latencies: deque[float] = deque(maxlen=_KEPT)
 
-    def tick(self, ops: Sequence[Op], tickets: Sequence[Ticket], began: float, *, failed: int) -> None:
+    def tick(self, ops: Sequence[Op], tickets: Sequence[Ticket], began: float) -> None:
         """Count one tick, which answered these tickets."""
         now = time.perf_counter()
-        pushes = [op for op in ops if type(op) is Push]
-        steps = sum([len(op.piece) for op in pushes])
+        lengths = [op.steps for op in ops if type(op) is Push]
+        failed = len([op for op in ops if isinstance(op.result, Exception)])
         with self._lock:
             self._ticks += 1
-            self._inputs += len(pushes)
-            self._steps += steps
+            self._inputs += len(lengths)
+            self._steps += sum(lengths)
             self._failures += failed
             self._lately.append((len(ops), now - began))
             self._latencies.extend([now - ticket.began for ticket in tickets])

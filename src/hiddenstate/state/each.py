@@ -93,8 +93,12 @@ class Format:
     def _matrix(self, name: str, part: Tensor) -> _Bytes:
         if not part.numel():
             return np.zeros((part.shape[self._axes[name]], 0), np.uint8)
-        front = part.detach().movedim(self._axes[name], 0).cpu().resolve_conj().resolve_neg()
-        flat = (torch.view_as_real(front) if front.is_complex() else front).reshape(len(front), -1)
+        front = part.detach().movedim(self._axes[name], 0).cpu()
+        if front.is_complex() or front.is_neg():
+            front = (
+                torch.view_as_real(front.resolve_conj().resolve_neg()) if front.is_complex() else front.resolve_neg()
+            )
+        flat = front.reshape(len(front), -1)
         # The axis of length one has stride 1 whatever torch thinks of the others, as a view on bytes demands.
         return flat.contiguous().reshape(-1).unsqueeze(-1).view(torch.uint8).numpy().reshape(len(front), -1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Sequence
 from heapq import nsmallest
@@ -27,7 +26,7 @@ class MemoryStore(Store):
         """Start empty."""
         self._rows: dict[str, tuple[int, Row]] = {}  # session -> version, row
         self._answers: dict[str, deque[tuple[int, Any]]] = {}
-        self._versions = itertools.count(1)
+        self._version = 0
         self._swept: deque[str] = deque()
 
     def claim(self, wanted: Sequence[tuple[str, int]]) -> list[Claim | Any]:
@@ -42,6 +41,8 @@ class MemoryStore(Store):
         """Apply each change whose token still holds."""
         rows, answers = self._rows, self._answers
         versions: list[int | None] = []
+        replay = self.replay
+        self._version = version = self._version + 1
         for session, token, row, answer, anew in changes:
             held = rows.get(session)
             if (None if held is None else held[0]) != token:
@@ -53,12 +54,11 @@ class MemoryStore(Store):
                 rows.pop(session, None)
                 versions.append(0)
                 continue
-            version = next(self._versions)
             rows[session] = (version, row)
-            if answer is not None and self.replay:
+            if answer is not None and replay:
                 kept = answers.get(session)
                 if kept is None:
-                    kept = answers[session] = deque(maxlen=self.replay)
+                    kept = answers[session] = deque(maxlen=replay)
                 kept.append((row.seq, answer))
             versions.append(version)
         return versions

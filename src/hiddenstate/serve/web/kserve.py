@@ -86,7 +86,7 @@ async def infer(desk: At, caller: Caller, model: str, request: Request) -> Respo
     if asked.get("sequence_start") is True:
         await _begin(desk, caller, key)
     push = desk.engine.submit(key, x, _seq(asked))
-    output = await push.outcome()
+    output = desk.engine.output(await push.outcome())
     if asked.get("sequence_end") is True:
         await desk.engine.aclose(key)
     tensors = {name: tensor.unsqueeze(0) if batched else tensor for name, tensor in named_tensors(output).items()}

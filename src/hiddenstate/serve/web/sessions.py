@@ -161,14 +161,14 @@ async def push(
     desk.check_steps(x)
     given = desk.engine.submit(key, x, number)
     try:
-        output = await given.outcome()
+        output = desk.engine.output(await given.outcome())
     except SessionLost as error:
         if not create or error.reason != "unknown":
             raise
         desk.admit_new(caller)
         await desk.engine.aopen(key, exist_ok=True)
         given = desk.engine.submit(key, x, number)
-        output = await given.outcome()
+        output = desk.engine.output(await given.outcome())
     if binary:
         return Response(pack(named_tensors(output)), media_type=SAFETENSORS, headers={"x-seq": str(given.seq)})
     return JSONResponse({"seq": given.seq, "y": to_json(output)})

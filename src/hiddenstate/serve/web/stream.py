@@ -144,7 +144,7 @@ class Talk:
             return _failed(error)
 
         async def answer() -> bytes:
-            output = await push.outcome()
+            output = engine.output(await push.outcome())
             body = to_raw(output) if isinstance(output, Tensor) else pack(named_tensors(output))
             return (push.seq or 0).to_bytes(_HEAD, "little") + body
 
@@ -157,7 +157,7 @@ class Talk:
         x = from_json(content.get("x"), self._desk.engine.dtype)
         self._check(x)
         push = self._desk.engine.submit(self._key, x, seq)
-        output = await push.outcome()
+        output = self._desk.engine.output(await push.outcome())
         return json.dumps({"type": "output", "seq": push.seq, "y": to_json(output)})
 
     async def _reset(self, content: dict[str, Any]) -> str:
