@@ -514,6 +514,9 @@ class TestTo:
         assert same(put.to("cpu"), state.to("cpu").put([1], state.to("cpu").select([2])))
 
     @pytest.mark.cuda
+    @pytest.mark.skipif(
+        torch.__version__ < "2.13", reason="older loaders rebuild mappings themselves, without asking pin_memory"
+    )
     def test_a_loader_pins_a_state_and_keeps_its_axes(self):
         state = lstm_state()
         loader = torch.utils.data.DataLoader([state], batch_size=None, pin_memory=True)

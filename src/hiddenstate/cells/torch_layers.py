@@ -54,7 +54,9 @@ class FusedAdapter(Adapter):
     def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Native:
         """Return the tensor or the tuple (h, c) that the layer takes."""
         self._check(module, state)
-        return _unnamed(self.kind == "lstm", state, batched, axis=1)
+        # cuDNN refuses views, such as one learned row expanded to all rows, or the first rows of a larger batch.
+        whole = state if all(part.is_contiguous() for part in state.values()) else state.map(Tensor.contiguous)
+        return _unnamed(self.kind == "lstm", whole, batched, axis=1)
 
     def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
         """Part output and final state, as every fused layer returns them."""
