@@ -1,13 +1,13 @@
 """What an examination costs in training steps, and what a Monitor adds to training.
 
-    python benchmarks/diagnose.py
+python benchmarks/diagnose.py
 """
 
 import torch
-from timing import compare
 from torch import nn
 
 import hiddenstate as hs
+from timing import compare
 
 
 class Tagger(nn.Module):
@@ -19,10 +19,12 @@ class Tagger(nn.Module):
         self.head = nn.Linear(256, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return one output for each step."""
         return self.head(self.lstm(x)[0])
 
 
 def main() -> None:
+    """Print both tables."""
     torch.manual_seed(0)
     model, x = Tagger(), torch.randn(16, 50, 256)
     optimizer = torch.optim.Adam(model.parameters())

@@ -15,6 +15,7 @@ from .inputs import Inputs, Slot
 from .patient import Patient, Run
 from .reading import read_inputs
 from .stepping import Stepped
+from .substitutes import spread
 from .thresholds import Thresholds
 
 _ROWS, _STEPS = 4, 8  # of invented inputs
@@ -28,7 +29,7 @@ def admit(
     model = unwrap(model)
     found = layers(model)
     itself = found[0] if len(found) == 1 and found[0].module is model else None
-    if itself is None and not inputs and not found:
+    if itself is None and not inputs and not any(layer.fused for layer in found):
         itself = _called_a_cell(model)
     assumed: list[str] = []
     alone = itself is not None and _one_step(itself, inputs)
@@ -88,7 +89,7 @@ def _stepped(layer: Layer, inputs: tuple[Any, ...], assumed: list[str]) -> tuple
     generator = torch.Generator().manual_seed(0)
     if x.is_floating_point():
         noise = torch.randn(len(rows), _STEPS, *rows.shape[1:], generator=generator, dtype=torch.float64).to(x)
-        steps = (float(x.std()) if x.numel() > 1 else 0.0 or 1.0) * noise
+        steps = spread(x) * noise
         steps[:, 0] = rows
     else:
         top = max(2, int(rows.max()) + 1)
@@ -158,7 +159,9 @@ def settle(patient: Patient, run: Run) -> None:
         patient.inputs = wanted
     if inputs.batched:
         axis = inputs.slot(inputs.main).rows
-        patient.assumed.append(f"{inputs.batch} rows on axis {axis} of input{[inputs.main[0]]}; batch_axis= says otherwise")
+        patient.assumed.append(
+            f"{inputs.batch} rows on axis {axis} of input{[inputs.main[0]]}; batch_axis= says otherwise"
+        )
 
 
 def _with_vocabulary(patient: Patient, inputs: Inputs) -> Inputs:
@@ -191,9 +194,9 @@ def _with_time(patient: Patient, inputs: Inputs, run: Run) -> Inputs:
             return replace(inputs, slots=others, batch=1, batched=False, steps=x.shape[0], lengths=None)
     if not inputs.batched:
         return inputs
-    if x.dim() == 2 and x.is_floating_point() and x.shape[1] > 1 and all(c.steps == 1 for c in calls):
-        if len({c.layer.name for c in calls}) == len(calls):
-            return _without_time(inputs, slot)  # one step of each row: its second axis are features
+    once = len({c.layer.name for c in calls}) == len(calls) and all(c.steps == 1 for c in calls)
+    if x.dim() == 2 and x.is_floating_point() and x.shape[1] > 1 and once:
+        return _without_time(inputs, slot)  # one step of each row: its second axis are features
     steps = calls[0].steps if calls[0].layer.fused else len([c for c in calls if c.layer is calls[0].layer])
     return _on_axis(inputs, slot, x, steps)
 

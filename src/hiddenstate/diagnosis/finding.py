@@ -22,7 +22,9 @@ class Finding:
     evidence: str  # the measured number and the threshold it crossed
     cause: str
     advice: str
-    numbers: Mapping[str, float] = field(default_factory=dict)  # the evidence for programs: what was measured, its limit
+    numbers: Mapping[str, float] = field(
+        default_factory=dict
+    )  # the evidence for programs: what was measured, its limit
     title: str = ""
 
     def __post_init__(self) -> None:

@@ -192,7 +192,9 @@ def _laid_out_as(old: Any, new: Any) -> Any:
 
     def settle(path: Path, end: Any) -> Any:
         like = before.get(path)
-        return end.contiguous() if isinstance(end, Tensor) and isinstance(like, Tensor) and like.is_contiguous() else end
+        return (
+            end.contiguous() if isinstance(end, Tensor) and isinstance(like, Tensor) and like.is_contiguous() else end
+        )
 
     return mapped(new, settle)
 

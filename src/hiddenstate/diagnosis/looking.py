@@ -54,7 +54,7 @@ class Look:
         def arrived(gradient: Tensor) -> None:
             seen[place] = _by_step(gradient.detach(), x, layer)
 
-        data.register_hook(arrived)
+        data.register_hook(arrived)  # type: ignore[no-untyped-call]
         return changed
 
     def leave(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -105,14 +105,16 @@ class Look:
 
 def _by_step(gradient: Tensor, x: Any, layer: Layer) -> Tensor:
     if isinstance(x, PackedSequence):
-        sizes = gradient.flatten(1).norm(dim=1).square()
+        sizes: Tensor = gradient.flatten(1).norm(dim=1).square()
         ends = x.batch_sizes.cumsum(0).tolist()
         starts = [0, *ends[:-1]]
         return torch.stack([sizes[a:b].sum().sqrt() for a, b in zip(starts, ends, strict=True)])
     if not layer.fused:
-        return gradient.norm().reshape(1)
+        whole: Tensor = gradient.norm()
+        return whole.reshape(1)
     steps = gradient if gradient.dim() == 2 else gradient.transpose(0, 1) if layer.spec.batch_first else gradient
-    return steps.flatten(1).norm(dim=1)
+    by_step: Tensor = steps.flatten(1).norm(dim=1)
+    return by_step
 
 
 def judged(look: Look, limits: Thresholds) -> tuple[dict[str, float], list[Finding]]:
@@ -139,9 +141,7 @@ def judged(look: Look, limits: Thresholds) -> tuple[dict[str, float], list[Findi
     return numbers, found
 
 
-def _states(
-    name: str, h: Tensor, look: Look, *, numbers: dict[str, float], limits: Thresholds
-) -> list[Finding]:
+def _states(name: str, h: Tensor, look: Look, *, numbers: dict[str, float], limits: Thresholds) -> list[Finding]:
     valid = look.valid[name]
     values = h[valid.to(h.device)] if valid is not None else h.flatten(0, 1)  # (steps of all rows, unit)
     size = values.abs()
@@ -159,7 +159,8 @@ def _states(
                     "HS402",
                     "warning",
                     name,
-                    f"{share:.0%} of the values of |h| are ≥ {limits.saturated:g} (limit {limits.saturated_share:.0%}).",
+                    f"{share:.0%} of the values of |h| are ≥ {limits.saturated:g} (limit "
+                    f"{limits.saturated_share:.0%}).",
                     "inputs or weights have become too large",
                     "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0), a smaller learning rate",
                     {"share": share, "limit": limits.saturated_share},
@@ -172,7 +173,8 @@ def _states(
                 "HS403",
                 "warning",
                 name,
-                f"{dead:.0%} of {h.shape[2]} units vary by less than {limits.dead:g} over the batch (limit {limit:.0%}).",
+                f"{dead:.0%} of {h.shape[2]} units vary by less than {limits.dead:g} over the batch (limit "
+                f"{limit:.0%}).",
                 "an update pushed them where no gradient brings them back",
                 "a smaller learning rate; tanh instead of ReLU",
                 {"share": dead, "limit": limit},
@@ -195,7 +197,8 @@ def _infinite(name: str, h: Tensor, valid: Tensor | None) -> Finding | None:
         "HS401",
         "error",
         name,
-        f"the state holds NaN or Inf, first at step {step} of row {row}; {int(bad.any(1).sum())} rows have some (limit 0).",
+        f"the state holds NaN or Inf, first at step {step} of row {row}; {int(bad.any(1).sum())} rows have "
+        "some (limit 0).",
         "an update blew up, or the batch holds NaN",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) before optimizer.step(); look at this batch",
         {"step": step, "row": row, "limit": 0.0},

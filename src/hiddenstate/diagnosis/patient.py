@@ -62,7 +62,7 @@ class Patient:
         self.hidden: list[Hidden] = hidden_things(self.model)
         others = [thing.value for thing in self.hidden if isinstance(thing.value, nn.Module)]
         self.layers: list[Layer] = list(layers(self.model))
-        if self.alone and not self.layers:
+        if self.alone:  # the cell that was given, not what it is made of
             cell = as_layer(getattr(self.model, "cell"))  # noqa: B009
             self.layers = [Layer("cell", cell.module, cell.adapter)]
         for thing in self.hidden:
@@ -173,9 +173,9 @@ def probe(experiment: Callable[[Patient], T]) -> Callable[[Patient], T]:
                 patient.memo[name] = (experiment(patient), None)
             except Exception as error:  # kept, and raised again for everyone who asks
                 patient.memo[name] = (None, error)
-        value, error = patient.memo[name]
-        if error is not None:
-            raise error
-        return value
+        kept: tuple[T, Exception | None] = patient.memo[name]
+        if kept[1] is not None:
+            raise kept[1]
+        return kept[0]
 
     return once

@@ -84,9 +84,7 @@ def _looks_like_state(found: dict[Path, Any], path: Path) -> bool:
     return pair and siblings[0].shape == siblings[1].shape and siblings[0].is_floating_point()
 
 
-def _slot(
-    path: Path, end: Any, *, main: Path, names: list[str], batch: int | None, axis: int, steps: int
-) -> Slot:
+def _slot(path: Path, end: Any, *, main: Path, names: list[str], batch: int | None, axis: int, steps: int) -> Slot:
     if isinstance(end, PackedSequence):
         return Slot(path, "sequence", 0, 1, int(unpacked(end)[1].max()))
     if not isinstance(end, Tensor):
@@ -108,13 +106,13 @@ def _slot(
         return Slot(path, "features" if end.is_floating_point() else "other", rows)
     if rows == 1 and axis == 0:
         return Slot(path, "state", rows)
-    time = 1 - rows if rows < 2 else None
+    beside = 1 - rows if rows < 2 else None  # the axis of time
     marks = end.dtype == torch.bool or (end.dim() == 2 and bool(((end == 0) | (end == 1)).all()))
     if marks:
-        return Slot(path, "mask", rows, time if time is not None and end.shape[time] == steps else None, steps)
-    if end.dim() == 2 and end.is_floating_point() and (time is None or end.shape[time] != steps):
+        return Slot(path, "mask", rows, beside if beside is not None and end.shape[beside] == steps else None, steps)
+    if end.dim() == 2 and end.is_floating_point() and (beside is None or end.shape[beside] != steps):
         return Slot(path, "features", rows)
-    return Slot(path, "sequence", rows, time, end.shape[time] if time is not None else 0)
+    return Slot(path, "sequence", rows, beside, end.shape[beside] if beside is not None else 0)
 
 
 def _rows_of(end: Tensor, batch: int | None, axis: int) -> int | None:
@@ -142,7 +140,11 @@ def _time_axis(batch_axis: int) -> int:
 
 def _names(model: nn.Module, count: int) -> list[str]:
     try:
-        taken = [p for p in inspect.signature(model.forward).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        taken = [
+            p
+            for p in inspect.signature(model.forward).parameters.values()
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
     except (TypeError, ValueError):
         taken = []
     return [taken[place].name if place < len(taken) else "" for place in range(count)]

@@ -16,7 +16,7 @@ _DEPTH = 5  # of containers and plain objects within attributes
 
 
 class Snapshot:
-    """Everything in a model that a call may change: attributes, containers in them, tensors, gradients, modes, hooks."""
+    """Everything in a model that a call may change: attributes, containers, tensors, gradients, modes, hooks."""
 
     def __init__(self, model: nn.Module, *others: nn.Module) -> None:
         """Look at `model`, and at modules that it uses without having registered them."""
@@ -38,20 +38,22 @@ class Snapshot:
             if len(kept) != len(content) or any(kept.get(key, kept) is not value for key, value in content.items()):
                 kept.clear()
                 kept.update(content)
-        for items, content in self._lists:
-            if len(items) != len(content) or any(a is not b for a, b in zip(items, content, strict=False)):
+        for items, entries in self._lists:
+            if len(items) != len(entries) or any(a is not b for a, b in zip(items, entries, strict=False)):
                 items.clear()
-                items.update(content) if isinstance(items, set) else items.extend(content)
+                items.update(entries) if isinstance(items, set) else items.extend(entries)
         for tensor, value, version in self._tensors:
             if version is None or tensor._version != version:
-                _write(tensor, value)  # does nothing where the values are the same: a graph may need the tensor as it is
-        for tensor, grad, value, requires in self._grads:
+                _write(
+                    tensor, value
+                )  # does nothing where the values are the same: a graph may need the tensor as it is
+        for tensor, grad, slope, requires in self._grads:
             if tensor.is_leaf and tensor.requires_grad != requires:
                 tensor.requires_grad_(requires)
             if tensor.is_leaf and tensor.grad is not grad:
                 tensor.grad = grad
-            if grad is not None and value is not None and not torch.equal(grad, value):
-                _write(grad, value)
+            if grad is not None and slope is not None:
+                _write(grad, slope)
 
     def _keep(self, thing: Any, depth: int) -> None:
         if depth > _DEPTH or id(thing) in self._seen:
@@ -106,7 +108,7 @@ def _write(tensor: Tensor, value: Tensor) -> None:
 def random_streams_kept() -> Iterator[None]:
     """Put the random streams of torch, numpy and Python back afterwards."""
     state, numpy_state = random.getstate(), np.random.get_state()
-    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if cuda else []):
         try:
             yield
@@ -120,5 +122,5 @@ def seed(number: int) -> None:
     random.seed(number)
     np.random.seed(number)
     torch.default_generator.manual_seed(number)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(number)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def other_steps(x: Tensor, mask: Tensor, inputs: Inputs, *, seed: int) -> Tensor:
     """Return `x (batch, time, ...)` with the steps in `mask (batch, time)` holding other values.
 
-    They come from other places of the same tensor, so that they are of its kind: counts stay counts, tokens known tokens.
+    They come from other places of the same tensor, so that they are of its kind: counts stay counts.
     """
     generator = torch.Generator().manual_seed(seed)
     where = mask.to(x.device)
@@ -27,6 +27,11 @@ def other_steps(x: Tensor, mask: Tensor, inputs: Inputs, *, seed: int) -> Tensor
         if inputs.pad_token is not None and x.dim() == 2:
             where = where & (x != inputs.pad_token)  # moving a padding token would change how long a row is
     return torch.where(where.reshape(*where.shape, *[1] * (x.dim() - 2)), new, x)
+
+
+def spread(x: Tensor) -> float:
+    """Return how far the values of a tensor vary, 1 where they do not."""
+    return (float(x.detach().std()) if x.numel() > 1 else 0.0) or 1.0
 
 
 def another_state(state: Tensor, seed: int) -> Tensor:
@@ -43,12 +48,12 @@ def _other_floats(x: Tensor, generator: torch.Generator) -> Tensor:
     order = torch.randperm(len(steps), generator=generator).to(x.device)
     new = steps[order].reshape(x.shape)
     finite = steps[steps.isfinite()]
-    spread = float(finite.std()) if finite.numel() > 1 else 0.0
-    if spread > 0 and bool((finite == finite.round()).all()):
+    varied = float(finite.std()) if finite.numel() > 1 else 0.0
+    if varied > 0 and bool((finite == finite.round()).all()):
         return _unlike(x, new, steps, generator)  # counts, marks, one-hot rows: noise would make them something else
     noise = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
-    new = new + (0.5 * spread or 1.0) * noise
-    if finite.numel() and spread > 0 and float(finite.min()) >= 0:
+    new = new + (0.5 * varied or 1.0) * noise
+    if finite.numel() and varied > 0 and float(finite.min()) >= 0:
         new = new.abs()  # probabilities, durations, magnitudes
         if float(finite.max()) <= 1:
             new = new.clamp(max=1.0)
@@ -79,4 +84,4 @@ def _other_tokens(x: Tensor, inputs: Inputs, generator: torch.Generator) -> Tens
         if not bool(same.any()):
             break
         drawn = torch.where(same, known[torch.randint(len(known), x.shape, generator=generator).to(x.device)], drawn)
-    return drawn
+    return drawn  # type: ignore[no-any-return]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -82,14 +83,14 @@ class Tracer(TorchFunctionMode):
 
 def line() -> str:
     """Return the line of the user's code that is being run: `model.py:31`."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
         if name == _CALLER:
             return ""  # nothing of the user's stands between the call of the model and this operation
         if not name.startswith(_OURS) and not name.startswith("<frozen"):
             return f"{Path(name).name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""
 
 

@@ -95,7 +95,7 @@ def watched(model: nn.Module, layers: list[Layer], *, leaves: bool = False) -> I
         for name, module in model.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
                 continue
-            stack.callback(module.register_forward_pre_hook(lambda *_, name=name: watch.entered.add(name)).remove)  # type: ignore[misc]
+            stack.callback(module.register_forward_pre_hook(lambda *_, name=name: watch.entered.add(name)).remove)
             if isinstance(module, nn.Embedding):
                 stack.callback(module.register_forward_hook(_Embedded(watch, name, leaves=leaves)).remove)
         yield watch

@@ -3,6 +3,8 @@
 `HEALTHY` maps a name to a function that returns what `hs.diagnose` is called with: `(model, inputs, options)`.
 """
 
+# People leave names unused; that is part of many a mistake.
+
 from __future__ import annotations
 
 from collections.abc import Callable

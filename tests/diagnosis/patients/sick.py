@@ -4,6 +4,9 @@
 returns what `hs.diagnose` is called with: `(model, inputs, options)`.
 """
 
+# People leave names unused; that is part of many a mistake.
+# ruff: noqa: F841, RUF059
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -1016,7 +1019,7 @@ def reset_gate_computed_and_dropped():
         def forward(self, x, h):
             xh = torch.cat([x, h], 1)
             z = torch.sigmoid(self.z(xh))
-            r = torch.sigmoid(self.r(xh))  # noqa: F841
+            r = torch.sigmoid(self.r(xh))
             n = torch.tanh(self.n(torch.cat([x, h], 1)))
             return (1 - z) * n + z * h
 

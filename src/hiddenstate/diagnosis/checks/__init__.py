@@ -6,16 +6,18 @@ from collections.abc import Callable
 
 from ..finding import Finding
 from ..patient import Patient
-from .cells import gates_differ, one_nonlinearity, within_bounds
+from .bounds import within_bounds
+from .cells import gates_differ, one_nonlinearity
+from .future import no_future
 from .keeping import caller_untouched, graph_ends, nothing_survives, same_in_eval
 from .padding import padding_ignored
 from .registration import dropout_between_layers, everything_registered, initial_state_trained, optimizer_complete
 from .rows import any_batch_size, rows_apart, rows_in_order
 from .slices import right_slice, whole_bidirectional
 from .splitting import split_is_whole
-from .states import all_finite, alive, not_saturated, rows_differ, steps_differ
+from .states import alive, all_finite, not_saturated, rows_differ, steps_differ
 from .through_time import not_exploding, not_vanishing
-from .time import gradient_flows, input_used, no_future, state_used
+from .time import gradient_flows, input_used, state_used
 from .unused import all_trained, gates_used
 
 Check = Callable[[Patient], "Finding | list[Finding] | None"]

@@ -1,9 +1,8 @@
-"""Inside a user's own cell: gates between 0 and 1, each of its own, and one non-linearity at a time."""
+"""Inside a user's own cell: one non-linearity at a time, and gates of their own."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +12,10 @@ from ..patient import Patient
 from ..probes.cells import Drive, drives
 from ..probes.repeats import traced
 from ..tracing import REARRANGING, Event, Trace, Tracer
-from ..tree import tensors
 from ..watching import same
 
 _TANH_OF_ONE = math.tanh(1.0)
-_SIGMOIDS = {"sigmoid", "sigmoid_", "hardsigmoid"}
+SIGMOIDS = {"sigmoid", "sigmoid_", "hardsigmoid"}
 _TWICE = {
     ("sigmoid", "sigmoid"),
     ("tanh", "tanh"),
@@ -27,7 +25,7 @@ _TWICE = {
     ("softmax", "cross_entropy"),
     ("sigmoid", "binary_cross_entropy_with_logits"),
 }
-_PASSING = REARRANGING - {"cat", "stack"} | {"dropout"}
+PASSING = REARRANGING - {"cat", "stack"} | {"dropout"}
 
 
 def one_nonlinearity(patient: Patient) -> Finding | None:
@@ -46,7 +44,8 @@ def one_nonlinearity(patient: Patient) -> Finding | None:
             if _TANH_OF_ONE - 2e-3 < bound <= _TANH_OF_ONE + 1e-5:
                 return _double(
                     f"{drive.name} part {part}",
-                    f"driven by inputs of size 100, |{part}| stays below {bound:.4f}, which is tanh(1) = {_TANH_OF_ONE:.4f} "
+                    f"driven by inputs of size 100, |{part}| stays below {bound:.4f}, which is tanh(1) = "
+                    f"{_TANH_OF_ONE:.4f} "
                     f"(needed: up to 1).",
                     "tanh",
                 )
@@ -54,15 +53,17 @@ def one_nonlinearity(patient: Patient) -> Finding | None:
 
 
 def _twice_in_a_row(trace: Trace, first_index: int = 0) -> Finding | None:
-    made = {id(out): event for event in trace.events for out in _outs(event)}
+    made = {id(out): event for event in trace.events for out in outs(event)}
     for event in trace.events[first_index:]:
         outer = event.name.rstrip("_") if event.name != "log_softmax" else event.name
         if not event.inputs or not any(outer == pair[1] for pair in _TWICE):
             continue
-        inner = _origin(made, event.inputs[0])
+        inner = origin(made, event.inputs[0])
         if inner is None or (inner.name.rstrip("_"), outer) not in _TWICE:
             continue
-        if outer == "softmax" and (inner.kwargs.get("dim") or inner.args[1:2]) != (event.kwargs.get("dim") or event.args[1:2]):
+        if outer == "softmax" and (inner.kwargs.get("dim") or inner.args[1:2]) != (
+            event.kwargs.get("dim") or event.args[1:2]
+        ):
             continue  # over two axes, as routing and matching do
         bound = {"tanh": "|value| ≤ 0.7616", "sigmoid": "0.5 ≤ value ≤ 0.7311"}.get(outer, "nearly uniform values")
         return _double(
@@ -74,15 +75,17 @@ def _twice_in_a_row(trace: Trace, first_index: int = 0) -> Finding | None:
     return None
 
 
-def _outs(event: Event) -> list[Tensor]:
+def outs(event: Event) -> list[Tensor]:
+    """Return the tensors that an operation gave."""
     items = event.output if isinstance(event.output, tuple | list) else [event.output]
     return [t for t in items if isinstance(t, Tensor)]
 
 
-def _origin(made: dict[int, Event], tensor: Tensor) -> Event | None:
+def origin(made: dict[int, Event], tensor: Tensor) -> Event | None:
+    """Return the operation that made a tensor, looking through those that only rearrange."""
     for _ in range(12):
         event = made.get(id(tensor))
-        if event is None or event.name not in _PASSING or not event.inputs:
+        if event is None or event.name not in PASSING or not event.inputs:
             return event
         tensor = event.inputs[0]
     return None
@@ -132,7 +135,7 @@ def gates_differ(patient: Patient) -> Finding | None:
 
 def _identical(drive: Drive) -> tuple[str, str] | None:
     """Return two squashed values that are equal in every traced step and come from different places."""
-    steps = [[e for e in trace.events if e.name in _SIGMOIDS and isinstance(e.output, Tensor)] for trace in drive.traces]
+    steps = [[e for e in trace.events if e.name in SIGMOIDS and isinstance(e.output, Tensor)] for trace in drive.traces]
     if not steps or len({len(step) for step in steps}) != 1:
         return None
     for a in range(len(steps[0])):
@@ -176,114 +179,9 @@ def _twins(where: str, first: str, second: str) -> Finding:
         "HS303",
         "warning",
         where,
-        f"{first or 'one gate'} and {second or 'another'} gave the same values, to the last bit, at every step tried (limit: 0 pairs).",
+        f"{first or 'one gate'} and {second or 'another'} gave the same values, to the last bit, at every step "
+        "tried (limit: 0 pairs).",
         "one gate's weights are used for both, or both were initialized alike with constants",
         "one linear map for each gate, or one for all: i, f, g, o = self.gates(xh).chunk(4, dim=-1)",
         {"pairs": 1},
     )
-
-
-def within_bounds(patient: Patient) -> Finding | None:
-    """HS304: a gate outside [0, 1], or a state beyond the bound its cell implies."""
-    for drive in drives(patient):
-        raw = _raw_gate(drive)
-        if raw is not None:
-            event, low, high = raw
-            return Finding(
-                "HS304",
-                "warning",
-                event.line or drive.name,
-                f"a state is multiplied by a gate that goes from {low:.2g} to {high:.2g} (limits 0 and 1), in a cell with "
-                f"other gates that are squashed.",
-                "the sigmoid on this gate is missing",
-                "f = torch.sigmoid(self.forget(xh))",
-                {"low": low, "high": high, "limit": 1.0},
-            )
-        beyond = _beyond(drive)
-        if beyond is not None:
-            return beyond
-    return _recorded_gates(patient)
-
-
-def _raw_gate(drive: Drive) -> tuple[Event, float, float] | None:
-    for trace, state in zip(drive.traces, drive.states, strict=True):
-        if not any(event.name in _SIGMOIDS for event in trace.events):
-            return None
-        made = {id(out): event for event in trace.events for out in _outs(event)}
-        parts = {id(part) for part in state.values()}
-        for event in trace.named("mul", "__mul__", "__rmul__", "multiply"):
-            if len(event.inputs) != 2:
-                continue
-            a, b = event.inputs
-            for gate, value in ((a, b), (b, a)):
-                maker = _origin(made, gate)
-                # A raw sum or linear map, on a state that was handed in as it is.
-                if id(_source(made, value)) not in parts or maker is None or maker.name not in _LINEAR:
-                    continue
-                low, high = float(gate.min()), float(gate.max())
-                if (low < -0.01 or high > 1.01) and gate.shape[-1:] == value.shape[-1:]:
-                    return event, low, high
-    return None
-
-
-_LINEAR = {"linear", "add", "__add__", "__radd__", "matmul", "__matmul__", "addmm", "mm", "sub", "__sub__", "addmm_"}
-
-
-def _source(made: dict[int, Event], tensor: Tensor) -> Tensor:
-    for _ in range(12):
-        event = made.get(id(tensor))
-        if event is None or event.name not in _PASSING or not event.inputs:
-            return tensor
-        tensor = event.inputs[0]
-    return tensor
-
-
-def _beyond(drive: Drive) -> Finding | None:
-    """A gated cell with a tanh whose h leaves [-1, 1] when driven hard."""
-    names = {event.name for trace in drive.traces for event in trace.events}
-    open_ended = {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "exp", "layer_norm", "selu"}
-    if not (names & _SIGMOIDS) or not ({"tanh", "tanh_"} & names) or names & open_ended:
-        return None
-    bound = drive.bounds.get("h", 0.0)
-    if bound <= 1.001 or _ends_linear(drive):
-        return None
-    return Finding(
-        "HS304",
-        "warning" if bound > 5 else "note",
-        f"{drive.name} part h",
-        f"driven by inputs of size 100 for 40 steps, |h| reached {bound:.3g} (limit 1 for gates and a tanh).",
-        "the tanh on the cell state, or the (1 - gate) on the old state, is missing",
-        "h = o * torch.tanh(c), or h = (1 - z) * h + z * n",
-        {"bound": bound, "limit": 1.0},
-    )
-
-
-def _ends_linear(drive: Drive) -> bool:
-    """Whether h is the result of a linear map, a projection that has no bound."""
-    trace, result = drive.traces[-1], drive.results[-1]
-    made = {id(out): event for event in trace.events for out in _outs(event)}
-    firsts: list[Any] = list(tensors(result).values())[:2]
-    return any((maker := _origin(made, t)) is not None and maker.name in ("linear", "matmul", "addmm") for t in firsts)
-
-
-def _recorded_gates(patient: Patient) -> Finding | None:
-    """Named intermediates of a cell (hs.tap) that call themselves gates."""
-    from ..probes.states import recorded
-
-    for name, trajectory in recorded(patient).items():
-        for gate, values in trajectory.gates.items():
-            squashed = gate in ("input", "forget", "output", "reset", "update") or gate.endswith("gate")
-            if squashed and values.numel() and (float(values.min()) < -1e-3 or float(values.max()) > 1.001):
-                low, high = float(values.min()), float(values.max())
-                return Finding(
-                    "HS304",
-                    "warning",
-                    f"{name} gate {gate}",
-                    f"its values go from {low:.2g} to {high:.2g} (limits 0 and 1).",
-                    "the sigmoid on this gate is missing",
-                    "f = torch.sigmoid(self.forget(xh))",
-                    {"low": low, "high": high, "limit": 1.0},
-                )
-    return None
-
-

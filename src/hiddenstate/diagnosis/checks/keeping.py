@@ -15,7 +15,18 @@ from ..tree import ends, spelled
 from ..watching import Watch, same
 
 _DRAWS = {
-    *("randn", "rand", "randn_like", "rand_like", "normal", "normal_", "uniform_", "bernoulli", "bernoulli_", "randint"),
+    *(
+        "randn",
+        "rand",
+        "randn_like",
+        "rand_like",
+        "normal",
+        "normal_",
+        "uniform_",
+        "bernoulli",
+        "bernoulli_",
+        "randint",
+    ),
     *("multinomial", "poisson", "exponential_", "rrelu", "gumbel_softmax", "sample", "rsample", "randperm"),
 }
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "dropout_"}
@@ -28,7 +39,11 @@ def nothing_survives(patient: Patient) -> Finding | None:
         return None
     names = ", ".join(seen.changed) or "some attribute"
     if patient.carry is not None:
-        severity, cause, advice = "note", "an hs.Carry is attached, which carries the state", "carry.reset() starts anew"
+        severity, cause, advice = (
+            "note",
+            "an hs.Carry is attached, which carries the state",
+            "carry.reset() starts anew",
+        )
     elif patient.reset_method:
         severity = "note"
         cause = f"the model keeps its state between calls on purpose: it has {patient.reset_method}()"
@@ -58,7 +73,10 @@ def same_in_eval(patient: Patient) -> Finding | None:
     layer = _random_start(first.watch, second.watch)
     drawn = [event for event in first.trace.events if event.name in _DRAWS and event.line]
     dropped = [e for e in first.trace.events if e.name in _DROPOUTS and _active(e.args, e.kwargs)]
-    evidence = f"two seeds in eval mode give outputs that differ by {apart:.2g} of their size; one seed gives one output (limit 0)."
+    evidence = (
+        f"two seeds in eval mode give outputs that differ by {apart:.2g} of their size; "
+        f"one seed gives one output (limit 0)."
+    )
     numbers = {"gap": apart, "limit": 0.0}
     if layer:
         line = drawn[0].line if drawn else ""
@@ -129,7 +147,8 @@ def graph_ends(patient: Patient) -> Finding | None:
         "HS203",
         "error",
         where,
-        f"the graph of three calls in a row has {seen.nodes[0]}, {seen.nodes[1]}, {seen.nodes[2]} nodes, and the second "
+        f"the graph of three calls in a row has {seen.nodes[0]}, {seen.nodes[1]}, {seen.nodes[2]} nodes, and "
+        "the second "
         f"holds {seen.shared} of the first (limit 0): a second backward fails, or takes ever longer.",
         "a state is kept from call to call with its graph",
         "keep it without: self.hidden = tuple(part.detach() for part in hidden)",

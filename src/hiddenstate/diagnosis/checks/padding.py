@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ..finding import Finding
 from ..inputs import Inputs
 from ..patient import Patient, Run
+from ..probes.gradients import gradients
 from ..probes.repeats import stochastic
 from ..probes.shapes import Leaf, base, by_rows, eps, layout, stepwise
 from ..probes.steps import change
@@ -126,7 +127,8 @@ def _pad_value(inputs: Inputs, kind: str, x: Tensor) -> float:
     if inputs.pad_token is not None:
         return inputs.pad_token
     slot = inputs.slot(inputs.main)
-    assert slot.rows is not None and slot.time is not None
+    assert slot.rows is not None
+    assert slot.time is not None
     padding = x.movedim((slot.rows, slot.time), (0, 1))[~inputs.valid.to(x.device)]
     return int(padding.flatten()[0]) if padding.numel() else 0
 
@@ -160,8 +162,7 @@ def _trimmed(patient: Patient, leaf: Leaf) -> float | None:
 
 def _in_the_loss(patient: Patient, leaf: Leaf) -> Finding | None:
     """Ask whether the loss follows the output at padded steps."""
-    inputs = patient.inputs
-    if patient.loss is None or not stepwise(leaf) or leaf.merged or not bool((~inputs.valid).any()):
+    if patient.loss is None or not stepwise(leaf) or leaf.merged or not bool((~patient.whole.valid).any()):
         return None
     inputs = patient.whole
     run = patient.run(inputs, grad=True)
@@ -171,7 +172,7 @@ def _in_the_loss(patient: Patient, leaf: Leaf) -> Finding | None:
     total = patient.loss(run.result, patient.targets)
     if not any(t is out for t in tensors(run.result).values()):
         return None
-    (gradient,) = torch.autograd.grad(total, out, allow_unused=True)
+    (gradient,) = gradients(total, [out])
     if gradient is None:
         return None
     sizes = by_rows(gradient, leaf, inputs.batch).abs().cpu()
@@ -184,9 +185,9 @@ def _in_the_loss(patient: Patient, leaf: Leaf) -> Finding | None:
         "HS106",
         "warning",
         "the loss",
-        f"the gradient of the loss at padded steps is {share:.2g} of its largest (limit {patient.thresholds.padding:.1g}).",
+        f"the gradient of the loss at padded steps is {share:.2g} of its largest (limit "
+        f"{patient.thresholds.padding:.1g}).",
         "the loss averages over all steps, padded ones among them",
         "F.cross_entropy(out.transpose(1, 2), targets, ignore_index=pad), or loss[mask].mean()",
         {"share": share, "limit": patient.thresholds.padding},
     )
-

@@ -74,7 +74,7 @@ def _plain_tensor(patient: Patient) -> Finding | None:
                 f"a tensor of shape {tuple(thing.value.shape)} is used by forward and is neither parameter nor buffer: "
                 f"0 of 1 follow the model to another device (needed: 1).",
                 "a tensor in a plain attribute stays behind when the model moves, and is not saved with it",
-                f'self.register_buffer("{thing.holder.rpartition(".")[2]}", tensor), or nn.Parameter(tensor) to train it',
+                f"self.register_buffer({thing.holder.rpartition('.')[2]!r}, tensor), or nn.Parameter(tensor)",
                 {"registered": 0.0},
             )
     return None
@@ -181,5 +181,3 @@ def dropout_between_layers(patient: Patient) -> list[Finding]:
                 )
             )
     return found
-
-

@@ -162,7 +162,7 @@ def rows_in_order(patient: Patient) -> Finding | None:
 def _after_permuting(patient: Patient) -> Finding | None:
     inputs = patient.inputs
     spread = torch.linspace(max(1, inputs.steps // 3), inputs.steps, inputs.batch).long()
-    lengths = inputs.lengths if inputs.lengths is not None and inputs.lengths.unique().numel() > 1 else spread
+    lengths = inputs.lengths if inputs.lengths is not None and len(set(inputs.lengths.tolist())) > 1 else spread
     falling = lengths.sort(descending=True).values
     ordered = inputs.with_lengths(falling)
     order = torch.arange(inputs.batch).roll(1)
@@ -182,7 +182,9 @@ def _after_permuting(patient: Patient) -> Finding | None:
         if float(moved.max()) > 1e-3 * size and float(change(old[order], old).max()) > 1e-3 * size:
             what = "are where they were" if float(still.max()) <= 1e-4 * size else "do not follow"
             return _lost(
-                patient, f"with the rows of the input moved by one, those of the output {what}", float(moved.max()) / size
+                patient,
+                f"with the rows of the input moved by one, those of the output {what}",
+                float(moved.max()) / size,
             )
     return None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -93,8 +95,10 @@ def _wrong_part(arrival: Arrival) -> tuple[str, str, str, str] | None:
     if _any([arrival.state["h"], arrival.output]):
         return None
     return (
-        "all that leaves the layer is c_n: its gradient is above 0, those of h_n and of the output are 0 (needed: h_n).",
-        "nn.LSTM returns out, (h_n, c_n): taking the second of the pair, or unpacking it in the wrong order, gives the cell state",
+        "all that leaves the layer is c_n: its gradient is above 0, those of h_n and of the output are 0 "
+        "(needed: h_n).",
+        "nn.LSTM returns out, (h_n, c_n): taking the second of the pair, or unpacking it in the wrong order, "
+        "gives the cell state",
         "out, (h_n, c_n) = self.lstm(x); self.head(h_n[-1])",
         "error",
     )
@@ -111,7 +115,8 @@ def _wrong_layer(arrival: Arrival) -> tuple[str, str, str, str] | None:
     top = max(depth for depth, _ in places)
     if top < spec.layers - 1:
         return (
-            f"of {spec.layers} layers, the final state of layer {top} is the last that is used (needed: {spec.layers - 1}).",
+            f"of {spec.layers} layers, the final state of layer {top} is the last that is used (needed: "
+            f"{spec.layers - 1}).",
             "h_n is (layers × directions, batch, unit): h_n[0] is the first layer, not the last",
             "h_n[-1] for one direction, torch.cat([h_n[-2], h_n[-1]], dim=1) for two",
             "error",
@@ -149,7 +154,7 @@ def _swapped(patient: Patient) -> Finding | None:
     calls = [call for call in base(patient).watch.calls if call.layer.fused]
     groups += [(b.layer.name, [a, b]) for a in calls for b in calls if a is not b]
     for name, group in groups:
-        hits = sum(_is_swapped(a, b) for a, b in zip(group, group[1:], strict=False))
+        hits = sum(_is_swapped(a, b) for a, b in pairwise(group))
         if hits and hits == len(group) - 1:
             return Finding(
                 "HS109",
@@ -183,9 +188,7 @@ def _mixture(patient: Patient) -> Finding | None:
     if not calls or not _layers_keep_rows(patient):
         return None
     if lost is not None:
-        return Finding(
-            "HS109", "error", lost.where, lost.evidence, lost.cause, lost.advice, {"axes": 0}
-        )
+        return Finding("HS109", "error", lost.where, lost.evidence, lost.cause, lost.advice, {"axes": 0})
     state = _mixed_state(patient)
     if not state or not mixing(patient).of_state:
         return None
@@ -193,7 +196,8 @@ def _mixture(patient: Patient) -> Finding | None:
         "HS109",
         "error",
         calls[-1].layer.name or "the model itself",
-        f"what enters the head is {state}, and {leaks[0].others} of {patient.inputs.batch} of its rows follow rows that "
+        f"what enters the head is {state}, and {leaks[0].others} of {patient.inputs.batch} of its rows follow "
+        "rows that "
         f"are not theirs (limit: 0).",
         "h_n is (layers × directions, batch, unit): view or reshape to (batch, -1) mixes rows",
         "h_n.transpose(0, 1).reshape(batch, -1), or torch.cat([h_n[-2], h_n[-1]], dim=1)",

@@ -24,6 +24,8 @@ def split_is_whole(patient: Patient) -> Finding | None:
         return None
     if stochastic(patient) or not isinstance(inputs.get(inputs.main), Tensor):
         return None
+    if any(s.kind in ("mask", "other", "features") and s.rows is not None and s.time is None for s in inputs.slots):
+        return None  # what is said once for each row, such as a reset, would be said again for the second piece
     calls = base(patient).watch.calls
     if any(call.layer.fused and call.layer.spec.bidirectional for call in calls):
         return None  # its reverse direction begins at the end of each piece, and nobody expects otherwise

@@ -125,9 +125,10 @@ def not_saturated(patient: Patient) -> Finding | None:
         of_states = measured.share > limits.saturated_share and (track.kind != "cell" or measured.max_abs <= 1)
         if of_states or by_gates > limits.saturated_gates:
             what = (
-                f"{measured.share:.0%} of the values of |h| are ≥ {limits.saturated:g} (limit {limits.saturated_share:.0%})"
+                f"{measured.share:.0%} of the values of |h| are ≥ {limits.saturated:g} (limit "
+                f"{limits.saturated_share:.0%})"
                 if of_states
-                else f"{by_gates:.0%} of the gates' values are below 0.05 or above 0.95 (limit {limits.saturated_gates:.0%})"
+                else f"{by_gates:.0%} of the gates are below 0.05 or above 0.95 (limit {limits.saturated_gates:.0%})"
             )
             return Finding(
                 "HS402",
@@ -135,7 +136,8 @@ def not_saturated(patient: Patient) -> Finding | None:
                 name,
                 f"{what}; mean |h| is {measured.mean_abs:.3g}.",
                 "inputs or weights are too large: no gradient passes through a saturated tanh or sigmoid",
-                "x = (x - mean) / std before the layer; a smaller learning rate; nn.init.orthogonal_(layer.weight_hh_l0)",
+                "x = (x - mean) / std before the layer; a smaller learning rate; "
+                "nn.init.orthogonal_(layer.weight_hh_l0)",
                 {"share": measured.share, "gates": by_gates, "limit": limits.saturated_share},
             )
     return None
@@ -208,7 +210,8 @@ def rows_differ(patient: Patient) -> Finding | None:
                 name,
                 f"the states of {len(h)} rows with different input differ by {spread / size:.2g} of their size at most "
                 f"(limit {patient.thresholds.identical:.0e}).",
-                "the input does not reach the layer: weights of zero, a constant fed in its place, or a collapsed embedding",
+                "the input does not reach the layer: weights of zero, a constant fed in its place, or a "
+                "collapsed embedding",
                 "look at what enters the layer: with hs.record(model) as rec: model(x)",
                 {"spread": spread / size, "limit": patient.thresholds.identical},
             )
@@ -236,4 +239,3 @@ def steps_differ(patient: Patient) -> Finding | None:
                 {"spread": spread / size, "limit": patient.thresholds.identical},
             )
     return None
-

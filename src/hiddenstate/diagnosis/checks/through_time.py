@@ -82,8 +82,11 @@ def _fused(patient: Patient, call: Call) -> Tensor | None:
         last = last[:, : last.shape[1] // spec.directions]  # the forward direction
         if not last.requires_grad:
             return None
-        (gradient,) = torch.autograd.grad(projected(last), x, allow_unused=True)
-    return None if gradient is None else gradient.abs().double().flatten(2).norm(dim=2).norm(dim=0).cpu()
+        (gradient,) = gradients(projected(last), [x])
+    if gradient is None:
+        return None
+    sizes: Tensor = gradient.abs().double().flatten(2).norm(dim=2).norm(dim=0)
+    return sizes.cpu()
 
 
 def _stepped(calls: list[Call]) -> Tensor | None:
@@ -113,7 +116,8 @@ def not_vanishing(patient: Patient) -> Finding | None:
         worst.name,
         f"the gradient of the last state at the first of {worst.steps} steps is {worst.ratio:.2g} of that at the last "
         f"(limit {limit:.0e}); a factor of {worst.per_step:.2f} per step.",
-        "each step passes on less than it gets: small recurrent weights, saturated units, or a forget gate that is half shut",
+        "each step passes on less than it gets: small recurrent weights, saturated units, or a forget gate "
+        "that is half shut",
         "with torch.no_grad(): lstm.bias_hh_l0[units:2 * units].fill_(1.0) opens the forget gate; "
         "nn.init.orthogonal_(rnn.weight_hh_l0) for a plain RNN; shorter sequences",
         {"ratio": worst.ratio, "limit": limit, "per_step": worst.per_step},
@@ -131,7 +135,8 @@ def not_exploding(patient: Patient) -> Finding | None:
         "HS502",
         "warning",
         worst.name,
-        f"the gradient of the last state at the first of {worst.steps} steps is {worst.ratio:.2g} times that at the last "
+        f"the gradient of the last state at the first of {worst.steps} steps is {worst.ratio:.2g} times that "
+        "at the last "
         f"(limit {limit:.0e}); a factor of {worst.per_step:.2f} per step.",
         "the recurrent weights amplify: their spectral radius is above 1",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0); nn.init.orthogonal_(rnn.weight_hh_l0)",

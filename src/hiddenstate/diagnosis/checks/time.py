@@ -1,10 +1,8 @@
-"""Steps in time: the past counts, the present counts, the future does not, and gradients go back."""
+"""Steps in time: the past counts, the present counts, and gradients go back."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from ..finding import Finding
 from ..patient import Patient
@@ -12,132 +10,9 @@ from ..probes.cells import steps_of_cells, trials
 from ..probes.gradients import backward
 from ..probes.repeats import gap, traced
 from ..probes.shapes import base, layout, stepwise
-from ..probes.steps import future, reach, replaced_everywhere
+from ..probes.steps import reach, replaced_everywhere
 from ..tree import spelled
-from ..watching import Call, same
 from .states import not_saturated, rows_differ, steps_differ
-
-
-def no_future(patient: Patient) -> Finding | None:
-    """HS102: the output at a step follows later steps, in a model that is not bidirectional."""
-    if _runs_backwards(patient):
-        return None
-    seen = future(patient)
-    if seen is None or not seen.cuts or _decodes(patient):
-        return None
-    local = seen.back <= max(3, patient.inputs.steps // 3) and seen.back < patient.inputs.steps - 1
-    reason = _allowed(patient, local=local)
-    summed = _sums_to_one_over_time(patient)
-    cause = (
-        summed
-        or reason
-        or (
-            "the input is shifted or mixed with its neighbors before the recurrence"
-            if local
-            else "a mean, norm, softmax, flip or the final state is taken over all steps and given to each of them"
-        )
-    )
-    return Finding(
-        "HS102",
-        "note" if (reason or layout(patient).guessed and not _normalizes_time(patient)) and not summed else "error",
-        _line_over_time(patient) or "the model",
-        f"with all steps after a cut replaced, outputs up to {seen.back} steps before it changed, by {seen.share:.2g} of "
-        f"the largest change (limit {seen.limit:.1g}), at {seen.cuts} of {seen.tried} cuts.",
-        cause,
-        "softmax over the classes: dim=-1; statistics over the past only: x.cumsum(1) / steps; a mask on attention: "
-        "scores.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)",
-        {"share": seen.share, "limit": seen.limit, "steps": seen.back},
-    )
-
-
-def _normalizes_time(patient: Patient) -> bool:
-    """Whether a LayerNorm has the steps among its axes."""
-    norms = [module for module in patient.model.modules() if isinstance(module, nn.LayerNorm)]
-    return any(len(norm.normalized_shape) > 1 and patient.inputs.steps in norm.normalized_shape for norm in norms)
-
-
-def _runs_backwards(patient: Patient) -> bool:
-    calls = base(patient).watch.calls
-    if any(call.layer.fused and call.layer.spec.bidirectional for call in calls):
-        return True
-    if any(getattr(module, "bidirectional", False) is True for module in patient.model.modules()):
-        return True
-    # Two layers by hand, one of which is given the sequence in reverse.
-    fused = [call for call in calls if call.layer.fused and not isinstance(call.x, PackedSequence)]
-    sources = [call.source[0] for call in fused]
-    if any(a.shape == b.shape and a is not b and same(a, b.flip(1)) for a in sources for b in sources):
-        return True
-    flips = traced(patient).trace.named("flip", "fliplr", "flipud")
-    return len({call.layer.name for call in calls}) > 1 and bool(flips)
-
-
-def _allowed(patient: Patient, *, local: bool) -> str:
-    """Return a reason for which a model may well look ahead, "" where there is none."""
-    modules = list(patient.model.modules())
-    attention = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-    if any(isinstance(module, attention) for module in modules) or _attends(patient):
-        return "attention without a causal mask looks at all steps, which is right unless the future is to be predicted"
-    if any(isinstance(module, nn.modules.conv._ConvNd) for module in modules):
-        return "a convolution looks at both sides of a step, which is right unless the future is to be predicted"
-    return ""
-
-
-def _attends(patient: Patient) -> bool:
-    trace = traced(patient).trace
-    if trace.named("scaled_dot_product_attention", "multi_head_attention_forward"):
-        return True
-    weights = {id(event.output) for event in trace.named("softmax", "sparsemax")}
-    later = trace.named("bmm", "matmul", "__matmul__", "einsum", "mul", "__mul__", "__rmul__", "__rmatmul__")
-    rearranged = {"transpose", "unsqueeze", "permute", "view", "reshape", "expand", "dropout", "squeeze", "__getitem__"}
-    for event in trace.events:
-        if event.name in rearranged and event.inputs and id(event.inputs[0]) in weights and isinstance(event.output, Tensor):
-            weights.add(id(event.output))
-    return any(id(tensor) in weights for event in later for tensor in event.inputs)
-
-
-def _decodes(patient: Patient) -> bool:
-    """Whether a layer starts from, or is fed with, what another layer ended in."""
-    calls = [call for call in base(patient).watch.calls if call.state is not None]
-    first: dict[str, Call] = {}
-    for call in calls:
-        first.setdefault(call.layer.name, call)
-    finals: list[Tensor] = []
-    for name, call in first.items():
-        others = [part for c in calls if c.layer.name != name and c.state is not None for part in c.state.values()]
-        finals = [part.detach() for part in others]
-        if call.given is not None and any(float(part.abs().max()) > 0 for part in call.given.values()) and finals:
-            return True
-        if _constant_input(calls, name):
-            return True
-    return False
-
-
-def _constant_input(calls: list[Call], name: str) -> bool:
-    own = [call for call in calls if call.layer.name == name]
-    if len({call.layer.name for call in calls}) < 2 or isinstance(own[0].x, PackedSequence):
-        return False
-    fed = own[0].source[0] if own[0].layer.fused else torch.cat([call.source[0] for call in own], dim=1)
-    return fed.shape[1] > 1 and same(fed, fed[:, :1].expand_as(fed))
-
-
-def _sums_to_one_over_time(patient: Patient) -> str:
-    leaf = layout(patient).main
-    if leaf is None or leaf.time is None or len(leaf.shape) < 3 or leaf.shape[-1] < 2:
-        return ""
-    out = base(patient).outputs[leaf.path].double()
-    if bool((out < 0).any()):
-        out = out.exp()
-    sums = out.sum(leaf.time)
-    own = out.sum(-1)
-    if float((sums - 1).abs().max()) < 1e-4 and float((own - 1).abs().max()) > 1e-3:
-        return "the softmax runs over the steps: the output sums to 1 along time"
-    return ""
-
-
-def _line_over_time(patient: Patient) -> str:
-    names = ("softmax", "log_softmax", "flip", "roll", "mean", "std", "layer_norm", "batch_norm", "instance_norm", "sum")
-    lines = [event.line for event in traced(patient).trace.named(*names) if event.line]
-    return lines[0] if lines else ""
 
 
 def state_used(patient: Patient) -> Finding | None:
@@ -174,11 +49,11 @@ def _cell_forgets(patient: Patient) -> Finding | None:
                 "the recurrent term is missing: the next state is computed from the input alone",
                 "h = torch.tanh(self.input(x) + self.recurrent(h))",
             )
-        if unused and "h" not in unused:
+        if "c" in unused:  # other parts may well be outputs that are only handed along
             return _forgotten(
-                f"{trial.name} part {unused[0]}",
-                f"the next state does not change with part {unused[0]!r} of the state (change 0, limit 1e-06).",
-                f"part {unused[0]!r} is computed anew at each step instead of from its last value",
+                f"{trial.name} part c",
+                "the next state does not change with part 'c' of the state (change 0, limit 1e-06).",
+                "part 'c' is computed anew at each step instead of from its last value",
                 "c = f * c + i * g",
             )
     return None
@@ -205,7 +80,7 @@ def _nothing_earlier(patient: Patient) -> Finding | None:
     seen = reach(patient)
     if seen.earlier is None or seen.earlier > patient.thresholds.reach or not seen.all:
         return None
-    if not_saturated(patient) is not None or rows_differ(patient) is not None and steps_differ(patient) is None:
+    if not_saturated(patient) is not None or (rows_differ(patient) is not None and steps_differ(patient) is None):
         return None  # then nothing passes from step to step, whatever the model does
     return _forgotten(
         _name_of_layers(patient),
@@ -225,7 +100,9 @@ def _recurrent(patient: Patient) -> bool:
         return True
     code = getattr(getattr(type(patient.model), "forward", None), "__code__", None)
     variables = {name.lower() for name in code.co_varnames} if code is not None else set()
-    return bool(variables & {"h", "hx", "hidden", "state", "states", "h_t", "ht", "h_prev", "hiddens", "h0", "hidden_state"})
+    return bool(
+        variables & {"h", "hx", "hidden", "state", "states", "h_t", "ht", "h_prev", "hiddens", "h0", "hidden_state"}
+    )
 
 
 def _name_of_layers(patient: Patient) -> str:
@@ -257,7 +134,8 @@ def input_used(patient: Patient) -> Finding | None:
             "HS104",
             "error",
             _name_of_layers(patient),
-            f"with every step of the input replaced, the output moved by {seen.all:.2g} of its size (limit {limit:.0e}).",
+            f"with every step of the input replaced, the output moved by {seen.all:.2g} of its size (limit "
+            f"{limit:.0e}).",
             "the output is computed from something else: another variable, a constant, a first state",
             "follow x through forward: each result must be passed on, as in x = self.embed(x); out, _ = self.lstm(x)",
             {"change": seen.all, "limit": limit},
@@ -294,7 +172,13 @@ def _second_input_unused(patient: Patient) -> Finding | None:
 def _one_step_late(patient: Patient) -> Finding | None:
     leaf = layout(patient).main
     seen = reach(patient)
-    if leaf is None or not stepwise(leaf) or seen.last is None or seen.last > patient.thresholds.reach or not seen.earlier:
+    if (
+        leaf is None
+        or not stepwise(leaf)
+        or seen.last is None
+        or seen.last > patient.thresholds.reach
+        or not seen.earlier
+    ):
         return None
     return Finding(
         "HS104",

@@ -26,7 +26,9 @@ def gates_used(patient: Patient) -> Finding | None:
     if unused:
         shown = ", ".join(unused[:3]) + (", …" if len(unused) > 3 else "")
         kind = "missing" if unused[0] in found.missing else "exactly 0"
-        return _unused(shown, f"its gradient is {kind} on {found.batches} batches (limit: above 0), though forward uses it")
+        return _unused(
+            shown, f"its gradient is {kind} on {found.batches} batches (limit: above 0), though forward uses it"
+        )
     return _unused_block(patient)
 
 
@@ -50,7 +52,8 @@ def _unused_block(patient: Patient) -> Finding | None:
                 if not matters(patient, name, where.movedim(0, axis)):
                     return _unused(
                         f"{name}, gate {block} of {gates}",
-                        f"the gradient of {length // gates} of its {length} rows is exactly 0 on {found.batches} batches "
+                        f"the gradient of {length // gates} of its {length} rows is exactly 0 on "
+                        f"{found.batches} batches "
                         f"(limit: above 0), that of the others is not",
                     )
     return None

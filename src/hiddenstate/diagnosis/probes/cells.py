@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from ...cells import Layer
 from ...state import State
 from ..patient import Patient, probe
-from ..substitutes import another_state
+from ..substitutes import another_state, spread
 from ..tracing import Trace, Tracer
 from ..tree import tensors
 from ..watching import Call, same
@@ -80,9 +81,7 @@ def _trial(patient: Patient, layer: Layer, call: Call) -> Trial:
 
 def _other(x: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(41)
-    return x + (float(x.std()) if x.numel() > 1 else 0.0 or 1.0) * torch.randn(
-        x.shape, generator=generator, dtype=torch.float64
-    ).to(x)
+    return x + spread(x) * torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
 
 
 def _moved(old: Any, new: Any) -> float:
@@ -112,7 +111,8 @@ def _cut(patient: Patient, call: Call, by_part: dict[str, float]) -> str:
     for name, gradient in zip(parts, found, strict=True):
         if by_part.get(name, 0.0) > patient.thresholds.reach and (gradient is None or not bool(gradient.any())):
             return (
-                f"part {name!r} of the state moves the next one by {by_part[name]:.2g} of its size, and its gradient is "
+                f"part {name!r} of the state moves the next one by {by_part[name]:.2g} of its size, and its "
+                "gradient is "
                 f"{'missing' if gradient is None else 'exactly 0'}"
             )
     return ""
@@ -156,7 +156,7 @@ class Steps:
     def detached(self) -> int:
         """Return at how many steps a part of the state arrives without the graph it left the last step with."""
         count = 0
-        for before, after in zip(self.with_graph, self.with_graph[1:], strict=False):
+        for before, after in pairwise(self.with_graph):
             if before.state is None or after.given is None:
                 continue
             count += any(
@@ -196,6 +196,7 @@ class Drive:
     traces: list[Trace]  # of a few steps with inputs of ordinary size
     states: list[State]  # the states those steps were given
     results: list[Any]
+    next_state: Tensor  # the first part of the state after the last of them
 
 
 @probe
@@ -233,4 +234,5 @@ def _drive(patient: Patient, trial: Trial) -> Drive:
         traces.append(tracer.trace)
         states.append(given)
         results.append(result)
-    return Drive(trial.name, bounds, dict(state), traces, states, results)
+    after = layer.to_state(layer.split(results[-1])[1], batch=call.rows)
+    return Drive(trial.name, bounds, dict(state), traces, states, results, next(iter(after.values())))

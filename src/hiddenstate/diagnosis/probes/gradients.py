@@ -124,10 +124,7 @@ def _of_call(gradient: Tensor, call: Call) -> Tensor:
 
 
 def _arranged(gradient: Tensor, rows: int | None, time: int) -> Tensor | None:
-    if rows is None:
-        arranged = gradient.movedim(time, 0)[None]
-    else:
-        arranged = gradient.movedim((rows, time), (0, 1))
+    arranged = gradient.movedim(time, 0)[None] if rows is None else gradient.movedim((rows, time), (0, 1))
     return arranged if arranged.dim() > 2 else arranged.unsqueeze(2)
 
 

@@ -74,7 +74,9 @@ def _influence(leaf: Leaf, before: Run, runs: list[tuple[Tensor, Run]], patient:
     share = float(foreign.max()) / largest if largest > 0 else 0.0
     row = int(foreign.max(0).values.argmax())
     others = int((foreign.max(0).values > limit).sum())
-    return Influence(leaf, share, limit / largest if largest > 0 else 1.0, row, others, _sources(change > limit, touched))
+    return Influence(
+        leaf, share, limit / largest if largest > 0 else 1.0, row, others, _sources(change > limit, touched)
+    )
 
 
 def _change(old: Tensor, new: Tensor) -> Tensor:

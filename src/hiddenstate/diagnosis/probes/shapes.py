@@ -71,7 +71,8 @@ def layout(patient: Patient) -> Layout:
     run = base(patient)
     fewer = fewer_rows(patient)
     groups = _groups(patient.inputs)
-    shorter, aligned, croppable = None, (), False
+    shorter, croppable = None, False
+    aligned: tuple[Path, ...] = ()
     for group in groups:
         found = attempt(patient, _one_step_less(patient.inputs, group))
         croppable = croppable or found is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...cells import layers
 from ...recording import Trajectory, record
 from ..inputs import Inputs
 from ..patient import Patient, probe
@@ -24,7 +25,7 @@ def varied(patient: Patient) -> dict[str, Trajectory]:
 
 
 def _recorded(patient: Patient, inputs: Inputs, *, gates: bool) -> dict[str, Trajectory]:
-    if not patient.layers or not any(layer.module in set(patient.model.modules()) for layer in patient.layers):
+    if not layers(patient.model):
         return {}
     with patient.afresh():
         recorder = record(patient.model, gates=gates)

@@ -37,7 +37,7 @@ def change(old: Tensor, new: Tensor) -> Tensor:
 
 
 def moved(patient: Patient, old: Tensor | None, new: Tensor | None) -> float | None:
-    """Return the largest change relative to the size of the output; None where it cannot be told, 0 where it is noise."""
+    """Return the largest change relative to the output's size; None where it cannot be told, 0 where it is noise."""
     if old is None or new is None or old.shape != new.shape or old.numel() == 0:
         return None
     size = float(old.detach().abs().nan_to_num(posinf=0.0, neginf=0.0).max()) or 1.0

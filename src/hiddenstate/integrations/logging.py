@@ -1,0 +1,53 @@
+"""Writers of a Monitor that hand numbers and findings to TensorBoard or Weights & Biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..diagnosis import Episode
+
+
+class TensorBoardWriter:
+    """Numbers as scalars, findings as text, in a `torch.utils.tensorboard.SummaryWriter` that you have."""
+
+    def __init__(self, writer: Any, prefix: str = "hiddenstate/") -> None:
+        """Write to `writer`, under names that begin with `prefix`; closing it stays yours."""
+        self._writer, self._prefix = writer, prefix
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Add one scalar for each number."""
+        for name, number in numbers.items():
+            self._writer.add_scalar(self._prefix + name, number, step)
+
+    def finding(self, step: int, episode: Episode) -> None:
+        """Add the finding as text."""
+        event = "began" if episode.ended is None else "ended"
+        self._writer.add_text(f"{self._prefix}findings", f"{event}: {episode.finding}", step)
+
+    def close(self) -> None:
+        """Write out what is waiting."""
+        self._writer.flush()
+
+
+class WandbWriter:
+    """Numbers as metrics, findings as a metric for each code that is 1 while it lasts, in a run of W&B."""
+
+    def __init__(self, run: Any, prefix: str = "hiddenstate/") -> None:
+        """Write to `run`, as `wandb.init` returns it; finishing it stays yours."""
+        self._run, self._prefix = run, prefix
+        # W&B counts its own steps and refuses to go back, so ours goes along as a number of its own.
+        self._step = f"{prefix}step"
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Log all numbers of one look."""
+        self._run.log({self._step: step, **{self._prefix + name: number for name, number in numbers.items()}})
+
+    def finding(self, step: int, episode: Episode) -> None:
+        """Log that a finding began or ended, and keep its text in the run's summary."""
+        code = f"{self._prefix}{episode.finding.code}"
+        self._run.log({self._step: step, code: float(episode.ended is None)})
+        self._run.summary[code] = str(episode)
+
+    def close(self) -> None:
+        """Leave the run to its owner."""
