@@ -74,7 +74,9 @@ def _see(model: CharacterModel, rows: torch.Tensor, console: Console) -> None:
     steady = float((walk.gates["forget"] > 0.9).float().mean())
     _say(console, f"{units} units, {steps} steps of {texts} texts: states h and c, gates {', '.join(walk.gates)}.")
     _say(console, f"Forget gates are open (above 0.9: they keep what they hold) {steady:.0%} of the time.")
-    _say(console, f"{escape(str(memory(model, rows)))}\n")
+    felt = memory(model, rows)
+    reach = f"{'at least ' if felt.cut_off else ''}{felt.length} characters"
+    _say(console, f"What it reads is felt for {reach}, until {felt.threshold:.0%} of the strongest effect is left.\n")
 
 
 def _diagnose(model: CharacterModel, rows: torch.Tensor, console: Console) -> None:
