@@ -43,9 +43,13 @@ def make_app(
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_exception_handler(RequestValidationError, _invalid)
 
+    content = files("hiddenstate.serve").joinpath("page.html").read_text(encoding="utf-8")
+
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
-    async def page() -> str:
-        return files("hiddenstate.serve").joinpath("page.html").read_text(encoding="utf-8")
+    async def page() -> HTMLResponse:
+        # The page needs nothing from elsewhere, and so may fetch nothing from elsewhere.
+        policy = "default-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+        return HTMLResponse(content, headers={"content-security-policy": policy})
 
     return app
 
