@@ -17,6 +17,22 @@ def test_the_version_is_that_of_the_library(run):
     assert run("--version").out == f"hiddenstate {hs.__version__}\n"
 
 
+def test_without_a_command_there_is_help(run):
+    ran = run()
+    assert (ran.code, ran.err) == (0, "")
+    assert "Usage" in ran.out
+
+
+@pytest.mark.parametrize("command", ["diagnose", "report", "bench"])
+def test_inputs_that_do_not_fit_are_one_line_with_the_shape_that_is_wanted(run, here, command):
+    numpy.save(here / "x.npy", numpy.zeros((2, 6, 5)))
+    ran = run(command, "my_models:gru", "-i", "x.npy")
+    assert ran.code == 2
+    assert ran.err.count("\n") == 1
+    assert ran.err.startswith("error: GRU cannot be called with (2, 6, 5) float32: ")
+    assert ran.err.endswith("takes (batch, time, 3).\n")
+
+
 def test_help_names_every_command(run):
     said = run("--help").out
     assert all(command in said for command in COMMANDS)
@@ -95,13 +111,6 @@ class TestReport:
         said = json.loads(run("report", "my_models:gru", "-i", "x.npy", "--json").out)
         assert said["path"] == str(here / "report.html")
         assert said["bytes"] == (here / "report.html").stat().st_size
-
-    def test_inputs_that_do_not_fit_are_one_line_with_the_shape_that_is_wanted(self, run, here):
-        numpy.save(here / "x.npy", numpy.zeros((2, 6, 5)))
-        ran = run("report", "my_models:gru", "-i", "x.npy")
-        assert ran.code == 2
-        assert ran.err.count("\n") == 1
-        assert "takes (batch, time, 3)" in ran.err
 
     def test_a_path_that_cannot_be_written_is_one_line(self, run, here):
         ran = run("report", "my_models:healthy", "--text", "abc", "-o", "my_models.py/r.html")

@@ -42,7 +42,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for tools.")]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line: exit code 0 when all is well, 1 when a diagnosis fails, 2 on any error."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     debug = "--debug" in given
     try:
         code = app([one for one in given if one != "--debug"], standalone_mode=False, prog_name="hiddenstate")
@@ -121,6 +121,7 @@ def diagnose(
 ) -> None:
     """Say what is wrong with a model's hidden state; exit with 1 on errors, so that CI can use it."""
     from ..diagnosis import diagnose as examine
+    from ..reporting import misfit
 
     grades = ("error", "warning", "note", "never")
     if fail_on not in grades:
@@ -131,6 +132,8 @@ def diagnose(
         typer.echo(json.dumps(found.to_sarif() if sarif else found.to_dict(), indent=2))
     else:
         typer.echo(str(found))
+    if found.broken:
+        raise BadInput(misfit(made, given, found.broken))
     worst = found.worst()
     raise typer.Exit(int(bool(worst) and fail_on != "never" and grades.index(worst) <= grades.index(fail_on)))
 
@@ -172,6 +175,7 @@ def bench(
     """Time what recording and carrying cost beside the plain call of a model, on this machine."""
     from dataclasses import asdict
 
+    from ..reporting import misfit
     from .timing import bench as time_them
 
     if model is None:
@@ -183,7 +187,12 @@ def bench(
         made, given, _ = _loaded(model, inputs, text, encode=encode, batch_axis=0)
         if not given:
             raise BadInput("a bench needs what the model is called with: --input x.npy, or --text.")
-    costs = time_them(made, given, rounds)
+    try:
+        costs = time_them(made, given, rounds)
+    except HiddenStateError:
+        raise
+    except Exception as error:
+        raise BadInput(misfit(made, given, f"{type(error).__name__}: {error}")) from error
     if as_json:
         typer.echo(json.dumps([asdict(cost) for cost in costs], indent=2))
         return

@@ -1,5 +1,6 @@
 """One page: pictures, numbers and verdicts about a model's hidden state, in a file that needs no network."""
 
 from .report import report
+from .running import misfit
 
-__all__ = ["report"]
+__all__ = ["misfit", "report"]

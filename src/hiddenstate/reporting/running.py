@@ -49,7 +49,7 @@ def run(model: nn.Module, inputs: tuple[Any, ...]) -> Run:
         stack.enter_context(at_peace(model))
         taken = {layer.name: stack.enter_context(_taken(layer)) for layer in found}
         recording = stack.enter_context(record(model, gates=True))
-        _call(model, inputs, found)
+        _call(model, inputs)
     for track in recording:
         recording.runs(track)  # values are worked out while the weights are as they were
     given = {name: x for name, calls in taken.items() if (x := _joined(calls)) is not None}
@@ -70,16 +70,22 @@ def at_peace(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _call(model: nn.Module, inputs: tuple[Any, ...], found: Layers) -> None:
+def _call(model: nn.Module, inputs: tuple[Any, ...]) -> None:
     try:
         model(*inputs)
     except Exception as error:
-        shapes = ", ".join(describe(value) for value in inputs)
-        first, wanted = found[0], _wanted(found[0])
-        hint = f" Its first recurrent layer, {first.name or 'the model itself'}, takes{wanted}." if wanted else ""
-        raise BadInput(
-            f"{type(unwrap(model)).__name__} cannot be called with {shapes}: {_one_line(error)}.{hint}"
-        ) from error
+        raise BadInput(misfit(model, inputs, f"{type(error).__name__}: {error}")) from error
+
+
+def misfit(model: nn.Module, inputs: tuple[Any, ...], raised: str) -> str:
+    """Return why a model cannot be called with these inputs, and the shape that its first recurrent layer takes."""
+    shapes = ", ".join(describe(value) for value in inputs)
+    first = next(iter(layers(model)), None)
+    wanted = _wanted(first) if first is not None else ""
+    name = (first.name if first is not None else "") or "the model itself"
+    hint = f" Its first recurrent layer, {name}, takes{wanted}." if wanted else ""
+    said = " ".join(raised.split()).rstrip(".")
+    return f"{type(unwrap(model)).__name__} cannot be called with {shapes}: {said}.{hint}"
 
 
 def describe(value: Any) -> str:
@@ -98,10 +104,6 @@ def _wanted(layer: Layer) -> str:
     if not layer.fused:
         return f" (batch, {width}) at each step"
     return f" (batch, time, {width})" if layer.spec.batch_first else f" (time, batch, {width})"
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: " + (" ".join(str(error).split()) or "no message").rstrip(".")
 
 
 @contextmanager
