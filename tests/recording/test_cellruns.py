@@ -1,5 +1,7 @@
 """Cells: steps joined along time, one run for each call of the model."""
 
+import warnings
+
 import pytest
 import torch
 from hypothesis import given
@@ -255,3 +257,52 @@ def test_a_cell_that_runs_by_a_schedule_goes_on_running_by_it(wrap):
         for run_of in rec.values():
             assert run_of.lengths.tolist() == [2, 6, 3]
             assert run_of.gates["keep"].shape == (3, 6, 4)
+
+
+class Lookalike(nn.Module):
+    """Takes something named like a state, but gives back no such thing."""
+
+    hidden_size = 4
+
+    def forward(self, x, hidden):
+        return {"scores": x, "note": "no state"}
+
+
+@pytest.mark.parametrize("filter", ["always", "error"])
+def test_what_only_looks_like_a_cell_runs_on_unrecorded(filter):
+    model = nn.ModuleDict({"attention": Lookalike(), "gru": nn.GRU(3, 4)})
+    model.forward = lambda x: (model["gru"](x)[0], model["attention"](x[0], torch.zeros(2, 4)))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter(filter)
+        with hs.record(model, tracks=["attention", "gru"]) as rec:
+            for _ in range(2):
+                _, other = model(torch.randn(6, 2, 3))
+    assert other["note"] == "no state"
+    assert list(rec) == ["gru.l0"]
+    if filter == "always":
+        (warning,) = seen
+        assert issubclass(warning.category, hs.errors.RecordingWarning)
+        assert "'attention' is not recorded: Lookalike returned a dict" in str(warning.message)
+
+
+def test_a_state_that_changes_its_size_starts_a_new_run():
+    class Growing(nn.Module):
+        hidden_size = 2
+
+        def initial_state(self, batch):
+            return torch.zeros(batch, 2)
+
+        def forward(self, x, state):
+            return torch.cat([state, x], -1) if x.shape[-1] == 1 else state + 1
+
+    model = nn.ModuleDict({"cell": Growing()})
+
+    def forward(plan):
+        state = torch.zeros(3, 2)
+        for width in plan:
+            state = model["cell"](torch.ones(3, width), state)
+
+    model.forward = forward
+    with hs.record(model) as rec:
+        model([2, 2, 1, 3, 3])
+    assert [tuple(run.h.shape) for run in rec.runs("cell")] == [(3, 2, 2), (3, 3, 3)]

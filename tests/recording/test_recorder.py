@@ -363,3 +363,13 @@ def test_of_a_layer_without_torchs_kernel_the_outputs_are_known():
     assert torch.equal(run.h.transpose(0, 1), out.detach())
     assert torch.equal(run.initial["h"], state[0])
     assert run.gates == run.grads == {}
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_what_is_not_kept_is_let_go(grad):
+    layer, x = nn.LSTM(3, 4), torch.randn(100, 2, 3)
+    with torch.set_grad_enabled(grad), hs.record(layer, gates=True, every=50) as rec:
+        layer(x)
+    (take,) = rec._runs["l0"]
+    assert take.source is None
+    assert all(value.untyped_storage().nbytes() < 1_000 for value in take.values().values())

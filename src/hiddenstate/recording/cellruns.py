@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..unrolling import row_order
 from .arranging import Arranged
 from .ears import CellEar
-from .steps import Steps
+from .steps import Placed, Steps
 from .takes import Options, Take
 
 if TYPE_CHECKING:
@@ -56,14 +56,13 @@ class CellRuns:
             if not self._depth[here]:
                 self.close_all(here)
 
-    def step(self, ear: CellEar, step: Step) -> None:
+    def step(self, ear: CellEar, step: Step, given: dict[str, Placed] | None, after: dict[str, Placed]) -> None:
         """Add one step to a cell's run, or start a new one."""
         key = threading.current_thread(), ear
-        given, after = step.given(), step.after()
         rows = next(iter(after.values())).rows
         steps = self._open.get(key)
         alone = not self._depth.get(key[0]) and not ear.stacked
-        if steps is not None and (rows > steps.alive or (alone and not steps.goes_on(given))):
+        if steps is not None and (not steps.fits(after) or (alone and not steps.goes_on(given))):
             self.close(ear)
             steps = None
         if steps is None:

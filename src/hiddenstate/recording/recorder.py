@@ -126,7 +126,7 @@ class Recorder(Recording):
         # A run whose gradients are still to come waits for them, as long as its graph lives.
         assert self._folder is not None
         for track, takes in self._runs.items():
-            ready = [take for take in takes if everything or not self._options.grads or not take.source.expects_grads()]
+            ready = [take for take in takes if everything or not take.waits()]
             for take in ready:
                 self._folder.add(take)
             self._runs[track] = [take for take in takes if take not in ready]

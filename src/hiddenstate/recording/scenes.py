@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from ..cells import undisturbed
+from ..errors import NotRecurrent, RecordingWarning, StateMismatch
 from . import calls, layerwise, stepping
 from .exact import judge, same_bits, trusted
 from .outputs import outputs
@@ -90,7 +93,19 @@ class CellScene:
             names = calls.GATES[kind]
             gates |= dict(zip(names, activated.chunk(len(names), -1), strict=True))
         for ear in frame.listeners:
-            ear.recording.cells.step(ear, Step(ear, args, kwargs, result, gates if ear.options.gates else {}))
+            self._hear(ear, Step(ear, args, kwargs, result, gates if ear.options.gates else {}))
+
+    def _hear(self, ear: CellEar, step: Step) -> None:
+        if ear.deaf:
+            return
+        try:
+            given, after = step.given(), step.after()
+        except (NotRecurrent, StateMismatch) as error:  # it only looked like a cell: the run goes on without us
+            ear.deaf = True
+            with contextlib.suppress(RecordingWarning):  # made an error by a filter, it would stop the run after all
+                warnings.warn(f"{ear.track!r} is not recorded: {error}", RecordingWarning, stacklevel=2)
+        else:
+            ear.recording.cells.step(ear, step, given, after)
 
     def fail(self, frame: Frame) -> None:
         """Put the taps of the failed step away."""

@@ -25,6 +25,11 @@ class Placed:
         """The number of rows."""
         return 1 if self.axis is None else self.tensor.shape[self.axis]
 
+    @property
+    def units(self) -> int:
+        """The numbers of each row."""
+        return self.tensor.numel() // max(self.rows, 1)
+
     def flat(self, values: Tensor) -> Tensor:
         """Return values shaped like the part as `(batch, unit)`."""
         values = values.unsqueeze(0) if self.axis is None else values.movedim(self.axis, 0)
@@ -57,6 +62,7 @@ class Steps:
         rows = next(iter(state.values())).rows
         self.lengths.append(rows)
         self.alive = rows
+        self.axes = {name: part.axis for name, part in state.items()}
         self.last = {name: part.tensor.detach() for name, part in state.items()}  # so that its memory is not reused
         self.count += 1
         if (self.count - 1) % self.options.every:
@@ -71,6 +77,13 @@ class Steps:
         self.seen.append({})
         if self.options.grads:
             self._listen(state)
+
+    def fits(self, state: dict[str, Placed]) -> bool:
+        """Say whether a state can stand beside the last one: rows may have ended, but none joined."""
+        if state.keys() != self.last.keys():
+            return False
+        before = {name: Placed(part, self.axes[name]) for name, part in self.last.items()}
+        return all(part.rows <= self.alive and part.units == before[name].units for name, part in state.items())
 
     def goes_on(self, given: dict[str, Placed] | None) -> bool:
         """Say whether a step that was given this state goes on from the last one, rather than starting anew."""
@@ -106,7 +119,6 @@ class Steps:
             self.graph = ref(graph)
         for name, part in state.items():
             listen(part.tensor, self.seen[-1], name, graph)
-        self.axes = {name: part.axis for name, part in state.items()}
 
     def expects_grads(self) -> bool:
         """Say whether a backward pass may still bring the first gradients."""

@@ -59,7 +59,7 @@ class Take:
     options: Options
     lengths: Tensor  # (batch,) int64: steps that were run, before `every`
     initial: Mapping[str, Tensor]  # part -> (batch, unit); empty where nobody knows
-    source: Source
+    source: Source | None  # let go as soon as all has been worked out
     thinned: bool = False  # the source has left out steps already
     run: int = 0  # its number among those of its track, and of the piece among those of the run, where it is on disk
     piece: int = 0
@@ -73,7 +73,7 @@ class Take:
     def values(self) -> dict[str, Tensor]:
         """Return all that was recorded by flat names, `(time, batch, unit)`: `h`, `c`, `gates.input`, `grads.h`."""
         keep = self.options.cast if self.thinned else self.options.keep
-        if not self._values:
+        if not self._values and self.source is not None:
             found = {f"states.{name}": keep(part) for name, part in self.source.states().items()}
             if self.options.gates:
                 found |= {f"gates.{name}": keep(gate) for name, gate in self.source.gates.items()}
@@ -83,8 +83,14 @@ class Take:
                 found = {name: value.clone() for name, value in found.items()}
             self._values = found
         if not self.options.grads:
+            self.source = None
+        if self.source is None:
             return self._values
         return self._values | {f"grads.{n}": keep(g) for n, g in self.source.grads().items()}
+
+    def waits(self) -> bool:
+        """Say whether gradients that were asked for may still come."""
+        return self.options.grads and self.source is not None and self.source.expects_grads()
 
     @property
     def nbytes(self) -> int:
