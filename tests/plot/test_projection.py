@@ -33,6 +33,15 @@ def test_more_units_than_can_be_decomposed_in_full_still_have_their_plane():
     assert project(line).explained.tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
 
 
+def test_of_very_many_states_some_give_the_axes_and_it_is_said():
+    cloud = torch.randn(9000, 1000) * torch.tensor([5.0, 3.0] + [0.1] * 998)
+    plane = project(cloud)
+    assert plane.note == "axes from every 3rd of 9,000 states"
+    assert plane.axes[0].abs().argmax() == 0
+    assert plane.axes[1].abs().argmax() == 1
+    assert project(cloud[:100]).note == ""
+
+
 def test_states_with_nan_are_left_out_and_nothing_but_nan_is_refused():
     cloud = torch.randn(9, 3)
     spoilt = torch.cat([cloud, torch.full((1, 3), torch.nan)])

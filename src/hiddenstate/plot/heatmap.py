@@ -12,6 +12,7 @@ from torch import Tensor
 from ..errors import BadInput
 from ..recording import Trajectory
 from .canvas import DIVERGING, SEQUENTIAL, color_bar, label_steps, new_ax, tidy
+from .projection import principal
 from .series import one_row, readable
 from .thinning import STEPS, UNITS, averaged, picked
 
@@ -96,10 +97,10 @@ def ordered(values: Tensor, order: Order | Sequence[int]) -> Tensor:
 def _round_the_plane(values: Tensor) -> Tensor:
     moves = values - values.mean(0)
     moves = moves / moves.norm(dim=0).clamp(min=1e-12)  # the shape of a unit's path, whatever its size
-    _, strength, plane = torch.linalg.svd(moves, full_matrices=False)
+    strength, plane = principal(picked(moves, 1024).values.double())
     if len(strength) < 2:
         return values.mean(0).argsort(stable=True)
-    angle = torch.atan2(plane[1] * strength[1], plane[0] * strength[0])
+    angle = torch.atan2(plane[1] * strength[1].sqrt(), plane[0] * strength[0].sqrt())
     return angle.argsort(stable=True)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import BadInput
 from .thinning import picked
 
-_WIDE = 2048  # units up to which every state counts; of wider ones, that many states evenly spread give the axes
+_WORK = 4e9  # multiplications for the axes: about a second
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,6 +20,7 @@ class Projection:
     center: Tensor  # (unit,)
     axes: Tensor  # (component, unit), orthonormal
     explained: Tensor  # (component,) share of the variance that each axis holds
+    note: str = ""  # what has to be said where the axes are not those of all states
 
     def __call__(self, states: Tensor) -> Tensor:
         """Return `states (..., unit)` in the plane: (..., component)."""
@@ -37,32 +38,34 @@ def project(states: Tensor, components: int = 2) -> Projection:
     >>> project(line).explained.round(decimals=3)
     tensor([1., 0.])
     """
-    cloud = states.detach().to("cpu", torch.float64)
-    cloud = cloud[cloud.isfinite().all(1)]
+    finite = states.detach().isfinite().all(1)
+    cloud = states.detach() if bool(finite.all()) else states.detach()[finite]
     if not len(cloud):
         raise BadInput("there is no state without NaN or Inf: nothing is left to project.")
-    if cloud.shape[1] > _WIDE:
-        cloud = picked(cloud, _WIDE, what="states").values
+    # Of very many states, some that are evenly spread give nearly the same axes.
+    kept = picked(cloud, max(1024, int(_WORK // cloud.shape[1] ** 2)), what="states")
+    cloud = kept.values.to("cpu", torch.float64)
     center = cloud.mean(0)
-    strength, axes = _principal(cloud - center)
+    strength, axes = principal(cloud - center)
     axes, total = axes[:components], strength.sum().clamp(min=1e-300)
     lacking = components - len(axes)
     if lacking > 0:  # fewer units or states than axes: the rest of the axes hold nothing
         axes = torch.cat([axes, axes.new_zeros(lacking, len(center))])
         strength = torch.cat([strength, strength.new_zeros(lacking)])
-    # The sign of an axis means nothing; without a rule, two runs would draw mirror images.
-    largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
-    axes = torch.where(largest < 0, -axes, axes)
-    return Projection(center.float(), axes.float(), (strength[:components] / total).float())
+    note = f"axes from {kept.note}" if kept.note else ""
+    return Projection(center.float(), axes.float(), (strength[:components] / total).float(), note)
 
 
-def _principal(moves: Tensor) -> tuple[Tensor, Tensor]:
+def principal(moves: Tensor) -> tuple[Tensor, Tensor]:
     """Return variances, falling, and their axes as rows, through the smaller of the two square matrices."""
     states, units = moves.shape
     if units <= states:
         strength, axes = torch.linalg.eigh(moves.T @ moves)
-        return strength.flip(0).clamp(min=0), axes.T.flip(0)
-    strength, sides = torch.linalg.eigh(moves @ moves.T)
-    strength, sides = strength.flip(0).clamp(min=0), sides.flip(1)
-    axes = sides.T @ moves
-    return strength, axes / axes.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        strength, axes = strength.flip(0).clamp(min=0), axes.T.flip(0)
+    else:
+        strength, sides = torch.linalg.eigh(moves @ moves.T)
+        strength, axes = strength.flip(0).clamp(min=0), sides.flip(1).T @ moves
+        axes = axes / axes.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    # The sign of an axis means nothing; without a rule, two runs would draw mirror images.
+    largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
+    return strength, torch.where(largest < 0, -axes, axes)

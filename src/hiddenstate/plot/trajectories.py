@@ -57,7 +57,7 @@ def trajectories(
     if (getattr(ax, "name", "") == "3d") != (components == 3):
         raise BadInput(f"{components} components need a {'3-D' if components == 3 else 'plain'} ax, which this is not.")
     longest = max(len(path) for path in paths)
-    notes = [shown.note]
+    notes = [shown.note, plane.note]
     for row in shown.values.tolist():
         points = picked(paths[row], _POINTS, what="steps")
         notes.append(points.note)

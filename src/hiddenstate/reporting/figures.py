@@ -183,7 +183,7 @@ def paths(traj: Trajectory, labels: list[str], tokens: list[list[str]]) -> tuple
     longest = max(len(path) for path in rows)
     data: list[Figure] = []
     ends: list[Figure] = []
-    notes = [shown.note]
+    notes = [shown.note, plane.note]
     for number, row in enumerate(shown.values.tolist()):
         kept = picked(rows[row], most, what="steps")
         notes.append(kept.note)
