@@ -3,6 +3,8 @@
 python benchmarks/diagnose.py
 """
 
+import time
+
 import torch
 from torch import nn
 
@@ -43,9 +45,15 @@ def main() -> None:
             train()
 
     print("all checks, 2 x LSTM-256, 16 rows of 50 steps, in units of one forward and backward (at most 30)")
-    print(compare({"forward and backward": forward_and_backward, "diagnose": lambda: hs.diagnose(model, x)}, rounds=7))
+    print(
+        compare(
+            {"forward and backward": forward_and_backward, "diagnose": lambda: hs.diagnose(model, x)},
+            rounds=5,
+            clock=time.process_time,
+        )
+    )
     print("50 training steps, plain and with a Monitor that looks at one of them (at most 1.03)")
-    print(compare({"plain": train, "with Monitor": watched}, rounds=7))
+    print(compare({"plain": train, "with Monitor": watched}, rounds=5, warmup=1, clock=time.process_time))
 
 
 if __name__ == "__main__":

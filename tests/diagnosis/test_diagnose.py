@@ -12,8 +12,10 @@ from torch import nn
 import hiddenstate as hs
 from hiddenstate.diagnosis.catalog import CONSEQUENCES, TITLES
 from hiddenstate.diagnosis.checks import CHECKS
+from tests.diagnosis.patients.asked import ASKED
 from tests.diagnosis.patients.healthy import HEALTHY, Classifier, floats
 from tests.diagnosis.patients.sick import SICK
+from tests.diagnosis.patients.unusual import UNUSUAL
 from tests.support.cells import CELLS
 
 
@@ -23,6 +25,22 @@ def test_a_healthy_model_gets_no_warning_and_no_error(name):
     report = hs.diagnose(model, *inputs, **options)
     assert report.ok, report.text()
     assert report.failed == {}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_an_unusual_model_gets_no_warning_and_no_error_either(name):
+    model, inputs, options = UNUSUAL[name]()
+    report = hs.diagnose(model, *inputs, **options)
+    assert report.ok, report.text()
+    assert report.failed == {}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_published_mistake_is_found(name):
+    codes, make = ASKED[name]
+    model, inputs, options = make()
+    report = hs.diagnose(model, *inputs, **options)
+    assert set(codes) & set(report.codes), report.text()
 
 
 @pytest.mark.parametrize("name", CELLS)

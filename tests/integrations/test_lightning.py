@@ -56,6 +56,7 @@ def test_the_callback_watches_from_start_to_end(monkeypatch):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed")
+@pytest.mark.filterwarnings("ignore")  # Lightning's own, of torch's newer ways
 def test_the_real_trainer_takes_it(tmp_path):
     import lightning.pytorch as pl
 

@@ -103,15 +103,22 @@ def _decodes(patient: Patient) -> bool:
     first: dict[str, Call] = {}
     for call in calls:
         first.setdefault(call.layer.name, call)
-    finals: list[Tensor] = []
     for name, call in first.items():
-        others = [part for c in calls if c.layer.name != name and c.state is not None for part in c.state.values()]
-        finals = [part.detach() for part in others]
-        if call.given is not None and any(float(part.abs().max()) > 0 for part in call.given.values()) and finals:
+        others = [other for other in calls if other.layer.name != name]
+        begins = call.given is not None and any(bool(part.any()) for part in call.given.values())
+        if begins and others and not _chained(call, others):
             return True
         if _constant_input(calls, name):
             return True
     return False
+
+
+def _chained(call: Call, others: list[Call]) -> bool:
+    """Whether a layer reads another one's outputs and starts from that one's last state, as no decoder does."""
+    if call.given is None or isinstance(call.x, PackedSequence):
+        return False
+    ends = {id(part) for other in others if other.state is not None for part in other.state.values()}
+    return any(id(part) in ends for part in call.given.values()) and any(call.x is other.output for other in others)
 
 
 def _constant_input(calls: list[Call], name: str) -> bool:
