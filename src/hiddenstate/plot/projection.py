@@ -38,7 +38,7 @@ def project(states: Tensor, components: int = 2) -> Projection:
     >>> project(line).explained.round(decimals=3)
     tensor([1., 0.])
     """
-    finite = states.detach().isfinite().all(1)
+    finite = states.detach().sum(1, dtype=torch.float64).isfinite()  # a NaN or Inf in a row makes its sum one, too
     cloud = states.detach() if bool(finite.all()) else states.detach()[finite]
     if not len(cloud):
         raise BadInput("there is no state without NaN or Inf: nothing is left to project.")
