@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +13,8 @@ from ..errors import Untraceable
 from .capture import Captures
 from .fast import Run, backward_pass, execute, forward_pass, plain
 from .native import CompiledRunner, Unsupported
+from .scan import Loop, PythonRunner
 from .schedule import Schedule
-from .slots import SlotRunner
 from .split import split
 from .tracing import trace
 
@@ -58,7 +60,7 @@ def _compile_for_cuda(schedule: Schedule, run: Run) -> None:
     count, masks = len(run.tensors), len(run.masks)
     if importlib.util.find_spec("triton") is not None:
         # Compiled from their graphs: no shape of theirs depends on the number of steps.
-        schedule.use([SlotRunner(loop) for loop in schedule.loops()])
+        schedule.use([PythonRunner(loop, _fused(loop)) for loop in schedule.loops()])
         for sweep in schedule.sweeps():
             sweep.compiled = True
     forward = Captures(lambda steps: forward_pass(schedule, count))
@@ -70,6 +72,11 @@ def _try_out(schedule: Schedule, run: Run) -> None:
     """Refuse a schedule that gives other numbers than the plain loop: no cell is worth a wrong answer."""
     trial = _trial(schedule, run, _TRIAL)
     _agree(_results(schedule, trial), _results(None, trial), _tolerance(schedule))
+
+
+def _fused(loop: Loop) -> Callable[..., Any]:
+    fused: Callable[..., Any] = torch.compile(loop.body.call, dynamic=False, fullgraph=True)
+    return fused
 
 
 def _trial(schedule: Schedule, run: Run, steps: int) -> Run:

@@ -20,8 +20,8 @@ class Captured:
         """Run the function a few times to warm up, then record it."""
         device = samples[0].device
         self._inputs = [sample.detach().clone() for sample in samples]
-        self._lock, self._free = threading.Lock(), torch.cuda.Event()
-        aside = torch.cuda.Stream(device)
+        self._lock, self._free = threading.Lock(), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(aside):
             for _ in range(2):

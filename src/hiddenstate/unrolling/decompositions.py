@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 aten = torch.ops.aten
+_AS_IT_IS: Any = NotImplemented  # the answer that leaves an operation whole
 
 
 @lru_cache(maxsize=1)
@@ -45,9 +46,9 @@ def _var_mean(
     return spread, mean if keepdim else mean.squeeze(dims)
 
 
-def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Any:
     if half_to_float or x.dtype not in (torch.float32, torch.float64):
-        return NotImplemented  # rounds differently inside than the parts would
+        return _AS_IT_IS  # rounds differently inside than the parts would
     powers = (x - x.amax(dim, keepdim=True)).exp()
     return powers / powers.sum(dim, keepdim=True)
 
@@ -59,10 +60,10 @@ def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
 
 def _slice_scatter(
     x: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Tensor:
+) -> Any:
     first, last, jump = slice(start, end, step).indices(x.shape[dim])
     if jump != 1:
-        return NotImplemented
+        return _AS_IT_IS
     return _with_middle(x, source, dim, first, max(first, last))
 
 

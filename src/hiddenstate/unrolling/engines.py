@@ -58,13 +58,13 @@ def obstacle_to(layer: Layer, task: Task) -> str | None:
     """Return what about this call, rather than about the cell, keeps it from running by a schedule."""
     if any(_hooked(member) for member in layer.module.modules()) or _hooked_globally():
         return "hooks on it want to see every step"
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return "it is being compiled by torch itself"
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a transform of torch.func is at work"
     if forward_ad._current_level >= 0:
         return "forward-mode derivatives are asked for"
-    if _get_current_dispatch_mode() is not None or torch.overrides._get_current_function_mode_stack():
+    if _get_current_dispatch_mode() is not None or torch._C._len_torch_function_stack():
         return "a mode is active that wants to see every operation"
     if task.x.numel() == 0 or (type(task.x) is not Tensor and not isinstance(task.x, nn.Parameter)):
         return "x is empty, or no plain tensor"

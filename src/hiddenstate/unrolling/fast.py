@@ -70,7 +70,7 @@ def execute(schedule: Schedule, run: Run) -> tuple[Tensor, State]:
 
 
 def plain(run: Run, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return what a schedule returns, step by step and differentiable: the oracle, and the way to second derivatives."""
+    """Return what a schedule returns, step by step: the oracle, and the way to second derivatives."""
     w, f = len(run.weights), len(run.firsts)
     weights, firsts, x, states = tensors[:w], tensors[w : w + f], tensors[w + f], list(tensors[w + f + 1 :])
     outputs = []

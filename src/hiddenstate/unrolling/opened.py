@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..cells import Layer, as_layer
+from ..cells import Layer
 from ..errors import Untraceable
 from ..state import State
 from .checks import Task
@@ -42,6 +42,12 @@ def run_opened(layer: Layer, task: Task) -> tuple[Tensor, State] | None:
 
 class _Opened(nn.Module):
     """One layer and direction of a fused layer, with the very same weights."""
+
+    weight_ih: Tensor
+    weight_hh: Tensor
+    weight_hr: Tensor
+    bias_ih: Tensor | None
+    bias_hh: Tensor | None
 
     def __init__(self, layer: nn.RNNBase, end: str) -> None:
         super().__init__()
@@ -77,8 +83,7 @@ def _cells(layer: nn.RNNBase) -> list[nn.Module]:
     known = _known.get(layer)
     if known is None or known[0] != weights:
         ends = ("", "_reverse") if layer.bidirectional else ("",)
-        made = [_Opened(layer, f"l{depth}{end}") for depth in range(layer.num_layers) for end in ends]
-        known = _known[layer] = weights, made
-        for cell in made:
-            as_layer(cell)
+        made: list[nn.Module] = [_Opened(layer, f"l{depth}{end}") for depth in range(layer.num_layers) for end in ends]
+        known = (weights, made)
+        _known[layer] = known
     return known[1]

@@ -27,9 +27,7 @@ def blame(error: Exception) -> tuple[str, str]:
     return what, _line_of(traceback.extract_tb(error.__traceback__))
 
 
-def blame_operation(
-    step: Step, arguments: Arguments, guilty: Callable[[Any], bool], reason: str
-) -> tuple[str, str]:
+def blame_operation(step: Step, arguments: Arguments, guilty: Callable[[Any], bool], reason: str) -> tuple[str, str]:
     """Return the reason with the first guilty operation's name, and the line that calls it."""
     from torch._subclasses import FakeTensorMode
 
@@ -44,11 +42,11 @@ def blame_operation(
     return (f"{reason} ({finder.name})" if finder.name else reason), finder.line
 
 
-class _Finder(TorchDispatchMode):
+class _Finder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Remembers the line in user code from which a guilty operation is first called."""
 
     def __init__(self, guilty: Callable[[Any], bool]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.guilty, self.name, self.line = guilty, "", ""
 
     def __torch_dispatch__(

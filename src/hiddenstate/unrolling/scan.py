@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
@@ -52,9 +52,9 @@ class Runner(Protocol):
 class PythonRunner:
     """Runs a loop's body by torch's own operations, one step after another."""
 
-    def __init__(self, loop: Loop) -> None:
-        """Run this loop."""
-        self.loop = loop
+    def __init__(self, loop: Loop, call: Callable[..., Any] | None = None) -> None:
+        """Run this loop, its body by `call` where there is a better way than its graph's own."""
+        self.loop, self._call = loop, loop.body.call if call is None else call
 
     def __call__(self, carry: Sequence[Tensor], fixed: Sequence[Tensor], along: Sequence[Tensor]) -> Ran:
         """Run the loop from `carry`, with `along (time, ...)`."""
@@ -65,7 +65,7 @@ class PythonRunner:
         paths: list[list[Tensor]] = [[part] for part in carry]
         kept: list[list[Tensor]] = [[] for _ in loop.kept]
         for t in loop.order(steps):
-            results = loop.body.call(*carry, *fixed, *(stream[t] for stream in streams))
+            results = self._call(*carry, *fixed, *(stream[t] for stream in streams))
             carry = list(results[: loop.carried])
             for path, part in zip(paths, carry, strict=True):
                 path.append(part)

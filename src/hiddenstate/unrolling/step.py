@@ -117,7 +117,8 @@ def _along(mask: Tensor, part: Tensor, axis: int) -> Tensor:
 def _check_unchanged(name: str, before: Tensor, after: Tensor) -> None:
     if before.shape != after.shape:
         raise Untraceable(
-            f"part {name!r} of its state changes its shape in a step, from {tuple(before.shape)} to {tuple(after.shape)}"
+            f"part {name!r} of its state changes its shape in a step, "
+            f"from {tuple(before.shape)} to {tuple(after.shape)}"
         )
     if before.dtype != after.dtype or before.device != after.device:
         raise StateChanges(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor, fx
@@ -93,7 +93,8 @@ class Sums:
 
         def summed(values: Values) -> Tensor:
             others = [values.fixed(arg) if isinstance(arg, fx.Node) else arg for arg in rest]
-            return target(before(values), *others, **node.kwargs)  # type: ignore[no-any-return]
+            total: Tensor = target(before(values), *others, **node.kwargs)
+            return total
 
         return summed
 
@@ -115,19 +116,21 @@ class Sums:
         before, target = self.plan(inner), node.target
 
         def scaled(values: Values) -> Tensor:
-            return target(before(values), values.fixed(by) if isinstance(by, fx.Node) else by)  # type: ignore[operator, no-any-return]
+            total: Tensor = target(before(values), values.fixed(by) if isinstance(by, fx.Node) else by)  # type: ignore[operator]
+            return total
 
         return scaled
 
     def _reduced(self, node: fx.Node) -> Sum | None:
         inner = node.args[0]
         assert isinstance(inner, fx.Node)
-        dims, keep = node.args[1], bool(node.args[2]) if len(node.args) > 2 else False
+        dims: Any = node.args[1]
+        keep, dtype = bool(node.args[2]) if len(node.args) > 2 else False, cast(Any, node.kwargs.get("dtype"))
         if not dims or inner in self._fixed:
             return None
         self.along[inner] = None
-        axes = [dim + 1 if dim >= 0 else dim for dim in dims]  # type: ignore[union-attr, operator]
-        return lambda values: values.along(inner).sum(axes, keepdim=keep, dtype=node.kwargs.get("dtype")).sum(0)
+        axes = [dim + 1 if dim >= 0 else dim for dim in dims]
+        return lambda values: values.along(inner).sum(axes, keepdim=keep, dtype=dtype).sum(0)
 
     def _product(self, node: fx.Node) -> Sum | None:
         left, right = node.args
@@ -153,9 +156,9 @@ class Sums:
         target = node.target
         if left in self._fixed:
             after = self.plan(right)
-            return lambda values: target(values.fixed(left), after(values))  # type: ignore[operator, no-any-return]
+            return lambda values: target(values.fixed(left), after(values))  # type: ignore[operator]
         before = self.plan(left)
-        return lambda values: target(before(values), values.fixed(right))  # type: ignore[operator, no-any-return]
+        return lambda values: target(before(values), values.fixed(right))  # type: ignore[operator]
 
     def _looked_up(self, node: fx.Node) -> Sum | None:
         grad, index, *rest = node.args
@@ -165,4 +168,4 @@ class Sums:
             return None
         self.along.update({grad: None, index: None})
         target = node.target
-        return lambda values: target(values.along(grad), values.along(index), *rest)  # type: ignore[operator, no-any-return]
+        return lambda values: target(values.along(grad), values.along(index), *rest)  # type: ignore[operator]

@@ -58,14 +58,13 @@ class Sweep:
 def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:
     # An operation without a rule for all steps at once is run for one after the other: slower, not wrong. Torch warns
     # of it, in a backward pass later than any filter of warnings could catch it.
-    flags = torch._C._functorch
+    flags: Any = torch._C._functorch
 
     def called(*values: Tensor) -> Any:
-        shown = flags._is_vmap_fallback_warning_enabled() if hasattr(flags, "_is_vmap_fallback_warning_enabled") else True
         flags._set_vmap_fallback_warning_enabled(False)
         try:
             return function(*values)
         finally:
-            flags._set_vmap_fallback_warning_enabled(shown)
+            flags._set_vmap_fallback_warning_enabled(True)
 
     return called

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import operator
-import random
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
-import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from ..errors import Untraceable
 from .decompositions import decompositions
 from .reasons import blame, blame_operation
 from .step import Arguments, Step
+from .watching import Watch
 
 aten = torch.ops.aten
 
@@ -43,7 +42,7 @@ class Trace:
 
 def trace(step: Step, arguments: Arguments, *, grad: bool) -> Trace:
     """Trace a step, with its vjp where `grad`, or say why it cannot be traced."""
-    watch = _Watch(step.module)
+    watch = Watch(step.module)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what tracing itself does, which is none of the user's business
@@ -80,7 +79,7 @@ def _fx(call: _Call, flat: list[Tensor], seeds: list[Tensor]) -> tuple[fx.GraphM
     device = flat[-1].device.type
     with torch.enable_grad(), _autocast(device):
         # Fake tensors have no values: code that asks for one, even through numpy, is found out.
-        fake = {"decomposition_table": table, "tracing_mode": "fake", "_allow_non_fake_inputs": True}
+        fake: dict[str, Any] = {"decomposition_table": table, "tracing_mode": "fake", "_allow_non_fake_inputs": True}
         module = make_fx(call.plain, **fake)(*flat, *seeds)
         if not _mutations(module.graph):
             return module, False
@@ -143,11 +142,12 @@ class _Call:
             return [value for value, has in zip(outputs, has_gradient, strict=True) if has], outputs
 
         asked = [tensor for tensor, wanted in zip(given, self.wanted, strict=True) if wanted]
-        _, back, outputs = torch.func.vjp(of_wanted, *asked, has_aux=True)
+        _, back, outputs = cast(Any, torch.func.vjp(of_wanted, *asked, has_aux=True))
+        values: list[Tensor] = outputs
         if not seeds:
             self.made = [False] * self.total
-            return outputs
-        return self._with_gradients(outputs, list(back(list(seeds))))
+            return values
+        return self._with_gradients(values, list(back(list(seeds))))
 
     def _with_gradients(self, outputs: list[Tensor], found: list[Tensor | None]) -> list[Tensor]:
         waiting = iter(found)
@@ -167,9 +167,10 @@ class _Call:
             groups.append(given[place : place + count])
             place += count
         results = 1 + self.counts[3]
-        forward = (graph, constants, *groups, returned[0], returned[1:results])
+        weights, firsts, inputs, states = groups
+        forward = Trace(graph, constants, weights, firsts, inputs, states, returned[0], returned[1:results])
         if not grad:
-            return Trace(*forward)
+            return forward
         seeds, waiting = iter(given[self.total :]), iter(returned[results:])
         incoming = [next(seeds) if has else None for has in self.differentiable]
         outgoing = [next(waiting) if made else None for made in self.made]
@@ -178,8 +179,8 @@ class _Call:
             if state.meta["val"].is_floating_point():
                 incoming[1 + place] = incoming[1 + place] or _unused(graph, state)
                 outgoing[w + f + i + place] = outgoing[w + f + i + place] or _zeros(graph, state)
-        return Trace(
-            *forward,
+        return replace(
+            forward,
             grad_out=incoming[0],
             grad_news=incoming[1:],
             to_weights=outgoing[:w],
@@ -205,47 +206,6 @@ def _zeros(graph: fx.Graph, state: fx.Node) -> fx.Node:
         node = graph.call_function(aten.full.default, (list(value.shape), 0.0), arguments)
     node.meta = dict(state.meta)
     return node
-
-
-class _Watch:
-    """Notices what a trace cannot hold: a cell that remembers things, or draws numbers outside torch."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.before = self._look()
-        self.random = random.getstate(), np.random.get_state(legacy=False)
-
-    def put_back_random(self) -> bool:
-        """Put back the streams of Python and numpy, and say whether anything was drawn from them."""
-        now = random.getstate(), np.random.get_state(legacy=False)
-        drawn = self.random[0] != now[0] or repr(self.random[1]) != repr(now[1])
-        random.setstate(self.random[0])
-        np.random.set_state(self.random[1])
-        return drawn
-
-    def check(self, drawn: bool) -> None:
-        for (name, old), (_, new) in zip(self.before, self._look(), strict=True):
-            changed = [key for key in {*old, *new} if old.get(key) != new.get(key)]
-            if changed:
-                place = f"{name}.{changed[0]}" if name else changed[0]
-                raise Untraceable(f"it changes its own attribute {place!r} at every step")
-        if drawn:
-            raise Untraceable("it draws random numbers from Python or numpy, which a trace would freeze")
-
-    def _look(self) -> list[tuple[str, dict[str, Any]]]:
-        return [(name, _visible(member)) for name, member in self.module.named_modules()]
-
-
-def _visible(member: nn.Module) -> dict[str, Any]:
-    seen: dict[str, Any] = {}
-    for store in (member.__dict__, member._buffers, member._parameters):
-        for key, value in store.items():
-            if key in ("_buffers", "_parameters", "_modules"):
-                continue
-            version = value._version if isinstance(value, Tensor) and not value.is_inference() else None
-            size = len(value) if isinstance(value, list | dict | set) else None
-            seen[key] = (id(value), version, size)
-    return seen
 
 
 def _mutations(graph: fx.Graph) -> list[Any]:

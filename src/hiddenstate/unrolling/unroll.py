@@ -58,9 +58,7 @@ def unroll(
     layer = as_layer(cell, x[:, 0] if tensor else None)
     if isinstance(layer.module, Recurrent):
         if initial is not None:
-            raise BadInput(
-                "initial is given for a Recurrent, whose cells start anew each from its own initial_state."
-            )
+            raise BadInput("initial is given for a Recurrent, whose cells start anew each from its own initial_state.")
         return _run_recurrent(layer.module, x, state, lengths=lengths, resets=resets, engine=engine)
     task = replace(read(layer, x, state, lengths=lengths, resets=resets), initial=initial)
     return run_fused(layer, task, engine) if layer.fused else run_cell(layer, task, engine)

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,13 +21,13 @@ from .values import Unsupported
 _FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-w")
 
 
-def load(source: str) -> ctypes._CFuncPtr:
+def load(source: str) -> Any:
     """Return the function `run` of a C file, compiled now or at an earlier time."""
     name = hashlib.sha256("\0".join([source, _machine(), *_FLAGS]).encode()).hexdigest()[:32]
     path = _folder() / f"{name}.so"
     if not path.exists():
         _compile(source, path)
-    function: ctypes._CFuncPtr = ctypes.CDLL(str(path)).run
+    function = ctypes.CDLL(str(path)).run
     function.argtypes = [ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     function.restype = None
     return function

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .values import Place, Unsupported, dense, shape_of
+from .values import Place, dense, shape_of
 
 aten = torch.ops.aten
 
@@ -152,7 +152,8 @@ def _transpose(node: fx.Node, place: Place) -> Place:
 
 
 def _permute(node: fx.Node, place: Place) -> Place:
-    return _permuted(place, [axis % len(place.shape) for axis in node.args[1]])  # type: ignore[union-attr, operator]
+    order: Any = node.args[1]
+    return _permuted(place, [axis % len(place.shape) for axis in order])
 
 
 def _reshape(node: fx.Node, place: Place) -> Place | None:
@@ -170,8 +171,8 @@ def _unsqueeze(node: fx.Node, place: Place) -> Place:
 
 def _squeeze(node: fx.Node, place: Place) -> Place:
     target = len(place.shape)
-    dims = range(target) if len(node.args) < 2 else node.args[1]
-    dims = [dims] if isinstance(dims, int) else list(dims)  # type: ignore[arg-type]
+    given: Any = range(target) if len(node.args) < 2 else node.args[1]
+    dims: list[int] = [given] if isinstance(given, int) else list(given)
     gone = {dim % target for dim in dims if place.shape[dim] == 1}
     kept = [axis for axis in range(target) if axis not in gone]
     return place.moved([place.shape[axis] for axis in kept], [place.strides[axis] for axis in kept])
@@ -187,8 +188,9 @@ def _expand(node: fx.Node, place: Place) -> Place:
 
 
 def _slice(node: fx.Node, place: Place) -> Place:
-    dim, start, end, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
-    axis, size = int(dim) % len(place.shape), place.shape[int(dim)]  # type: ignore[arg-type]
+    rest: list[Any] = [*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :]]
+    dim, start, end, step = rest
+    axis, size = int(dim) % len(place.shape), place.shape[int(dim)]
     first, last, jump = slice(start, end, step).indices(size)
     shape, strides = list(place.shape), list(place.strides)
     shape[axis], strides[axis] = len(range(first, last, jump)), strides[axis] * jump
@@ -232,8 +234,3 @@ _VIEWS: dict[Any, Callable[[fx.Node, Place], Place | None]] = {
     aten.select.int: _select,
     operator.getitem: _piece,
 }
-
-
-def check_known(node: fx.Node) -> None:
-    """Refuse what has no C."""
-    raise Unsupported(f"{node.target} has no C here")

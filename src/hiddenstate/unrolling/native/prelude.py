@@ -8,7 +8,8 @@ PRELUDE = r"""
 typedef void (*sgemm_t)(const char *, const char *, const int *, const int *, const int *, const float *,
                         const float *, const int *, const float *, const int *, const float *, float *, const int *);
 typedef void (*dgemm_t)(const char *, const char *, const int *, const int *, const int *, const double *,
-                        const double *, const int *, const double *, const int *, const double *, double *, const int *);
+                        const double *, const int *, const double *, const int *, const double *, double *,
+                        const int *);
 
 #define SIMD _Pragma("omp simd")
 

@@ -24,7 +24,7 @@ class CompiledRunner:
         self.loop = loop
         writer = Writer(loop)
         self.source = writer.source()
-        self._scratch = writer.scratch
+        self._scratch = writer.memory.scratch
         self._function, self._products = load(self.source), products()
         self._strides = [tuple(node.meta["val"].stride()) for node in writer.fixed]
         self._kept = [(tuple(n.meta["val"].shape), n.meta["val"].dtype) for n in writer.results[loop.carried :]]

@@ -1,0 +1,70 @@
+"""Lines of C: loops over elements, copies, sums and products."""
+
+from __future__ import annotations
+
+import math
+
+from .values import Place, Unsupported
+
+
+class Page:
+    """Lines that are written one after another."""
+
+    def __init__(self) -> None:
+        """Begin with an empty page."""
+        self.lines: list[str] = []
+
+    def nest(self, shape: tuple[int, ...], lines: list[str]) -> None:
+        """Write a loop over all elements, the last axis fastest."""
+        for axis, size in enumerate(shape):
+            if axis == len(shape) - 1:
+                self.lines.append("SIMD")
+            self.lines.append(f"for (long i{axis} = 0; i{axis} < {size}; i{axis}++) {{")
+        self.lines += [*("  " + line for line in lines), "}" * len(shape)]  # a shape without axes is one element
+
+    def copy(self, target: Place, source: Place | str) -> None:
+        """Write a copy from one place, or of one number, to another place."""
+        if isinstance(source, Place) and source.contiguous and target.contiguous and source.ctype == target.ctype:
+            size = math.prod(target.shape)
+            self.lines.append(f"memcpy({target.pointer()}, {source.pointer()}, {size}L * sizeof({target.ctype}));")
+            return
+        index = [f"i{axis}" for axis in range(len(target.shape))]
+        value = source if isinstance(source, str) else source.at(index)
+        self.nest(target.shape, [f"{target.at(index)} = ({target.ctype}){value};"])
+
+    def gather(self, source: Place, into: Place, index: list[str], *, last: bool, largest: bool) -> None:
+        """Write the loop that adds up elements, or finds the largest."""
+        for axis, size in enumerate(source.shape[:-1]):
+            self.lines.append(f"for (long i{axis} = 0; i{axis} < {size}; i{axis}++) {{")
+        end, size = index[-1], source.shape[-1]
+        each = f"for (long {end} = 0; {end} < {size}; {end}++)"
+        new, old = source.at(index), "s" if last else into.at(index)
+        # A comparison that is also true of NaN, so that NaN is passed on.
+        step = f"{old} = !({new} <= {old}) ? {new} : {old};" if largest else f"{old} += {new};"
+        if last:
+            simd = "" if largest else '_Pragma("omp simd reduction(+ : s)")'
+            self.lines += [f"{into.ctype} s = {into.at(index)};", simd, f"{each} {step}", f"{into.at(index)} = s;"]
+        else:
+            self.lines += ["SIMD", f"{each} {step}"]
+        self.lines.append("}" * (len(source.shape) - 1))
+
+    def gemm(self, left: tuple[Place, str], right: tuple[Place, str], out: tuple[Place, str]) -> None:
+        """Write a matrix product; each matrix comes with what is added to its address."""
+        (a, move_a), (b, move_b), (c, move_c) = left, right, out
+        (m, k), n = a.shape, b.shape[1]
+        kind = c.ctype
+        if kind not in ("float", "double"):
+            raise Unsupported(f"a product of {kind} has no C here")
+        pa, pb, pc = a.pointer() + move_a, b.pointer() + move_b, c.pointer() + move_c
+        by_rows = b.strides[1] == 1 and b.strides[0] >= n
+        if m == 1 and (a.strides[1] == 1 or k == 1):
+            name, ld = ("rows", b.strides[0]) if by_rows else ("dots", b.strides[1])
+            self.lines.append(f"hs_{name}_{kind}({n}, {k}, {pa}, {pb}, {ld}L, {pc});")
+            return
+        # Fortran reads by columns, so it is handed the transposed product: C' = B' A'.
+        a_rows = a.strides[1] == 1 and a.strides[0] >= k
+        flags = ("N" if by_rows else "T"), ("N" if a_rows else "T")
+        lds = (b.strides[0] if by_rows else b.strides[1]), (a.strides[0] if a_rows else a.strides[1])
+        call = f"&(int){{{n}}}, &(int){{{m}}}, &(int){{{k}}}, &({kind}){{1}}, {pb}, &(int){{{lds[0]}}}, {pa}, "
+        call += f"&(int){{{lds[1]}}}, &({kind}){{0}}, {pc}, &(int){{{n}}}"
+        self.lines.append(f'{"sgemm" if kind == "float" else "dgemm"}("{flags[0]}", "{flags[1]}", {call});')
