@@ -289,12 +289,66 @@ def test_a_table_of_samples_read_as_one_sequence_is_noted():
     assert "unsqueeze(1)" in report[0].advice
 
 
-def test_the_line_of_the_mistake_is_named():
-    model, inputs, _ = SICK["softmax over the batch"][1]()
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("softmax over the batch", "F.softmax"),
+        ("softmax over time", "F.softmax"),
+        ("last state added to every step", "out + h[-1]"),
+        ("input rolled the wrong way", "torch.roll"),
+        ("view instead of transpose", ".view("),
+        ("random initial state", "torch.randn"),
+    ],
+)
+def test_the_line_of_the_mistake_is_named(name, text):
+    model, inputs, _ = SICK[name][1]()
     where = hs.diagnose(model, *inputs)[0].where
-    file, _, line = where.partition(":")
+    file, _, line = where.rpartition("(")[2].strip(")").partition(":")
     source = (Path(__file__).parent / "patients" / file).read_text().splitlines()
-    assert "F.softmax" in source[int(line) - 1]
+    assert text in source[int(line) - 1]
+
+
+def test_infinite_numbers_become_null_in_json():
+    finding = hs.diagnosis.Finding("HS201", "error", "h", "1", "c", "a.b", {"gap": float("inf")})
+    assert finding.to_dict()["numbers"] == {"gap": None}
+
+
+def test_a_large_vocabulary_is_examined_with_a_few_rows():
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.gru, self.head = (
+                nn.Embedding(30_000, 4),
+                nn.GRU(4, 4, batch_first=True),
+                nn.Linear(4, 30_000),
+            )
+
+        def forward(self, x):
+            return self.head(self.gru(self.embed(x))[0])
+
+    report = hs.diagnose(Words(), torch.randint(30_000, (8, 9)))
+    assert report.ok, report.text()
+    assert any("4 of 8 rows" in line for line in report.assumed)
+
+
+def test_it_works_where_gradients_are_off():
+    with torch.inference_mode():
+        assert hs.diagnose(Classifier(), floats()).ok
+    with torch.no_grad():
+        model, inputs, _ = SICK["detached inside the loop"][1]()
+        assert hs.diagnose(model, *inputs).codes == ("HS105",)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "name", ["lstm classifier", "packed inside with lengths", "self attention tagger", "stack of cells in a loop"]
+)
+def test_a_model_on_a_gpu_is_examined_there(name):
+    model, inputs, options = HEALTHY[name]()
+    inputs = [x.cuda() if isinstance(x, torch.Tensor) else x for x in inputs]
+    report = hs.diagnose(model.cuda(), *inputs, **options)
+    assert report.ok, report.text()
+    assert report.failed == {}
 
 
 def test_a_cell_is_examined_as_it_is_called():

@@ -20,6 +20,7 @@ from .thresholds import Thresholds
 
 _ROWS, _STEPS = 4, 8  # of invented inputs
 _MOST_ROWS = 16  # more would cost time and tell nothing new
+_LARGE = 250_000  # numbers in the output of one row, from which on a few rows have to do
 
 
 def admit(
@@ -154,7 +155,7 @@ def settle(patient: Patient, run: Run) -> None:
     inputs = _with_vocabulary(patient, inputs)
     inputs = _with_time(patient, inputs, run)
     patient.inputs = patient.whole = inputs
-    wanted = _fair_rows(patient, inputs)
+    wanted = _fair_rows(patient, inputs, _enough(run))
     if wanted is not None:
         patient.inputs = wanted
     if inputs.batched:
@@ -217,17 +218,23 @@ def _without_time(inputs: Inputs, slot: Slot) -> Inputs:
     return replace(inputs, slots=slots)
 
 
-def _fair_rows(patient: Patient, inputs: Inputs) -> Inputs | None:
+def _enough(run: Run) -> int:
+    """Return how many rows are worth their cost: a vocabulary of 50 000 at each step is a lot to keep."""
+    numbers = sum(tensor.numel() for tensor in run.outputs.values())
+    return _ROWS if numbers > _LARGE * max(1, run.inputs.batch) else _MOST_ROWS
+
+
+def _fair_rows(patient: Patient, inputs: Inputs, most: int) -> Inputs | None:
     """Return the call with no more rows than needed, or with enough to tell them apart, where the model takes it."""
-    if not inputs.batched or 3 <= inputs.batch <= _MOST_ROWS:
+    if not inputs.batched or 3 <= inputs.batch <= most:
         return None
-    if inputs.batch > _MOST_ROWS:
+    if inputs.batch > most:
         order = torch.arange(inputs.batch)
         if inputs.lengths is not None:  # the longest row stays, so that no step is lost
             longest = int(inputs.lengths.argmax())
             order = torch.cat([order[longest : longest + 1], order[order != longest]])
-        fair = inputs.select(sorted(order[:_MOST_ROWS].tolist()))
-        text = f"{_MOST_ROWS} of {inputs.batch} rows were used"
+        fair = inputs.select(sorted(order[:most].tolist()))
+        text = f"{most} of {inputs.batch} rows were used"
     else:
         rows = [k % inputs.batch for k in range(_ROWS)]
         fair = inputs.select(rows)

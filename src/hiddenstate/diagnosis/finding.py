@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -52,7 +53,8 @@ class Finding:
             "where": self.where,
             "severity": self.severity,
             "evidence": self.evidence,
-            "numbers": dict(self.numbers),
+            # JSON knows neither NaN nor infinity.
+            "numbers": {name: n if math.isfinite(n) else None for name, n in self.numbers.items()},
             "cause": self.cause,
             "advice": self.advice,
             "page": self.page,

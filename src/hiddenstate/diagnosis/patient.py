@@ -79,7 +79,7 @@ class Patient:
     def undisturbed(self) -> Iterator[None]:
         """Put back, afterwards, all that the whole examination may have changed."""
         kept = self.carry.state_dict() if self.carry is not None else None
-        with random_streams_kept(), warnings.catch_warnings():
+        with random_streams_kept(), warnings.catch_warnings(), torch.inference_mode(False):
             warnings.simplefilter("ignore")
             try:
                 yield

@@ -178,5 +178,5 @@ def _sarif_result(finding: Finding, codes: list[str]) -> dict[str, Any]:
         "level": _SARIF[finding.severity],
         "message": {"text": f"{finding.title}: {finding.evidence} {finding.cause}. {finding.advice}"},
         "locations": [location],
-        "properties": {"numbers": dict(finding.numbers)},
+        "properties": {"numbers": finding.to_dict()["numbers"]},
     }

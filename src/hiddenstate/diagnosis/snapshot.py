@@ -13,6 +13,11 @@ import torch
 from torch import Tensor, nn
 
 _DEPTH = 5  # of containers and plain objects within attributes
+# Libraries whose objects hold a world of their own, and no state of the model.
+_FOREIGN = {
+    *("torch", "builtins", "numpy", "collections", "hiddenstate", "threading", "logging", "weakref"),
+    *("lightning", "pytorch_lightning", "lightning_fabric", "wandb", "tensorboard", "torchmetrics", "transformers"),
+}
 
 
 class Snapshot:
@@ -94,7 +99,7 @@ def plain_object(thing: Any) -> bool:
     if isinstance(thing, nn.Module | type) or callable(thing) or not hasattr(thing, "__dict__"):
         return False
     home = type(thing).__module__.partition(".")[0]
-    return home not in {"torch", "builtins", "numpy", "collections", "hiddenstate", "threading", "logging", "weakref"}
+    return home not in _FOREIGN
 
 
 def _write(tensor: Tensor, value: Tensor) -> None:

@@ -10,7 +10,7 @@ from ..finding import Finding
 from ..patient import Patient
 from ..probes.repeats import traced
 from ..probes.shapes import base, layout
-from ..probes.steps import future
+from ..probes.steps import future, looking_ahead
 from ..watching import Call, same
 
 
@@ -36,7 +36,7 @@ def no_future(patient: Patient) -> Finding | None:
     return Finding(
         "HS102",
         "note" if (reason or (layout(patient).guessed and not _normalizes_time(patient))) and not summed else "error",
-        _line_over_time(patient) or "the model",
+        looking_ahead(patient) or "the model",
         f"with all steps after a cut replaced, outputs up to {seen.back} steps before it changed, by "
         f"{seen.share:.2g} of "
         f"the largest change (limit {seen.limit:.1g}), at {seen.cuts} of {seen.tried} cuts.",
@@ -141,20 +141,3 @@ def _sums_to_one_over_time(patient: Patient) -> str:
     if float((sums - 1).abs().max()) < 1e-4 and float((own - 1).abs().max()) > 1e-3:
         return "the softmax runs over the steps: the output sums to 1 along time"
     return ""
-
-
-def _line_over_time(patient: Patient) -> str:
-    names = (
-        "softmax",
-        "log_softmax",
-        "flip",
-        "roll",
-        "mean",
-        "std",
-        "layer_norm",
-        "batch_norm",
-        "instance_norm",
-        "sum",
-    )
-    lines = [event.line for event in traced(patient).trace.named(*names) if event.line]
-    return lines[0] if lines else ""

@@ -29,7 +29,7 @@ def whole_bidirectional(patient: Patient) -> Finding | None:
             continue
         ends = (lengths - 1).to(used.device)
         at_end = torch.zeros_like(used)
-        at_end[torch.arange(len(used)), ends] = True
+        at_end[torch.arange(len(used), device=used.device), ends] = True
         last_column = torch.zeros_like(used)
         last_column[:, -1] = True
         if not bool(used.any()) or (bool((used & ~at_end).any()) and bool((used & ~last_column).any())):

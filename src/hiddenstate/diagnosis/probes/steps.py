@@ -142,3 +142,30 @@ def replaced_everywhere(patient: Patient, path: Path, *, train: bool = False) ->
     mask = torch.ones(inputs.batch, max(slot.steps, 1), dtype=torch.bool)
     plain = patient.run(train=train) if train else base(patient)
     return plain, patient.run(inputs.other_steps(mask, (path,), seed=5), train=train)
+
+
+@probe
+def looking_ahead(patient: Patient) -> str:
+    """Return the line of the first operation whose steps follow later steps of the input, "" where none is seen."""
+    inputs, aligned = patient.inputs, layout(patient).aligned
+    steps = inputs.slot(aligned[0]).steps if aligned else 0
+    cut = (steps + 1) // 2
+    mask = (torch.arange(steps) >= cut).expand(inputs.batch, -1)
+    old = patient.run(trace=True).trace.events
+    new = patient.run(inputs.other_steps(mask, aligned, seed=cut), trace=True).trace.events
+    for a, b in zip(old, new, strict=False):
+        if a.name != b.name:
+            break
+        pair = (a.output, b.output)
+        if all(isinstance(t, Tensor) and t.is_floating_point() for t in pair) and _ahead(*pair, steps=steps, cut=cut):
+            return a.line
+    return ""
+
+
+def _ahead(old: Tensor, new: Tensor, *, steps: int, cut: int) -> bool:
+    """Whether a tensor has an axis of steps, and changed before the cut along every such axis."""
+    axes = [axis for axis, size in enumerate(old.shape) if size == steps]
+    if not axes or old.shape != new.shape:
+        return False
+    changed = change(old, new) > 256 * eps(old) * (float(old.abs().nan_to_num(posinf=0.0).max()) or 1.0)
+    return bool(changed.any()) and all(bool(changed.narrow(axis, 0, cut).any()) for axis in axes)
