@@ -146,8 +146,8 @@ class Loaded(Recording):
     def _known(self) -> tuple[str, ...]:
         return self._names
 
-    def _load(self, track: str) -> list[Trajectory]:
-        return [self._run(track, pieces) for pieces in self._pieces.get(track, [])]
+    def _load(self, track: str, first: int | None = None) -> list[Trajectory]:
+        return [self._run(track, pieces) for pieces in self._pieces.get(track, [])[:first]]
 
     def _run(self, track: str, pieces: list[tuple[shards.Shard, dict[str, Any]]]) -> Trajectory:
         read = [_entries(shard, piece) for shard, piece in pieces]

@@ -146,13 +146,14 @@ class Recorder(Recording):
     def _known(self) -> tuple[str, ...]:
         return self._chosen
 
-    def _load(self, track: str) -> list[Trajectory]:
+    def _load(self, track: str, first: int | None = None) -> list[Trajectory]:
         on_disk: list[Trajectory] = []
         if self._folder is not None:
             self._folder.flush()
-            on_disk = Loaded(self._folder.path)._load(track)
+            on_disk = Loaded(self._folder.path)._load(track, first)
         takes = [*self._runs.get(track, []), *self._cells.takes(track)]
-        return [*on_disk, *(take.trajectory() for take in takes)]
+        rest = None if first is None else max(0, first - len(on_disk))
+        return [*on_disk, *(take.trajectory() for take in takes[:rest])]
 
     def _listeners(self, found: list[Layer]) -> list[tuple[Any, Any]]:
         ears: list[tuple[Any, Any]] = []

@@ -25,8 +25,8 @@ class Recording(Mapping[str, Trajectory]):
         """Return every track that was to be recorded."""
 
     @abstractmethod
-    def _load(self, track: str) -> list[Trajectory]:
-        """Return all runs of one track."""
+    def _load(self, track: str, first: int | None = None) -> list[Trajectory]:
+        """Return all runs of one track, or the first few."""
 
     def __getitem__(self, track: str) -> Trajectory:
         """Return the one run of a track; a layer with one track answers to its own name."""
@@ -73,11 +73,10 @@ class Recording(Mapping[str, Trajectory]):
     def __str__(self) -> str:
         """Return a table with one line for each run."""
         rows: list[tuple[str, ...]] = [("track", "kind", "run", "batch", "time", "unit", "kept", "bytes")]
-        for track in self:
-            runs = self.runs(track)
-            rows += [_row(track, run, f"{n + 1} of {len(runs)}") for n, run in enumerate(runs[:_SHOWN])]
-            if len(runs) > _SHOWN:
-                rows.append((track, "", f"… {len(runs)} runs", "", "", "", "", ""))
+        for track, count in self._tracks().items():
+            rows += [_row(track, run, f"{n + 1} of {count}") for n, run in enumerate(self._load(track, _SHOWN))]
+            if count > _SHOWN:
+                rows.append((track, "", f"… {count} runs", "", "", "", "", ""))
         if len(rows) == 1:
             return "nothing recorded yet: call the model inside the block" + (
                 f"\n{self.stopped}" if self.stopped else ""
