@@ -340,9 +340,7 @@ def test_it_works_where_gradients_are_off():
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize(
-    "name", ["lstm classifier", "packed inside with lengths", "self attention tagger", "stack of cells in a loop"]
-)
+@pytest.mark.parametrize("name", ["lstm classifier", "packed inside with lengths", "stack of cells in a loop"])
 def test_a_model_on_a_gpu_is_examined_there(name):
     model, inputs, options = HEALTHY[name]()
     inputs = [x.cuda() if isinstance(x, torch.Tensor) else x for x in inputs]

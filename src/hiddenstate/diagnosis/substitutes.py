@@ -48,6 +48,8 @@ def _other_floats(x: Tensor, generator: torch.Generator) -> Tensor:
     order = torch.randperm(len(steps), generator=generator).to(x.device)
     new = steps[order].reshape(x.shape)
     finite = steps[steps.isfinite()]
+    if x.is_complex():
+        return new + torch.randn(x.shape, generator=generator, dtype=torch.complex128).to(x)
     varied = float(finite.std()) if finite.numel() > 1 else 0.0
     if varied > 0 and bool((finite == finite.round()).all()):
         return _unlike(x, new, steps, generator)  # counts, marks, one-hot rows: noise would make them something else

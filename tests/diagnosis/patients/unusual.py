@@ -1641,3 +1641,75 @@ def scheduled_sampling_decoder_cell_zero_init_outputs():
             return torch.cat(out, 1)
 
     return M(), (torch.randn(6, 10, 1), torch.randn(6, 5, 1)), {}
+
+
+@healthy
+def no_recurrence_at_all():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), (torch.randn(6, 10, 8),), {}
+
+
+@healthy
+def complex_numbers():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.g = nn.GRU(6, 8, batch_first=True)
+            self.f = nn.Linear(8, 5)
+
+        def forward(self, x):
+            return self.f(self.g(torch.view_as_real(x).flatten(2))[0])
+
+    return M(), (torch.randn(6, 10, 3, dtype=torch.complex64),), {}
+
+
+@healthy
+def tokens_out():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.g = nn.GRU(3, 8, batch_first=True)
+            self.f = nn.Linear(8, 5)
+
+        def forward(self, x):
+            return self.f(self.g(x)[0]).argmax(-1)
+
+    return M(), (torch.randn(6, 10, 3),), {}
+
+
+@healthy
+def nothing_but_a_loss():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.g = nn.GRU(3, 8, batch_first=True)
+            self.f = nn.Linear(8, 5)
+
+        def forward(self, x, y):
+            return F.cross_entropy(self.f(self.g(x)[0]).transpose(1, 2), y)
+
+    return M(), (torch.randn(6, 10, 3), torch.randint(5, (6, 10))), {}
+
+
+@healthy
+def trained_until_it_knows_by_heart():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.e = nn.Embedding(12, 8)
+            self.l = nn.LSTM(8, 32, batch_first=True)
+            self.f = nn.Linear(32, 12)
+
+        def forward(self, x):
+            return self.f(self.l(self.e(x))[0])
+
+    def loss(out, y):
+        return F.cross_entropy(out.transpose(1, 2), y)
+
+    model, x = M(), torch.randint(12, (8, 15))
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss(model(x[:, :-1]), x[:, 1:]).backward()
+        optimizer.step()
+    return model, (x[:, :-1],), {"optimizer": optimizer, "targets": x[:, 1:], "loss": loss}

@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..finding import Finding
 from ..patient import Patient, copied
-from ..probes.repeats import gap, growth, other_seed, twice
+from ..probes.repeats import gap, growth, other_seed, traced, twice
 from ..probes.shapes import base
 from ..tree import ends, spelled
 from ..watching import Watch, same
@@ -71,8 +71,9 @@ def same_in_eval(patient: Patient) -> Finding | None:
     if apart == 0:
         return None
     layer = _random_start(first.watch, second.watch)
-    drawn = [event for event in first.trace.events if event.name in _DRAWS and event.line]
-    dropped = [e for e in first.trace.events if e.name in _DROPOUTS and _active(e.args, e.kwargs)]
+    events = traced(patient).trace.events
+    drawn = [event for event in events if event.name in _DRAWS and event.line]
+    dropped = [e for e in events if e.name in _DROPOUTS and _active(e.args, e.kwargs)]
     evidence = (
         f"two seeds in eval mode give outputs that differ by {apart:.2g} of their size; "
         f"one seed gives one output (limit 0)."

@@ -76,7 +76,8 @@ def traced(patient: Patient) -> Run:
 @probe
 def other_seed(patient: Patient) -> tuple[Run, Run]:
     """Call the model in eval mode with two seeds."""
-    return patient.run(number=0, watch=True, trace=True), patient.run(number=1, watch=True)
+    # Neither is traced: torch takes other kernels then, and these differ in their last bits.
+    return patient.run(number=0, watch=True), patient.run(number=1, watch=True)
 
 
 @probe
