@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadInput
+from .driving import Driving
 from .line import Line
 from .ops import AsyncTicket, Op, Output, Push, Ticket
 from .served import Served
@@ -96,6 +97,8 @@ class Engine(Verbs):
             self._served.close()
             raise
         self._closed = False
+        self._driving = Driving(self._worker, self._line)
+        self._worker.start(self._driving.pass_on)
 
     # Inputs.
 
@@ -123,7 +126,7 @@ class Engine(Verbs):
         For event loops with many inputs under way: no task is made for each. `output` makes tensors of the outcome.
         """
         push = self._push(AsyncTicket(1), session, x, seq)
-        self._line.add([push])
+        self._driving.stand(push)
         return push
 
     def output(self, outcome: Output) -> Any:
@@ -263,7 +266,7 @@ class Engine(Verbs):
 
     async def _later(self, ask: Callable[[Ticket], Op]) -> Any:
         ticket = AsyncTicket(1)
-        self._line.add([ask(ticket)])
+        self._driving.stand(ask(ticket))
         return _one(await ticket.future)
 
 

@@ -27,14 +27,15 @@ class Line:
         self._numbers = itertools.count()
         self._size = 0
         self._closed = False
+        self._called = False  # what is ready is for the thread that waits, rather than for an event loop
         self._expected = 1  # how many came together last time
 
     def __len__(self) -> int:
         """Return how many operations are here, those under way included."""
         return self._size
 
-    def add(self, ops: Sequence[Op]) -> None:
-        """Let operations stand in line, all or none."""
+    def add(self, ops: Sequence[Op], *, quietly: bool = False) -> None:
+        """Let operations stand in line, all or none; `quietly` when the caller itself will see to their tick."""
         with self._changed:
             if self._closed:
                 raise ServeError("the engine is closed: it takes no more inputs.")
@@ -56,24 +57,41 @@ class Line:
                 else:
                     behind[op.session] = None
                     ready.append(op)
-            self._changed.notify()
+            if not quietly:
+                self._call()
 
-    def take(self, limit: int, *, timeout: float | None) -> list[Op] | None:
-        """Return the operations of the next tick, none after `timeout`, None when closed and empty."""
+    @property
+    def first(self) -> Op | None:
+        """The operation that would be taken now."""
         with self._changed:
-            end = None if timeout is None else time.monotonic() + timeout
-            while not self._ready:
-                self._wake()
-                if self._ready:
-                    break
+            return self._ready[0] if self._ready else None
+
+    def call(self) -> None:
+        """Let the thread that waits take what is ready."""
+        with self._changed:
+            self._call()
+
+    def take_now(self, limit: int) -> list[Op]:
+        """Return the operations of a tick that begins now, perhaps none."""
+        with self._changed:
+            self._wake()
+            return [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
+
+    def take(self, limit: int, *, timeout: float) -> list[Op] | None:
+        """Return the operations of the next tick when called, or after `timeout`; None when closed and empty."""
+        with self._changed:
+            end = time.monotonic() + timeout
+            while not (self._called and self._ready):
                 if self._closed and not self._size:
                     return None
-                wait = min((t - time.monotonic() for t in (end, self._next_delayed()) if t is not None), default=None)
-                if wait is not None and wait <= 0 and end is not None and time.monotonic() >= end:
-                    return []
-                self._changed.wait(None if wait is None else max(wait, 0.0005))
-            self._wake()
-            self._wait_for_company(min(limit, self._expected))
+                until = min(end, self._next_delayed() or end)
+                self._changed.wait(max(0.0, until - time.monotonic()))
+                self._wake()
+                if time.monotonic() >= end:
+                    break  # whatever is ready now: the event loop that was to see to it may have ended
+            self._called = False
+            if self._ready:
+                self._wait_for_company(min(limit, self._expected))
             taken = [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
             self._expected = max(1, len(taken))
             return taken
@@ -88,18 +106,23 @@ class Line:
                     self._ready.append(queue.popleft())
                     behind[op.session] = queue
             if self._closed:
-                self._changed.notify_all()
+                self._call()
 
     def delay(self, op: Op, seconds: float) -> None:
         """Let an operation that was taken come again later, before those behind it."""
         with self._changed:
             heapq.heappush(self._delayed, (time.monotonic() + seconds, next(self._numbers), op))
+            self._call()  # whoever waits may now have to wait for less long
 
     def close(self) -> None:
         """Take no more; what is here is still to be done."""
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
+            self._call()
+
+    def _call(self) -> None:
+        self._called = True
+        self._changed.notify()
 
     def _next_delayed(self) -> float | None:
         return self._delayed[0][0] if self._delayed else None

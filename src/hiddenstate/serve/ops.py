@@ -79,7 +79,11 @@ def tell(tickets: Iterable[Ticket]) -> None:
             loops.setdefault(ticket.loop, []).append(ticket)
         else:
             ticket.tell()
+    here = asyncio._get_running_loop()
     for loop, theirs in loops.items():
+        if loop is here:
+            _tell_all(theirs)
+            continue
         try:
             loop.call_soon_threadsafe(_tell_all, theirs)
         except RuntimeError:  # the loop is closed, and whoever waited in it is gone

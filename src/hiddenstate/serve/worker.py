@@ -9,19 +9,20 @@ from collections.abc import Callable, Sequence
 
 from ..errors import Overloaded, ServeError
 from .batching import Batching, Input, Ran
-from .deciding import Deciding, Plan, read_state
+from .deciding import Deciding, Plan
+from .finding import Finding
 from .line import Line
-from .ops import LATER, PENDING, Export, Fork, Info, Names, Op, Output, Push, tell
+from .ops import LATER, PENDING, Op, Output, Push, tell
 from .served import Served
 from .slab import Entry, Slab
 from .stats import Stats
-from .stores import Busy, Change, Claim, Row, Store
+from .stores import Change, Row, Store
 
 _log = logging.getLogger(__name__)
-_LOOK_ONLY = (Info, Export, Fork)  # of the session they are asked of, these change nothing
 _SWEPT_AT_ONCE = 1000
-_RETRY = 0.01  # seconds until another worker's lease is looked at again
 _PATIENCE = 30.0  # seconds after which an operation that others keep in the way of gives up
+_QUICK = 0.01  # seconds
+_LOOK_AGAIN = 0.05  # seconds after which inputs are seen to whose own event loop has ended meanwhile
 _tuple = tuple.__new__  # makes a named tuple in half the time, which counts with hundreds in a tick
 
 
@@ -46,26 +47,54 @@ class Worker:
         self._batching = Batching(served, slab.gather, sealed=store.sealed, keep=store.replay > 0)
         self._deciding = Deciding(served, store, slab, limit=limit, answered=self._batching.answered)
         self._sweep_every = None if store.ttl is None else min(30.0, max(0.05, store.ttl / 4))
-        self._claimed: dict[str, int] = {}  # what this tick has claimed and not yet changed: session -> token
+        self._finding = Finding(served, store, slab, wait=self._wait)
+        self._claimed = self._finding.claimed
         self._number = 0  # of the tick
+        self._turn = threading.Lock()  # held by whichever thread is within a tick
+        self._seconds = 0.0  # that a tick takes, lately
+        self._pass_on: Callable[[Op], None] = lambda op: line.call()  # what is left after a tick of the thread's own
         self._thread = threading.Thread(target=self._loop, name="hiddenstate-engine", daemon=True)
+
+    def start(self, pass_on: Callable[[Op], None]) -> None:
+        """Begin; `pass_on` decides who sees to what is left after a tick of the thread's own."""
+        self._pass_on = pass_on
         self._thread.start()
 
     def join(self) -> None:
         """Wait until the line is closed and everything in it is done."""
         self._thread.join()
 
+    @property
+    def quick(self) -> bool:
+        """Whether a tick is over so soon that an event loop may run it itself; never with a store across a network."""
+        return self._seconds < _QUICK and not self._store.shared
+
+    def tick_now(self) -> bool:
+        """Run a tick in the calling thread; False when one is under way in another, which then sees to what waits."""
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            ops = self._line.take_now(self._batch)
+            if ops:
+                self._tick(ops)
+        finally:
+            self._turn.release()
+        return True
+
     def _loop(self) -> None:
         swept = time.monotonic()
         while True:
-            ops = self._line.take(self._batch, timeout=self._sweep_every)
+            ops = self._line.take(self._batch, timeout=_LOOK_AGAIN)
             if ops is None:
                 return
-            if ops:
-                self._tick(ops)
-            if self._sweep_every is not None and time.monotonic() - swept >= self._sweep_every:
-                swept = time.monotonic()
-                self._sweep()
+            with self._turn:
+                if ops:
+                    self._tick(ops)
+                if self._sweep_every is not None and time.monotonic() - swept >= self._sweep_every:
+                    swept = time.monotonic()
+                    self._sweep()
+            if (first := self._line.first) is not None:
+                self._pass_on(first)
 
     def _sweep(self) -> None:
         assert self._store.ttl is not None
@@ -76,7 +105,7 @@ class Worker:
             _log.warning("expired sessions stay for now: %s", error)
 
     def _tick(self, ops: list[Op]) -> None:
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.thread_time()
         self._number += 1
         try:
             self._serve([op for op in ops if not op.ticket.cancelled])
@@ -89,6 +118,8 @@ class Worker:
         self._line.done(done)
         tickets = [op.ticket for op in done if op.ticket.put(op.place, op.result)]
         self.stats.tick(ops, tickets, began)
+        # Of the processor, not of the clock: time spent waiting for the interpreter's lock says nothing about the tick.
+        self._seconds += 0.2 * (time.thread_time() - worked - self._seconds)
         tell(tickets)
 
     def _give_up(self, ops: Sequence[Op], error: Exception) -> None:
@@ -106,8 +137,8 @@ class Worker:
             if self._store.others_wrote():
                 self._slab.clear()
             inputs, others = self._at_hand(ops, now)
-            plans = self._decide(others, self._look_up(others), now, inputs) if others else []
-            self._warm(inputs)
+            plans = self._decide(others, self._finding.look_up(others), now, inputs) if others else []
+            self._finding.warm(inputs)
             self._commit(self._batching.run(inputs), plans, now)
         finally:
             if self._claimed:
@@ -135,44 +166,6 @@ class Worker:
                 others.append(op)
         return inputs, others
 
-    def _look_up(self, ops: list[Op]) -> dict[str, Entry]:
-        """Return what is known of each session: from its slot, or else from the store."""
-        entries: dict[str, Entry] = {}
-        wanted: list[tuple[Op, Entry | None]] = []
-        shared = self._store.shared
-        for op in ops:
-            if type(op) is Names:
-                continue
-            entry = self._slab.entries.get(op.session)
-            if entry is not None and not shared:
-                entries[op.session] = entry
-            elif shared and isinstance(op, _LOOK_ONLY):
-                row = self._store.read(op.session)
-                if row is not None:
-                    entries[op.session] = _entry(op.session, Claim(-1, -1, row))
-            else:
-                wanted.append((op, entry))
-        if wanted:
-            claims = self._store.claim([(op.session, -1 if e is None else e.version) for op, e in wanted])
-            for (op, entry), claim in zip(wanted, claims, strict=True):
-                if isinstance(claim, Busy):
-                    self._wait(op, min(claim.seconds, _RETRY))
-                elif claim is None:
-                    self._slab.drop(op.session)
-                else:
-                    entries[op.session] = self._claim(op.session, claim, entry)
-        return entries
-
-    def _claim(self, session: str, claim: Claim, entry: Entry | None) -> Entry:
-        if self._store.shared:
-            self._claimed[session] = claim.token
-        if claim.row is None:
-            assert entry is not None
-            entry.token = claim.token
-            return entry
-        self._slab.drop(session)
-        return _entry(session, claim)
-
     def _decide(
         self, ops: list[Op], entries: dict[str, Entry], now: float, inputs: list[Input]
     ) -> list[tuple[Op, Plan]]:
@@ -197,29 +190,6 @@ class Worker:
             else:
                 plans.append((op, plan))
         return plans
-
-    def _warm(self, inputs: list[Input]) -> None:
-        """Give each session a slot, and bring the states of those that had none into theirs."""
-        cold = [one for one in inputs if one[1].slot < 0]
-        if not cold:
-            return
-        self._slab.make_room(len(cold), {push.session for push, _ in inputs})
-        slots, rows = [], []
-        for one in cold:
-            push, entry = one
-            try:
-                row = None if entry.anew else read_state(self._served, self._store, entry)
-            except ServeError as error:
-                push.result = error
-                inputs.remove(one)
-                continue
-            self._slab.enter(entry)
-            if row is not None:
-                slots.append(entry.slot)
-                rows.append(row)
-            entry.state = None
-        if slots:
-            self._slab.scatter(slots, self._served.format.state(rows))
 
     def _commit(self, ran: list[Ran], plans: list[tuple[Op, Plan]], now: float) -> None:
         """Make everything durable in one transaction; only then move slots on and answer."""
@@ -282,11 +252,3 @@ class Worker:
             return
         op.result = LATER
         self._line.delay(op, seconds)
-
-
-def _entry(session: str, claim: Claim) -> Entry:
-    assert claim.row is not None
-    entry = Entry(session, claim.token, claim.version)
-    entry.seq, entry.steps, entry.opened, entry.touched, entry.fingerprint, entry.state = claim.row
-    entry.anew = entry.state is None
-    return entry

@@ -1,0 +1,188 @@
+"""What serving costs: the engine against bare calls, durable stores against memory, the server against an echo.
+
+python benchmarks/serve.py [engine|stores|stream|sessions ...]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hiddenstate.serve import Engine
+from timing import compare, machine
+
+SESSIONS, UNITS = 256, 256
+
+
+def engine() -> None:
+    """Inputs of one step, all sessions in one tick, with the memory store."""
+    served, bare = (nn.LSTM(UNITS, UNITS, batch_first=True).eval() for _ in range(2))
+    x = torch.randn(SESSIONS, UNITS)
+    state = tuple(torch.zeros(1, SESSIONS, UNITS) for _ in range(2))
+    rows = [(x[n].view(1, 1, -1), tuple(part[:, n : n + 1] for part in state)) for n in range(SESSIONS)]
+    with Engine(served) as made, torch.no_grad():
+        names = [made.open() for _ in range(SESSIONS)]
+
+        async def gathered() -> None:
+            await asyncio.gather(*(made.apush(name, row) for name, row in zip(names, x, strict=True)))
+
+        rivals = {
+            "the bare model, one batched call": lambda: bare(x.unsqueeze(1), state),
+            "engine.push_many": lambda: made.push_many(names, x),
+            "engine.apush, one coroutine each": lambda: asyncio.run(gathered()),
+            "the bare model, one call for each": lambda: [bare(step, own) for step, own in rows],
+        }
+        found = compare(rivals, rounds=15)
+    print(f"{SESSIONS} sessions, LSTM-{UNITS}, one step each\n{found}")
+    ratios = found.ratios
+    print(f"engine against the bare batched call: {1 / ratios['engine.push_many']:.2f} of its throughput (target 0.7)")
+    alone = ratios["the bare model, one call for each"]
+    print(f"engine against one call for each: {alone / ratios['engine.push_many']:.1f} times (target 15)\n")
+
+
+def stores() -> None:
+    """States of 4 KiB, a tick of 64 and of 256 sessions, in memory and in SQLite with every commit on disk."""
+    units = 512
+    for count in (64, 256):
+        x = torch.randn(count, units)
+        with tempfile.TemporaryDirectory() as folder:
+            engines = {
+                "memory": Engine(nn.LSTM(units, units, batch_first=True)),
+                "sqlite": Engine(nn.LSTM(units, units, batch_first=True), f"sqlite:///{folder}/sessions.db"),
+            }
+            names = {kind: [made.open() for _ in range(count)] for kind, made in engines.items()}
+            rivals = {kind: partial(made.push_many, names[kind], x) for kind, made in engines.items()}
+            found = compare(rivals, rounds=21)
+            for made in engines.values():
+                made.shutdown()
+        print(f"{count} sessions in a tick, LSTM-{units}: states of {2 * 4 * units} bytes\n{found}")
+        print(f"SQLite against memory: {1 / found.ratios['sqlite']:.2f} of its throughput (target 0.5)\n")
+
+
+_SERVER = """
+import sys
+import torch, uvicorn
+from torch import nn
+port, kind = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+if kind == "echo":
+    from fastapi import FastAPI, WebSocket
+    app = FastAPI()
+    @app.websocket("/v1/sessions/{session}/stream")
+    async def echo(socket: WebSocket, session: str):
+        await socket.accept()
+        await socket.send_text("{}")
+        while True:
+            await socket.send_bytes(await socket.receive_bytes())
+else:
+    from hiddenstate.serve import Engine, app
+    app = app(Engine(nn.LSTM(64, 64, batch_first=True)), new_sessions=1e9)
+uvicorn.run(app, port=port, log_level="critical", ws_per_message_deflate=False)
+"""
+
+
+def stream() -> None:
+    """Frames of one step through WebSockets, several under way on each, against an echo server of the same stack."""
+    from websockets.asyncio.client import connect
+
+    connections, frames, window = 32, 200, 8
+    frame = bytes(8) + torch.randn(64).numpy().tobytes()
+
+    async def talk(port: int, name: int) -> None:
+        address = f"ws://127.0.0.1:{port}/v1/sessions/{name}/stream?open=true"
+        async with connect(address, compression=None, proxy=None) as client:
+            await client.recv()
+            for _ in range(window):
+                await client.send(frame)
+            for _ in range(frames - window):
+                await client.recv()
+                await client.send(frame)
+            for _ in range(window):
+                await client.recv()
+
+    def run(port: int) -> Callable[[], None]:
+        async def all_of_them() -> None:
+            tasks: list[Awaitable[None]] = [talk(port, name) for name in range(connections)]
+            await asyncio.gather(*tasks)
+
+        return lambda: asyncio.run(all_of_them())
+
+    ports = {"echo": _free_port(), "hiddenstate": _free_port()}
+    servers = [subprocess.Popen([sys.executable, "-c", _SERVER, str(port), kind]) for kind, port in ports.items()]
+    try:
+        for port in ports.values():
+            _wait_for(port)
+        found = compare({kind: run(port) for kind, port in ports.items()}, rounds=7)
+    finally:
+        for server in servers:
+            server.terminate()
+            server.wait()
+    print(f"{connections} WebSockets, {frames} frames each, up to {window} under way, LSTM-64, memory store\n{found}")
+    print(f"server against echo: {1 / found.ratios['hiddenstate']:.2f} of its throughput (target 0.5)\n")
+
+
+def sessions() -> None:
+    """A hundred thousand sessions in SQLite, a thousand states at hand."""
+    count, at_once = 100_000, 1000
+    model = nn.LSTM(128, 128, batch_first=True)
+    before = _resident()
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"max_sessions": 1000, "max_batch": at_once}
+        with Engine(model, f"sqlite:///{folder}/sessions.db", **options) as made:
+            began = time.perf_counter()
+
+            async def opened(begin: int) -> list[str]:
+                return await asyncio.gather(*(made.aopen(f"{n:06d}") for n in range(begin, begin + at_once)))
+
+            for begin in range(0, count, at_once):
+                made.push_many(asyncio.run(opened(begin)), torch.randn(at_once, 128))
+            seconds = time.perf_counter() - began
+            grown = (_resident() - before) / 2**20
+            hot = made.hot
+            size = sum(path.stat().st_size for path in Path(folder).iterdir()) / 2**20
+    print(
+        f"{count:,} sessions opened and fed in {seconds:.0f} s, {hot} states at hand: {grown:.0f} MB of memory above "
+        f"the model (target 500), {size:.0f} MB of disk\n"
+    )
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for(port: int) -> None:
+    for _ in range(600):
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise TimeoutError("the server did not start")
+
+
+def main() -> None:
+    """Run the parts that are named, or all."""
+    parts = {part.__name__: part for part in (engine, stores, stream, sessions)}
+    print(machine(), "\n")
+    for name in sys.argv[1:] or parts:
+        parts[name]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Ticks that event loops run themselves."""
+
+from __future__ import annotations
+
+import asyncio
+
+from .line import Line
+from .ops import AsyncTicket, Op
+from .worker import Worker
+
+
+class Driving:
+    """Lets coroutines' operations stand in line, their tick to be run by their own event loop where it is over soon.
+
+    Two threads in turn would wait for the interpreter's lock far longer than a small tick takes.
+    """
+
+    def __init__(self, worker: Worker, line: Line) -> None:
+        """Drive `worker`, which takes from `line`."""
+        self._worker, self._line = worker, line
+        self._driver: asyncio.AbstractEventLoop | None = None  # that is about to run a tick
+
+    def stand(self, op: Op) -> None:
+        """Take an operation of a coroutine in the running loop."""
+        quick = self._worker.quick
+        self._line.add([op], quietly=quick)
+        if quick:
+            self._call(asyncio.get_running_loop())
+
+    def pass_on(self, op: Op) -> None:
+        """Decide who sees to `op` and all else that is left after a tick of the worker's own thread."""
+        if self._worker.quick and isinstance(op.ticket, AsyncTicket):
+            try:
+                op.ticket.loop.call_soon_threadsafe(self._drive, op.ticket.loop)
+            except RuntimeError:  # it is closed
+                self._line.call()
+        else:
+            self._line.call()
+
+    def _call(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._driver is not loop:
+            self._driver = loop
+            loop.call_soon(self._drive, loop)
+
+    def _drive(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._driver = None  # before the tick: whoever comes after it calls anew
+        if self._worker.tick_now() and self._line.first is not None:
+            self._call(loop)
