@@ -56,16 +56,18 @@ class CellRuns:
             if not self._depth[here]:
                 self.close_all(here)
 
-    def step(self, ear: CellEar, step: Step, given: dict[str, Placed] | None, after: dict[str, Placed]) -> None:
+    def step(self, ear: CellEar, step: Step, after: dict[str, Placed]) -> None:
         """Add one step to a cell's run, or start a new one."""
         key = threading.current_thread(), ear
+        ear.heard = True
         rows = next(iter(after.values())).rows
         steps = self._open.get(key)
         alone = not self._depth.get(key[0]) and not ear.stacked
-        if steps is not None and (not steps.fits(after) or (alone and not steps.goes_on(given))):
+        if steps is not None and (not steps.fits(after) or (alone and not steps.goes_on(step.given()))):
             self.close(ear)
             steps = None
         if steps is None:
+            given = step.given()
             first = step.initial() if given is None else given
             initial = {name: self._options.cast(p.flat(p.tensor.detach())).clone() for name, p in first.items()}
             # A reverse cell in a stack sees its last position first: which steps to keep is known at the end.

@@ -45,6 +45,7 @@ class CellEar(Ear):
     track: str
     stacked: bool = False  # whether it is one of an `hs.Recurrent`'s
     reverse: bool = False
+    heard: bool = False  # a step of it has been taken in
     deaf: bool = False  # it turned out to be no cell
 
 

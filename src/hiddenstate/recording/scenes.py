@@ -18,7 +18,7 @@ from .exact import judge, same_bits, trusted
 from .outputs import outputs
 from .padded import Layout, pad
 from .reconstruction import activated_gates
-from .steps import Placed
+from .steps import Named, Placed
 from .taps import close_step, open_step
 
 if TYPE_CHECKING:
@@ -88,10 +88,9 @@ class CellScene:
 
     def end(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Hand the step to everybody who listens."""
-        gates = close_step()
+        gates: dict[Named, Tensor] = {**close_step()}
         for kind, activated in frame.notes:
-            names = calls.GATES[kind]
-            gates |= dict(zip(names, activated.chunk(len(names), -1), strict=True))
+            gates[calls.GATES[kind]] = activated  # taken apart when it is read
         for ear in frame.listeners:
             self._hear(ear, Step(ear, args, kwargs, result, gates if ear.options.gates else {}))
 
@@ -99,13 +98,13 @@ class CellScene:
         if ear.deaf:
             return
         try:
-            given, after = step.given(), step.after()
+            after = step.after()
         except (NotRecurrent, StateMismatch) as error:  # it only looked like a cell: the run goes on without us
             ear.deaf = True
             with contextlib.suppress(RecordingWarning):  # made an error by a filter, it would stop the run after all
                 warnings.warn(f"{ear.track!r} is not recorded: {error}", RecordingWarning, stacklevel=2)
         else:
-            ear.recording.cells.step(ear, step, given, after)
+            ear.recording.cells.step(ear, step, after)
 
     def fail(self, frame: Frame) -> None:
         """Put the taps of the failed step away."""
@@ -168,7 +167,12 @@ class Step:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
-    gates: dict[str, Tensor]
+    gates: dict[Named, Tensor]
+
+    @property
+    def first(self) -> bool:
+        """Whether no step of this cell has been heard before."""
+        return not self.ear.heard
 
     def given(self) -> dict[str, Placed] | None:
         """Return the state that the step was given, or None."""
@@ -187,16 +191,22 @@ class Step:
 
     def after(self) -> dict[str, Placed]:
         """Return the state after the step."""
-        return self._placed(self.ear.layer.split(self.result)[1])
+        layer = self.ear.layer
+        if layer.kind in _TORCH_CELLS:
+            return self._placed(self.result)
+        if self.first and (given := layer.given(self.args, self.kwargs)) is not None:
+            self._placed(given)  # teaches what the state looks like, where the cell would have to be tried otherwise
+        return self._placed(layer.split(self.result)[1])
 
     def _placed(self, native: Any) -> dict[str, Placed]:
         layer = self.ear.layer
         rows, batched = layer.rows(self.args, self.kwargs)
-        state = layer.to_state(native, batch=rows)
-        if not batched and layer.kind in ("lstm_cell", "gru_cell", "rnn_cell"):
+        if layer.kind in _TORCH_CELLS:
             own = native if isinstance(native, tuple | list) else (native,)
-            return {name: Placed(part, None) for name, part in zip(state, own, strict=True)}
+            return {name: Placed(part, 0 if batched else None) for name, part in zip("hc", own, strict=False)}
+        state = layer.to_state(native, batch=rows)
         return {name: Placed(part, state.batch_axis[name]) for name, part in state.items()}
 
 
+_TORCH_CELLS = ("lstm_cell", "gru_cell", "rnn_cell")
 FUSED, CELL, STACK = FusedScene(), CellScene(), StackScene()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias, TypeVar
 from weakref import ref
 
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 from ..errors import BadInput
 from .gradients import Graph, listen
 from .takes import Options
+
+K = TypeVar("K")
+Named: TypeAlias = "str | tuple[str, ...]"  # one gate, or several side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class Placed:
 
     def flat(self, values: Tensor) -> Tensor:
         """Return values shaped like the part as `(batch, unit)`."""
+        if self.axis == 0 and values.dim() == 2:
+            return values
         values = values.unsqueeze(0) if self.axis is None else values.movedim(self.axis, 0)
         return flat(values)
 
@@ -48,7 +54,7 @@ class Steps:
     lengths: list[int] = field(default_factory=list)  # rows at each step
     rows: list[int] = field(default_factory=list)  # rows at each kept step
     parts: dict[str, list[Tensor]] = field(default_factory=dict)
-    named: list[dict[str, Tensor]] = field(default_factory=list)  # gates of each kept step
+    named: list[dict[Named, Tensor]] = field(default_factory=list)  # gates of each kept step
     seen: list[dict[str, Tensor]] = field(default_factory=list)  # gradients of each kept step
     graph: ref[Graph] | None = None
     axes: dict[str, int | None] = field(default_factory=dict)
@@ -57,7 +63,7 @@ class Steps:
     pieces: int = 0  # written to disk already
     last: dict[str, Tensor] = field(default_factory=dict)  # the state after the last step, in the cell's own memory
 
-    def add(self, state: dict[str, Placed], gates: dict[str, Tensor]) -> None:
+    def add(self, state: dict[str, Placed], gates: dict[Named, Tensor]) -> None:
         """Take in one step: its state, still in the graph, and what was tapped on the way."""
         rows = next(iter(state.values())).rows
         self.lengths.append(rows)
@@ -82,8 +88,13 @@ class Steps:
         """Say whether a state can stand beside the last one: rows may have ended, but none joined."""
         if state.keys() != self.last.keys():
             return False
-        before = {name: Placed(part, self.axes[name]) for name, part in self.last.items()}
-        return all(part.rows <= self.alive and part.units == before[name].units for name, part in state.items())
+        for name, part in state.items():
+            before = self.last[name]
+            if part.tensor.shape != before.shape and (
+                part.rows > self.alive or part.units != Placed(before, self.axes[name]).units
+            ):
+                return False
+        return True
 
     def goes_on(self, given: dict[str, Placed] | None) -> bool:
         """Say whether a step that was given this state goes on from the last one, rather than starting anew."""
@@ -100,7 +111,7 @@ class Steps:
         )
         return not (zeros or first)
 
-    def _gate(self, name: str, value: Tensor, rows: int) -> Tensor:
+    def _gate(self, name: Named, value: Tensor, rows: int) -> Tensor:
         if value.dim() == 0:
             value = value.expand(rows)
         if value.shape[0] != rows:
@@ -144,8 +155,14 @@ class Steps:
     @property
     def gates(self) -> dict[str, Tensor]:
         """Each gate by name; NaN at steps where a cell did not tap it."""
-        names = dict.fromkeys(name for step in self.named for name in step)
-        return {name: self._join(self._filled(name, self.named, float("nan"))) for name in names}
+        found: dict[str, Tensor] = {}
+        for name in dict.fromkeys(name for step in self.named for name in step):
+            joined = self._join(self._filled(name, self.named, float("nan")))
+            if isinstance(name, str):
+                found[name] = joined
+            else:
+                found |= dict(zip(name, joined.chunk(len(name), -1), strict=True))
+        return found
 
     def grads(self) -> dict[str, Tensor]:
         """Return the gradient of each part at every step."""
@@ -153,7 +170,7 @@ class Steps:
         names = dict.fromkeys(name for step in flat for name in step)
         return {name: self._join(self._filled(name, flat, 0.0)) for name in names}
 
-    def _filled(self, name: str, steps: list[dict[str, Tensor]], value: float) -> list[Tensor]:
+    def _filled(self, name: K, steps: list[dict[K, Tensor]], value: float) -> list[Tensor]:
         like = next(step[name] for step in steps if name in step)
         return [
             step[name] if name in step else like.new_full((count, like.shape[1]), value)

@@ -29,6 +29,8 @@ class Options:
 
     def cast(self, values: Tensor) -> Tensor:
         """Return values where and as the recording stores them; integers stay integers."""
+        if self.dtype is None and self.device is None:
+            return values
         dtype = self.dtype if values.is_floating_point() else None
         return values.to(device=self.device, dtype=dtype)
 
