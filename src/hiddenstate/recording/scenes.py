@@ -88,7 +88,7 @@ class CellScene:
 
     def end(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Hand the step to everybody who listens."""
-        gates: dict[Named, Tensor] = {**close_step()}
+        gates: dict[Named, Tensor] = {name: value for name, value in close_step().items()}
         for kind, activated in frame.notes:
             gates[calls.GATES[kind]] = activated  # taken apart when it is read
         for ear in frame.listeners:
