@@ -10,6 +10,7 @@ from ..patient import Patient
 from ..probes.parameters import matters, parameter_gradients
 from ..probes.repeats import traced
 
+_UNITS = 4  # of a gate at least: fewer may all be off by chance
 _MOST = 12  # suspects that are tried one by one
 
 
@@ -72,7 +73,7 @@ def _torch_layers(patient: Patient) -> set[str]:
 
 def _dead_block(dead: Tensor, gates: int) -> int | None:
     """Return the first of `gates` equal blocks that is all dead, where every dead entry is part of such a block."""
-    if len(dead) % gates or len(dead) // gates < 2 or not bool(dead.any()) or bool(dead.all()):
+    if len(dead) % gates or len(dead) // gates < _UNITS or not bool(dead.any()) or bool(dead.all()):
         return None
     blocks = dead.reshape(gates, -1)
     if not bool((blocks.all(1) | ~blocks.any(1)).all()):
