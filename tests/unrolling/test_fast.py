@@ -233,6 +233,75 @@ def test_writing_into_tensors_of_its_own_is_fine():
     both_ways(Writing().double(), torch.randn(2, 4, INPUT, dtype=torch.float64))
 
 
+def test_a_loop_that_no_input_reaches_runs():
+    class Clock(nn.Module):
+        hidden_size = HIDDEN
+
+        def __init__(self):
+            super().__init__()
+            self.turn = nn.Linear(HIDDEN, HIDDEN)
+
+        def forward(self, x, state):
+            state = torch.tanh(self.turn(state))
+            return state * x.sum(-1, keepdim=True), state
+
+    cell, x = Clock().double(), torch.randn(2, 4, INPUT, dtype=torch.float64)
+    both_ways(cell, x, some_state(cell, x))
+
+
+def test_a_state_that_no_gradient_passes_through_is_carried():
+    class Ticking(TanhCell):
+        def initial_state(self, batch):
+            h = self.inner.weight.new_zeros(batch, self.hidden_size)
+            return {"h": h, "ticks": torch.zeros(batch, dtype=torch.int64), "seen": h.bool()}
+
+        def forward(self, x, state):
+            h = super().forward(x, state["h"].detach() if self.cut else state["h"])
+            ticks = state["ticks"] + 1
+            h = h * ticks.remainder(3).unsqueeze(-1).to(h.dtype)
+            return h, {"h": h, "ticks": ticks, "seen": state["seen"] | (h > 0)}
+
+    for cut in (False, True):
+        cell, x = Ticking().double(), torch.randn(2, 5, INPUT, dtype=torch.float64)
+        cell.cut = cut
+        x.requires_grad_()
+        one, two = (hs.unroll(cell, x, engine=engine) for engine in ("loop", "fast"))
+        torch.testing.assert_close(flat(one), flat(two))
+        wanted = [x, *cell.parameters()]
+        grads = [torch.autograd.grad(out.cos().sum(), wanted) for out, _ in (one, two)]
+        torch.testing.assert_close(*grads)
+
+
+def test_inference_mode_and_a_default_device_are_fine():
+    cell, x = PairCell(), torch.randn(2, 5, INPUT)
+    expected = hs.unroll(cell, x, engine="loop")[0].detach()
+    with torch.inference_mode():
+        torch.testing.assert_close(hs.unroll(cell, x, engine="fast")[0], expected)
+    with torch.device("cpu"):
+        torch.testing.assert_close(hs.unroll(cell, x, engine="fast")[0].detach(), expected)
+
+
+def test_complex_and_sparse_things_stay_in_the_loop():
+    class Spinning(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.spin = nn.Parameter(torch.randn(HIDDEN, dtype=torch.complex64))
+
+        def initial_state(self, batch):
+            return torch.zeros(batch, HIDDEN, dtype=torch.complex64)
+
+        def forward(self, x, state):
+            state = state * self.spin + x.mean(-1, keepdim=True)
+            return state.real, state
+
+    with pytest.raises(Untraceable, match="complex or sparse"):
+        hs.unroll(Spinning(), torch.randn(2, 4, INPUT), engine="fast")
+    cell = CELLS["tokens"].cell()
+    cell.embed = nn.Embedding(7, INPUT, sparse=True, dtype=torch.float64)
+    with pytest.raises(Untraceable):
+        hs.unroll(cell, CELLS["tokens"].x(), engine="fast")
+
+
 # Where there is no schedule
 
 

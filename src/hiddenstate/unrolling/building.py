@@ -25,10 +25,17 @@ _TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 0.03, torch.float32: 1e-3, tor
 def build(run: Run) -> Schedule:
     """Return a schedule for runs like this one, or raise why there is none."""
     states = [part.detach() for part in run.states]
+    if any(tensor.is_complex() or tensor.layout is not torch.strided for tensor in run.tensors):
+        raise Untraceable("it works with complex or sparse tensors")
     traced = trace(run.step, run.arguments(0, states), grad=run.needs_grad())
     wide = is_wide(run)
-    schedule = Schedule(split(traced, wide=wide), wide=wide)
-    _try_out(schedule, run)
+    try:
+        schedule = Schedule(split(traced, wide=wide), wide=wide)
+        _try_out(schedule, run)
+    except Untraceable:
+        raise
+    except Exception as error:  # whatever a schedule meets, the loop is still there
+        raise Untraceable(f"its schedule fails: {type(error).__name__}: {str(error).strip()[:200]}") from error
     return schedule
 
 

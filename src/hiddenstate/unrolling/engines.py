@@ -64,7 +64,7 @@ def obstacle_to(layer: Layer, task: Task) -> str | None:
         return "a transform of torch.func is at work"
     if forward_ad._current_level >= 0:
         return "forward-mode derivatives are asked for"
-    if _get_current_dispatch_mode() is not None or torch._C._len_torch_function_stack():
+    if _get_current_dispatch_mode() is not None or _function_modes():
         return "a mode is active that wants to see every operation"
     if task.x.numel() == 0 or (type(task.x) is not Tensor and not isinstance(task.x, nn.Parameter)):
         return "x is empty, or no plain tensor"
@@ -162,6 +162,12 @@ def _note(layer: Layer, refusal: Untraceable) -> None:
 
 def _hooked(module: nn.Module) -> bool:
     return any(not observes(hook) for hook in hooks(module))
+
+
+def _function_modes() -> bool:
+    # A default device is such a mode too, and a harmless one.
+    stack: list[object] = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(type(mode).__name__ != "DeviceContext" for mode in stack)
 
 
 def _hooked_globally() -> bool:

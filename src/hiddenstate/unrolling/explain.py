@@ -61,7 +61,7 @@ def explain(
     >>> shown.stages["before the loop"]
     ('mm',)
     >>> shown.stages["in the loop"]
-    ('add', 'mm', 'add', 'add', 'tanh')
+    ('mm', 'add', 'add', 'add', 'tanh')
     """
     name = type(cell).__name__
     if isinstance(cell, Recurrent):

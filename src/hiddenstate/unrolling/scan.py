@@ -45,7 +45,7 @@ class Ran:
 class Runner(Protocol):
     """Something that can run a loop."""
 
-    def __call__(self, carry: Sequence[Tensor], fixed: Sequence[Tensor], along: Sequence[Tensor]) -> Ran:
+    def __call__(self, carry: Sequence[Tensor], fixed: Sequence[Tensor], along: Sequence[Tensor], *, steps: int) -> Ran:
         """Run the loop from `carry`, with `along (time, ...)`."""
 
 
@@ -56,10 +56,9 @@ class PythonRunner:
         """Run this loop, its body by `call` where there is a better way than its graph's own."""
         self.loop, self._call = loop, loop.body.call if call is None else call
 
-    def __call__(self, carry: Sequence[Tensor], fixed: Sequence[Tensor], along: Sequence[Tensor]) -> Ran:
+    def __call__(self, carry: Sequence[Tensor], fixed: Sequence[Tensor], along: Sequence[Tensor], *, steps: int) -> Ran:
         """Run the loop from `carry`, with `along (time, ...)`."""
         loop, carry = self.loop, list(carry)
-        steps = len(along[0])
         # unbind: taking x[t] at each step would walk over all of x again in a backward pass.
         streams = [tensor.unbind(0) for tensor in along]
         paths: list[list[Tensor]] = [[part] for part in carry]

@@ -74,7 +74,7 @@ class Schedule:
         bound.same.update(trace.constants)
         bound.same.update(zip(self._once.outputs, self._once(*map(bound.fixed, self._once.inputs)), strict=True))
         self._before(bound)
-        ran = self._run_loop(carry, *_arguments(self.loop, bound))
+        ran = self._run_loop(carry, *_arguments(self.loop, bound), steps=bound.steps)
         for node, new, path in zip(trace.states, trace.news, ran.paths, strict=True):
             if path is not None:
                 bound.varying[node] = path[:-1]
@@ -199,7 +199,7 @@ class _Back:
         self.before(bound)
         fakes = [node.meta["val"] for node in self.totals]
         zeros = [torch.zeros(tuple(fake.shape), dtype=fake.dtype, device=fake.device) for fake in fakes]
-        ran = self.run_loop([*carry, *zeros], *_arguments(self.loop, bound))
+        ran = self.run_loop([*carry, *zeros], *_arguments(self.loop, bound), steps=bound.steps)
         count = len(self.ends)
         looped = set(self.schedule.split.nodes(Stage.BACK_LOOP))
         for seed, end, path in zip(self.seeds, self.ends, ran.paths[:count], strict=True):

@@ -29,9 +29,9 @@ class CompiledRunner:
         self._strides = [tuple(node.meta["val"].stride()) for node in writer.fixed]
         self._kept = [(tuple(n.meta["val"].shape), n.meta["val"].dtype) for n in writer.results[loop.carried :]]
 
-    def __call__(self, carry: Sequence[Tensor], fixed: Sequence[Tensor], along: Sequence[Tensor]) -> Ran:
+    def __call__(self, carry: Sequence[Tensor], fixed: Sequence[Tensor], along: Sequence[Tensor], *, steps: int) -> Ran:
         """Run the loop from `carry`, with `along (time, ...)`."""
-        loop, steps = self.loop, len(along[0])
+        loop = self.loop
         rooms = [
             part.new_empty((steps + 1 if wanted else 2, *part.shape))
             for part, wanted in zip(carry, loop.path, strict=True)
