@@ -1,4 +1,4 @@
-"""A headless browser that talks to the loopback alone."""
+"""A headless chromium for pages that people look at; tests that need it are skipped where there is none."""
 
 from __future__ import annotations
 
@@ -8,30 +8,38 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_QUIET = (
-    *(
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-    ),
-    *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+import pytest
+
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
 )
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+)
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path: apt-get install chromium")
+
+
+@contextmanager
+def browser(folder: Path, *, offline: bool = True, **options: Any) -> Iterator[Any]:
+    """Yield a playwright context of a chromium whose profile is a new folder inside `folder`."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        context = play.chromium.launch_persistent_context(
+            folder / "profile", executable_path=CHROMIUM, headless=True, args=list(FLAGS), **options
+        )
+        # Whatever a page asks of a network is refused, and heard of as a console error.
+        context.set_offline(offline)
+        try:
+            yield context
+        finally:
+            context.close()
 
 
 @contextmanager
 def page(folder: Path, **options: Any) -> Iterator[Any]:
-    """A page of Playwright in Debian's chromium, its profile in an empty `folder`."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        context = playwright.chromium.launch_persistent_context(
-            str(folder), executable_path=CHROMIUM, args=list(_QUIET), chromium_sandbox=False, bypass_csp=True, **options
-        )
-        try:
-            yield context.pages[0] if context.pages else context.new_page()
-        finally:
-            context.close()
+    """Yield a page that may talk to servers on the loopback."""
+    with browser(folder, offline=False, bypass_csp=True, **options) as context:
+        yield context.pages[0] if context.pages else context.new_page()
