@@ -25,10 +25,15 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         *(aten.elu_backward, aten.leaky_relu_backward, aten.hardtanh_backward, aten.softplus_backward),
         *(aten._softmax_backward_data, aten._log_softmax_backward_data, aten.addcmul, aten.addcdiv, aten.lerp),
         *(aten.select_backward, aten.slice_backward, aten.mse_loss_backward, aten.hardswish_backward),
-        *(aten.silu, aten.elu, aten.leaky_relu, aten.hardtanh, aten.softplus, aten.gelu, aten.baddbmm),
+        *(aten.silu, aten.elu, aten.leaky_relu, aten.hardtanh, aten.softplus, aten.gelu, aten.baddbmm, aten.celu),
+        *(aten.mish, aten.mish_backward, aten.hardswish, aten.glu),
+        *(aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten.glu_backward, aten._log_softmax, aten.roll),
+        *(aten.native_group_norm, aten.nan_to_num, aten.logsumexp, aten.linalg_vector_norm),
     ]
     found: dict[Any, Callable[..., Any]] = dict(get_decompositions(wanted))
     found[aten.var_mean.correction] = _var_mean
+    found[aten.var.correction] = lambda x, dim=None, **options: _var_mean(x, dim, **options)[0]
+    found[aten.std.correction] = lambda x, dim=None, **options: _var_mean(x, dim, **options)[0].sqrt()
     found[aten._softmax.default] = _softmax
     found[aten.select_scatter.default] = _select_scatter
     found[aten.slice_scatter.default] = _slice_scatter

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import Untraceable
 from .decompositions import decompositions
@@ -77,7 +78,8 @@ def _fx(call: _Call, flat: list[Tensor], seeds: list[Tensor]) -> tuple[fx.GraphM
 
     table = decompositions()
     device = flat[-1].device.type
-    with torch.enable_grad(), _autocast(device):
+    # Attention in small steps: its fused kernels pass for random, whether or not they drop anything.
+    with torch.enable_grad(), _autocast(device), sdpa_kernel(SDPBackend.MATH):
         # Fake tensors have no values: code that asks for one, even through numpy, is found out.
         fake: dict[str, Any] = {"decomposition_table": table, "tracing_mode": "fake", "_allow_non_fake_inputs": True}
         module = make_fx(call.plain, **fake)(*flat, *seeds)

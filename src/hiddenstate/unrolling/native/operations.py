@@ -49,6 +49,24 @@ POINTWISE: dict[Any, Callable[..., str]] = {
     aten.sqrt.default: _call("sqrtf", "sqrt"),
     aten.rsqrt.default: lambda t, a: f"(({t})1 / {'sqrtf' if t == 'float' else 'sqrt'}({a}))",
     aten.sin.default: _call("sinf", "sin"),
+    aten.tan.default: _call("tanf", "tan"),
+    aten.asin.default: _call("asinf", "asin"),
+    aten.acos.default: _call("acosf", "acos"),
+    aten.atan.default: _call("atanf", "atan"),
+    aten.atan2.default: _call("atan2f", "atan2"),
+    aten.sinh.default: _call("sinhf", "sinh"),
+    aten.cosh.default: _call("coshf", "cosh"),
+    aten.log2.default: _call("log2f", "log2"),
+    aten.log10.default: _call("log10f", "log10"),
+    aten.exp2.default: _call("exp2f", "exp2"),
+    aten.floor.default: _call("floorf", "floor"),
+    aten.ceil.default: _call("ceilf", "ceil"),
+    aten.trunc.default: _call("truncf", "trunc"),
+    aten.round.default: _call("rintf", "rint"),
+    aten.fmod.Scalar: _call("fmodf", "fmod"),
+    aten.fmod.Tensor: _call("fmodf", "fmod"),
+    aten.pow.Tensor_Tensor: _call("powf", "pow"),
+    aten.isnan.default: _of("({0} != {0})"),
     aten.cos.default: _call("cosf", "cos"),
     aten.erf.default: _call("erff", "erf"),
     aten.tanh.default: _call("hs_tanhf", "tanh"),
@@ -97,6 +115,7 @@ FILLED: dict[Any, Callable[[fx.Node], float]] = {
     aten.ones.default: lambda node: 1.0,
     aten.ones_like.default: lambda node: 1.0,
     aten.new_ones.default: lambda node: 1.0,
+    aten.new_full.default: lambda node: float(node.args[2]),  # type: ignore[arg-type]
     aten.scalar_tensor.default: lambda node: float(node.args[0]),  # type: ignore[arg-type]
 }
 
