@@ -271,7 +271,7 @@ def test_a_recording_keeps_no_graph_alive():
         (("encoder.lstm",), TRACKS[:4]),
         (lambda name: name.endswith("_reverse"), ["encoder.lstm.l0_reverse", "encoder.lstm.l1_reverse"]),
     ],
-    ids=str,
+    ids=["cell", "layer", "list", "tuple", "function"],
 )
 def test_tracks_choose_by_name_list_or_function(tracks, kept):
     model, x = Tagger().eval(), torch.randn(6, 2, 3)

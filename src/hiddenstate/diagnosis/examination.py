@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..measure import tracked
 from .admission import admit, settle
 from .catalog import CONSEQUENCES
 from .checks import CHECKS, STATIC
@@ -9,7 +10,6 @@ from .checks.rows import another_size
 from .finding import Finding
 from .patient import Patient
 from .probes.shapes import base
-from .progress import tracked
 from .report import Report
 
 __all__ = ["admit", "examined"]

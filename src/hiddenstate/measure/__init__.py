@@ -4,6 +4,7 @@
     compare, probe                                    of what states mean
     memory, memory_capacity, positions                of what a model or layer remembers
     jacobians, lyapunov, fixed_points                 of a layer as a dynamical system
+    tracked                                           a bar beside work that takes long
 
 Each returns a frozen dataclass that prints as a sentence. Each is loaded when it is first asked for.
 """
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .memory_capacity import MemoryCapacity, memory_capacity
     from .positions import Positions, positions
     from .probe import Probe, probe
+    from .progress import tracked
     from .saturation import Saturation, saturation
     from .statistics import Statistics, statistics
 
@@ -51,6 +53,7 @@ __all__ = [
     "probe",
     "saturation",
     "statistics",
+    "tracked",
 ]
 
 # A function lives in the file that is called like it, its result beside it.
@@ -67,6 +70,7 @@ _HOMES = {
     "Probe": "probe",
     "Saturation": "saturation",
     "Statistics": "statistics",
+    "tracked": "progress",
 }
 
 

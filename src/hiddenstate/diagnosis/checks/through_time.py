@@ -14,8 +14,7 @@ from ..probes.cells import steps_of_cells
 from ..probes.gradients import backward, gradients, projected
 from ..watching import Call
 
-_FADING = 0.4  # per step: below what a fresh network of any kind does
-_GONE = 1e-20
+_FADING = 0.2  # per step: below what a fresh network of any kind does
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ def not_vanishing(patient: Patient) -> Finding | None:
         return None
     worst = min(lost, key=lambda slope: slope.per_step)
     # A fresh network forgets about half at each step: over many steps that is worth a note, and not an alarm.
-    grave = worst.per_step < _FADING or worst.ratio < _GONE
+    grave = worst.per_step < _FADING
     return Finding(
         "HS501",
         "warning" if grave else "note",
