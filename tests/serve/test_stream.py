@@ -146,7 +146,7 @@ def test_errors_are_told_and_the_stream_goes_on(served, session):
             (b"\0" * 8, "0 bytes of input, but a step has 12"),
             (b"\0" * 15, "7 bytes of input, but a step has 12"),
             (b"\xff" * 20, "begins with the number"),
-            (frame(torch.zeros(51, 3)), "at most 50"),
+            (frame(torch.zeros(51, 3)), "more steps than the 50"),
             (frame(torch.zeros(3), 7), "1 comes next"),
             (frame(torch.full((3,), torch.nan)), "gave NaN"),
             ("", "no JSON"),

@@ -63,7 +63,7 @@ class Batching:
             kind, row = answer
             state = kind.state([row])
         places = map(str, range(len(self._served.layout.leaves)))
-        return Output([state.get(place) for place in places], 0)
+        return Output([state.get(place) for place in places], 0, answer)
 
     def _run_group(self, group: list[Input], ran: list[Ran]) -> None:
         kinds = {(push.steps, push.alone) for push, _ in group}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from .line import Line
 from .ops import AsyncTicket, Op
@@ -27,6 +28,12 @@ class Driving:
         if quick:
             self._call(asyncio.get_running_loop())
 
+    def stand_here(self, ops: Sequence[Op]) -> None:
+        """Take operations of a thread that waits for them, their tick to be run by itself if none is under way."""
+        self._line.add(ops, quietly=True)
+        if not self._worker.tick_now() or self._line.first is not None:
+            self._line.call()
+
     def pass_on(self, op: Op) -> None:
         """Decide who sees to `op` and all else that is left after a tick of the worker's own thread."""
         if self._worker.quick and isinstance(op.ticket, AsyncTicket):
@@ -44,5 +51,7 @@ class Driving:
 
     def _drive(self, loop: asyncio.AbstractEventLoop) -> None:
         self._driver = None  # before the tick: whoever comes after it calls anew
-        if self._worker.tick_now() and self._line.first is not None:
+        if not self._worker.tick_now():
+            self._line.call()
+        elif self._line.first is not None:
             self._call(loop)

@@ -19,6 +19,7 @@ from .slab import Slab
 from .stats import Snapshot
 from .stores import Store, open_store
 from .verbs import Verbs, checked
+from .wire import from_raw
 from .worker import Worker
 
 _CPU = torch.device("cpu")
@@ -113,7 +114,11 @@ class Engine(Verbs):
             timeout: Seconds to wait for the answer at most.
         """
         ticket = Ticket(1)
-        self._line.add([self._push(ticket, session, x, seq)])
+        push = self._push(ticket, session, x, seq)
+        if timeout is None:
+            self._driving.stand_here([push])
+        else:
+            self._line.add([push])
         return self._output(_one(ticket.wait(timeout)), x)
 
     async def apush(self, session: str, x: Any, seq: int | None = None) -> Any:
@@ -129,9 +134,20 @@ class Engine(Verbs):
         self._driving.stand(push)
         return push
 
+    def submit_raw(self, session: str, data: bytes | memoryview, seq: int | None = None) -> Push:
+        """Do as `submit` with steps as bare bytes, in the model's dtype."""
+        x = from_raw(data, self.dtype, self.step_shape)
+        push = Push(session, AsyncTicket(1), 0, (x.unsqueeze(0), x.shape[0], False, seq))
+        self._driving.stand(push)
+        return push
+
     def output(self, outcome: Output) -> Any:
         """Return what an input was answered with, as `push` returns it."""
         return self._served.output(outcome, _CPU)
+
+    def output_raw(self, outcome: Output) -> bytes | None:
+        """Return the same as bare bytes, None where it is more than one tensor."""
+        return self._served.raw(outcome)
 
     def push_many(
         self,
@@ -157,7 +173,7 @@ class Engine(Verbs):
         if not len(sessions):
             return []
         ticket = Ticket(len(sessions))
-        self._line.add(self._pushes(ticket, sessions, xs, numbers))
+        self._driving.stand_here(self._pushes(ticket, sessions, xs, numbers))
         results = ticket.wait(None)
         if errors == "raise":
             for result in results:
@@ -261,7 +277,7 @@ class Engine(Verbs):
 
     def _now(self, ask: Callable[[Ticket], Op]) -> Any:
         ticket = Ticket(1)
-        self._line.add([ask(ticket)])
+        self._driving.stand_here([ask(ticket)])
         return _one(ticket.wait(None))
 
     async def _later(self, ask: Callable[[Ticket], Op]) -> Any:

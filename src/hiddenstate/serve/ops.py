@@ -14,16 +14,19 @@ from torch import Tensor
 class Ticket:
     """What a caller waits on: the results of one or more operations."""
 
-    __slots__ = ("_left", "_lock", "_waiting", "began", "results")
+    __slots__ = ("_left", "_lock", "began", "results")
 
     def __init__(self, count: int) -> None:
         """Wait for `count` results."""
-        self.results: list[Any] = [None] * count
-        self.began = time.perf_counter()
-        self._left = count
+        self._expect(count)
         # A lock that is held until the last result is there: lighter than an Event.
         self._lock = threading.Lock()
         self._lock.acquire()
+
+    def _expect(self, count: int) -> None:
+        self.results: list[Any] = [None] * count
+        self.began = time.perf_counter()
+        self._left = count
 
     def put(self, place: int, result: Any) -> bool:
         """Take a result; True when it was the last. Called by the engine's thread alone."""
@@ -56,7 +59,7 @@ class AsyncTicket(Ticket):
 
     def __init__(self, count: int) -> None:
         """Wait for `count` results in the running event loop."""
-        super().__init__(count)
+        self._expect(count)
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[list[Any]] = self.loop.create_future()
 
@@ -119,6 +122,7 @@ class Output(NamedTuple):
 
     leaves: list[Tensor | None]  # each (row, ...)
     row: int
+    answer: Any  # the same as the store keeps it: a file, or a format and bare bytes
 
 
 class Push(Op):

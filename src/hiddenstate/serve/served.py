@@ -18,7 +18,7 @@ from .fingerprint import fingerprint
 from .laws import check_rows, check_split_law, lengths_may_differ
 from .layout import find_layout, output_of
 from .ops import Output
-from .wire import named_tensors
+from .wire import named_tensors, to_raw
 
 
 class Served:
@@ -108,6 +108,17 @@ class Served:
         """Return one row's output, in tensors of its own, nested as the model nests it."""
         leaves = [None if leaf is None else leaf[made.row].to(device, copy=True) for leaf in made.leaves]
         return self.rebuild(leaves)
+
+    def raw(self, made: Output) -> bytes | None:
+        """Return the bare bytes of one row's output, None where it is not one tensor."""
+        leaf = made.leaves[0]
+        if leaf is None or not self.layout.tree.is_leaf():
+            return None
+        if made.answer is not None:  # its last bytes, whichever way it is kept
+            data: bytes = made.answer if isinstance(made.answer, bytes) else made.answer[1]
+            size = leaf[0].numel() * leaf.element_size()
+            return data[len(data) - size :]
+        return to_raw(leaf[made.row])
 
     def rebuild(self, leaves: Sequence[Tensor | None]) -> Any:
         """Return an output nested as the model nests it."""

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import torch
+
 from ..errors import Overloaded, ServeError
 from .batching import Batching, Input, Ran
 from .deciding import Deciding, Plan
@@ -24,6 +26,17 @@ _PATIENCE = 30.0  # seconds after which an operation that others keep in the way
 _QUICK = 0.01  # seconds
 _LOOK_AGAIN = 0.05  # seconds after which inputs are seen to whose own event loop has ended meanwhile
 _tuple = tuple.__new__  # makes a named tuple in half the time, which counts with hundreds in a tick
+
+
+def _in_some_mode() -> bool:
+    """Say whether the calling thread is in a mode of its own that would change what the model computes."""
+    return (
+        torch.is_inference_mode_enabled()
+        or torch.is_autocast_enabled("cpu")
+        or torch.is_autocast_enabled("cuda")
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
 
 
 class Worker:
@@ -70,8 +83,8 @@ class Worker:
         return self._seconds < _QUICK and not self._store.shared
 
     def tick_now(self) -> bool:
-        """Run a tick in the calling thread; False when one is under way in another, which then sees to what waits."""
-        if not self._turn.acquire(blocking=False):
+        """Run a tick in the calling thread; False when it cannot: then somebody has to call the worker's own."""
+        if _in_some_mode() or not self._turn.acquire(blocking=False):
             return False
         try:
             ops = self._line.take_now(self._batch)
@@ -225,7 +238,8 @@ class Worker:
         else:
             self._slab.scatter([entry.slot for _, entry in group.inputs], group.after)
         claimed, leaves = self._claimed, group.leaves
-        for row, ((push, entry), version) in enumerate(zip(group.inputs, versions, strict=True)):
+        each = zip(group.inputs, versions, group.answers, strict=True)
+        for row, ((push, entry), version, answer) in enumerate(each):
             if version is None:
                 # Somebody else has changed the session meanwhile: what was computed here never was.
                 self._slab.drop(push.session)
@@ -236,7 +250,7 @@ class Worker:
             entry.steps += push.steps
             entry.touched = now
             entry.anew = False
-            push.result = _tuple(Output, (leaves, row))
+            push.result = _tuple(Output, (leaves, row, answer))
             if claimed:
                 claimed.pop(push.session, None)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -23,7 +24,8 @@ from fastapi import APIRouter, HTTPException, WebSocket, WebSocketDisconnect
 from torch import Tensor
 
 from ...errors import BadInput, HiddenStateError
-from ..wire import from_json, from_raw, named_tensors, pack, parse_json, to_json, to_raw
+from ..ops import Push
+from ..wire import from_json, named_tensors, pack, parse_json, to_json
 from .desk import Desk
 from .failures import facts_of
 
@@ -70,7 +72,9 @@ class Talk:
         """Talk through `socket` to the session that the engine knows as `key`."""
         self._socket, self._desk, self._key = socket, desk, key
         # What is to be answered, in order. It is short: a client that does not read is not read from either.
-        self._answers: asyncio.Queue[Awaitable[str | bytes] | None] = asyncio.Queue(maxsize=max(1, desk.limits.window))
+        self._answers: asyncio.Queue[Push | Awaitable[str | bytes] | None] = asyncio.Queue(max(1, desk.limits.window))
+        step = desk.engine.dtype.itemsize * math.prod(desk.engine.step_shape)
+        self._longest = _HEAD + desk.limits.steps * step  # bytes of a frame
         self._verbs: dict[str, Callable[[dict[str, Any]], Awaitable[str | bytes]]] = {
             "push": self._push_json,
             "reset": self._reset,
@@ -131,24 +135,16 @@ class Talk:
         except HiddenStateError as error:
             return _failed(error)
 
-    def _push_bytes(self, data: bytes) -> Awaitable[str | bytes]:
+    def _push_bytes(self, data: bytes) -> Push | Awaitable[str | bytes]:
         try:
             seq = int.from_bytes(data[:_HEAD], "little") or None
             if len(data) < _HEAD or (seq is not None and seq >= 2**62):
                 raise BadInput(f"a binary frame begins with the number of the input, {_HEAD} bytes.")
-            engine = self._desk.engine
-            x = from_raw(memoryview(data)[_HEAD:], engine.dtype, engine.step_shape)
-            self._check(x)
-            push = engine.submit(self._key, x, seq)
+            if len(data) > self._longest:
+                raise BadInput(f"the frame has more steps than the {self._desk.limits.steps} that are taken at most.")
+            return self._desk.engine.submit_raw(self._key, memoryview(data)[_HEAD:], seq)
         except HiddenStateError as error:
             return _failed(error)
-
-        async def answer() -> bytes:
-            output = engine.output(await push.outcome())
-            body = to_raw(output) if isinstance(output, Tensor) else pack(named_tensors(output))
-            return (push.seq or 0).to_bytes(_HEAD, "little") + body
-
-        return answer()
 
     async def _push_json(self, content: dict[str, Any]) -> str:
         seq = content.get("seq")
@@ -177,9 +173,16 @@ class Talk:
         except HTTPException as error:
             raise BadInput(str(error.detail)) from None
 
-    async def _settled(self, answer: Awaitable[str | bytes]) -> str | bytes:
+    async def _settled(self, answer: Push | Awaitable[str | bytes]) -> str | bytes:
         try:
-            return await answer
+            if not isinstance(answer, Push):
+                return await answer
+            outcome = await answer.outcome()
+            engine = self._desk.engine
+            body = engine.output_raw(outcome)
+            if body is None:
+                body = pack(named_tensors(engine.output(outcome)))
+            return (answer.seq or 0).to_bytes(_HEAD, "little") + body
         except HiddenStateError as error:
             return json.dumps({"type": "error", **facts_of(error, self._socket)})
 
