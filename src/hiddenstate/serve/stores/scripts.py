@@ -58,7 +58,7 @@ for i = 1, #KEYS - 3 do
     local version = token
     if token == '' then version = redis.call('INCR', counter) end
     if anew then redis.call('DEL', key) end
-    redis.call('HSET', key, 'version', version, 'epoch', version, 'until', 0, 'seq', seq, 'steps', ARGV[at + 5],
+    redis.call('HSET', key, 'version', version, 'epoch', '', 'until', 0, 'seq', seq, 'steps', ARGV[at + 5],
       'opened', ARGV[at + 6], 'touched', ARGV[at + 7], 'fingerprint', fingerprint)
     if stateful then redis.call('HSET', key, 'state', ARGV[at + 10]) else redis.call('HDEL', key, 'state') end
     if ARGV[at + 11] ~= '' then redis.call('HSET', key, ARGV[at + 11], ARGV[at + 12]) end

@@ -1,0 +1,158 @@
+"""What every store keeps to, whatever it is made of."""
+
+import pytest
+
+from hiddenstate.errors import BadInput, StoreFailed
+from hiddenstate.serve.stores import Busy, Change, Claim, MemoryStore, Row, Store, open_store
+from tests.support.redis import free_port
+
+
+@pytest.fixture
+def store(address):
+    made = open_store(address)
+    made.replay = 3
+    yield made
+    made.close()
+
+
+def row(seq: int = 0, *, touched: float = 10.0, state: bytes | None = b"state", fingerprint: str = "model") -> Row:
+    return Row(seq, 2 * seq, 5.0, touched, fingerprint, state)
+
+
+def begin(store: Store, *names: str, **facts: object) -> None:
+    assert None not in store.commit([Change(name, None, row(**facts)) for name in names])
+
+
+def claimed(store: Store, name: str) -> Claim:
+    (found,) = store.claim([(name, -1)])
+    assert isinstance(found, Claim)
+    return found
+
+
+def test_what_is_committed_is_read_again(store):
+    begin(store, "a", "ü:/%", state=None)
+    assert store.read("a") == row(state=None)
+    token = claimed(store, "a").token
+    assert store.commit([Change("a", token, row(1), b"answer")])[0] is not None
+    assert store.read("a") == row(1)
+    assert claimed(store, "a").row == row(1)
+    assert store.read("ü:/%") == row(state=None)
+    assert store.read("nobody") is None
+    assert store.claim([("nobody", -1), ("a", -1)])[0] is None
+
+
+def test_a_session_is_not_made_twice(store):
+    begin(store, "a")
+    assert store.commit([Change("a", None, row(7)), Change("b", None, row())])[0] is None
+    assert store.read("a") == row()
+    assert store.read("b") == row()
+
+
+def test_a_change_under_an_old_token_is_not_taken_and_others_are(store):
+    begin(store, "a", "b")
+    old = claimed(store, "a").token
+    assert store.commit([Change("a", old, row(1))]) != [None]
+    other = claimed(store, "b").token
+    first, second = store.commit([Change("a", old, row(1)), Change("b", other, row(1))])
+    assert first is None
+    assert second is not None
+    assert store.read("b") == row(1)
+
+
+def test_a_removed_session_is_gone_with_its_answers_and_its_token_holds_no_more(store):
+    begin(store, "a")
+    store.commit([Change("a", claimed(store, "a").token, row(1), b"answer")])
+    token = claimed(store, "a").token
+    assert store.commit([Change("a", token, None, None, True)]) == [0]
+    assert store.read("a") is None
+    assert store.count() == 0
+    begin(store, "a")
+    assert store.answer("a", 1) is None
+    assert store.commit([Change("a", token, row(1))]) == [None]
+
+
+def test_the_last_answers_are_kept(store):
+    begin(store, "a")
+    for seq in range(1, 6):
+        store.commit([Change("a", claimed(store, "a").token, row(seq), b"answer %d" % seq)])
+    assert [store.answer("a", seq) for seq in range(1, 6)] == [None, None, b"answer 3", b"answer 4", b"answer 5"]
+    store.commit([Change("a", claimed(store, "a").token, row(4), None, True)])
+    assert [store.answer("a", seq) for seq in range(3, 6)] == [None, None, None]
+
+
+def test_names_are_in_order_and_counted(store):
+    begin(store, "b", "a1", "a3", "a2", "ä")
+    assert store.sessions("", "", 10) == ["a1", "a2", "a3", "b", "ä"]
+    assert store.sessions("a", "", 2) == ["a1", "a2"]
+    assert store.sessions("a", "a1", 10) == ["a2", "a3"]
+    assert store.sessions("", "a3", 10) == ["b", "ä"]
+    assert store.count() == 5
+
+
+def test_the_old_are_swept_a_few_at_a_time(store):
+    begin(store, *(f"old{n}" for n in range(5)), touched=1.0)
+    begin(store, "young", touched=100.0)
+    gone = [store.sweep(50.0, 2) for _ in range(4)]
+    assert sum(gone) == 5
+    assert max(gone) <= 2
+    assert store.sessions("", "", 10) == ["young"]
+    assert store.count() == 1
+
+
+def test_many_sessions_are_claimed_at_once(store):
+    names = [f"{n:04d}" for n in range(1200)]
+    begin(store, *names)
+    assert all(isinstance(found, Claim) for found in store.claim([(name, -1) for name in names]))
+
+
+def test_a_state_may_be_any_bytes(store):
+    begin(store, "a", state=bytes(range(256)) * 40)
+    assert store.read("a").state == bytes(range(256)) * 40
+
+
+@pytest.mark.redis
+def test_a_leased_session_is_busy_for_others_until_it_is_given_back(redis_server):
+    one, two = (open_store(redis_server.address("leases", lease=30)) for _ in range(2))
+    begin(one, "a")
+    mine = claimed(one, "a")
+    (busy,) = two.claim([("a", -1)])
+    assert isinstance(busy, Busy)
+    assert 0 < busy.seconds <= 30
+    one.release([("a", mine.token)])
+    theirs = claimed(two, "a")
+    assert theirs.token > mine.token
+    assert one.commit([Change("a", mine.token, row(1))]) == [None]
+    assert two.commit([Change("a", theirs.token, row(1))]) == [theirs.token]
+    (known,) = two.claim([("a", theirs.token)])
+    assert known.row is None  # its version is the one that is known already
+    for store in (one, two):
+        store.close()
+
+
+@pytest.mark.redis
+def test_number_and_fingerprint_are_checked_with_the_epoch(redis_server):
+    store = open_store(redis_server.address("checked"))
+    begin(store, "a")
+    assert store.commit([Change("a", claimed(store, "a").token, row(2))]) == [None]
+    assert store.commit([Change("a", claimed(store, "a").token, row(1, fingerprint="other"))]) == [None]
+    assert store.commit([Change("a", claimed(store, "a").token, row(1))]) != [None]
+    store.close()
+
+
+@pytest.mark.parametrize("address", ["", "memory:x", "sqlite://x", "sqlite:///", "postgres://x", "redis:", "file.db"])
+def test_an_address_that_leads_nowhere_is_refused(address):
+    with pytest.raises(BadInput, match=r"the store is .*, but 'memory:', 'sqlite:///path'"):
+        open_store(address)
+
+
+def test_a_store_may_be_given_as_it_is():
+    store = MemoryStore()
+    assert open_store(store) is store
+
+
+def test_options_in_the_address_of_redis():
+    with pytest.raises(BadInput, match="is no number of seconds"):
+        open_store("redis://127.0.0.1:1/0?lease=long")
+    with pytest.raises(StoreFailed, match="could not be reached") as caught:
+        open_store(f"redis://:secret@127.0.0.1:{free_port()}/0")
+    assert "secret" not in str(caught.value)
