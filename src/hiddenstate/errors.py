@@ -92,7 +92,7 @@ class NotServable(ServeError):
 
 
 class SessionLost(ServeError):
-    """A session cannot be continued; `reason` is "unknown", "expired" or "model". A zero state is never given instead."""
+    """A session cannot be continued; `reason` is "unknown", "expired" or "model". A zero state is never given."""
 
     def __init__(self, message: str, reason: str = "unknown") -> None:
         """Say why."""

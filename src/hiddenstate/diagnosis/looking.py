@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from ..cells import Layer
+from .fading import FADING, per_step
 from .finding import Finding
 from .thresholds import Thresholds
 from .tree import tensors
@@ -214,10 +215,9 @@ def _back(name: str, pieces: list[Tensor], numbers: dict[str, float], limits: Th
     if len(sizes) < 2 or not last > 0:
         return []
     ratio = first / last
-    per_step = ratio ** (1 / (len(sizes) - 1)) if ratio > 0 else 0.0
     seen = f"the gradient at the first of {len(sizes)} steps is {ratio:.2g} of that at the last"
     if ratio < limits.vanishing:
-        grave = per_step < 0.4 or ratio < 1e-20
+        grave = per_step(sizes) < FADING
         return [
             Finding(
                 "HS501",

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from ..fading import FADING, per_step
 from ..finding import Finding
 from ..patient import Patient, probe
 from ..probes.cells import steps_of_cells
 from ..probes.gradients import backward, gradients, projected
 from ..watching import Call
-
-_FADING = 0.2  # per step: below what a fresh network of any kind does
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +23,7 @@ class Slope:
     name: str
     ratio: float  # first to last
     steps: int
-
-    @property
-    def per_step(self) -> float:
-        """The factor of one step."""
-        return self.ratio ** (1 / max(1, self.steps - 1)) if self.ratio > 0 else 0.0
+    per_step: float  # the factor of one step
 
 
 @probe
@@ -56,8 +51,8 @@ def _slope(name: str, sizes: Tensor) -> Slope | None:
     if first == 0 and len(real) and float(real.min()) > 1e-30 * last:
         return None  # not faded, but cut: by a reset, a mask, or a detach that HS105 tells of
     if not (first >= 0 and last > 0):
-        return Slope(name, float("inf"), len(sizes)) if first > 0 and last == 0 else None
-    return Slope(name, first / last, len(sizes))
+        return Slope(name, float("inf"), len(sizes), float("inf")) if first > 0 and last == 0 else None
+    return Slope(name, first / last, len(sizes), per_step(sizes))
 
 
 def _fused(patient: Patient, call: Call) -> Tensor | None:
@@ -108,7 +103,7 @@ def not_vanishing(patient: Patient) -> Finding | None:
         return None
     worst = min(lost, key=lambda slope: slope.per_step)
     # A fresh network forgets about half at each step: over many steps that is worth a note, and not an alarm.
-    grave = worst.per_step < _FADING
+    grave = worst.per_step < FADING
     return Finding(
         "HS501",
         "warning" if grave else "note",
