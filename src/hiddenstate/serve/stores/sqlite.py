@@ -13,13 +13,17 @@ from .store import Change, Claim, Row, Store
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
-    id TEXT NOT NULL UNIQUE, version INTEGER NOT NULL, seq INTEGER NOT NULL, steps INTEGER NOT NULL,
-    opened REAL NOT NULL, touched REAL NOT NULL, fingerprint TEXT NOT NULL, state BLOB
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, version INTEGER NOT NULL,
+    seq INTEGER NOT NULL, steps INTEGER NOT NULL, opened REAL NOT NULL, touched REAL NOT NULL,
+    fingerprint TEXT NOT NULL, state BLOB
 );
-CREATE TABLE IF NOT EXISTS answers (
-    id TEXT NOT NULL, place INTEGER NOT NULL, seq INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (id, place)
-) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS answers (place INTEGER PRIMARY KEY, seq INTEGER NOT NULL, data BLOB NOT NULL);
 """
+# Where an answer lies: those of one tick side by side, so that a commit writes few pages. Numbers are never used again,
+# and so no session can find an answer of another.
+_PLACE = "((? << 40) | (SELECT number FROM sessions WHERE id = ?))"
+_ANSWER = f"INSERT OR REPLACE INTO answers (place, seq, data) VALUES ({_PLACE}, ?, ?)"
+_FORGET = f"DELETE FROM answers WHERE place = {_PLACE}"
 _ROW = "version, seq, steps, opened, touched, fingerprint, state"
 _INSERT = (
     "INSERT OR IGNORE INTO sessions (version, seq, steps, opened, touched, fingerprint, state, id) "
@@ -30,6 +34,8 @@ _UPDATE = (
     "WHERE id = ? AND version = ?"
 )
 _DELETE = "DELETE FROM sessions WHERE id = ? AND version = ?"
+_HOLDS = "SELECT 1 FROM sessions WHERE id = ? AND version = ?"
+_PLACES = 16  # of answers that an engine with another replay may have left
 _FORMAT = 1
 _ASKED_AT_ONCE = 500  # SQLite takes no more than 999 parameters everywhere
 
@@ -46,9 +52,9 @@ class SqliteStore(Store):
         self._path = path
         try:
             self._db = sqlite3.connect(path, timeout=patience, isolation_level=None, check_same_thread=False)
-            # Half a state more or less decides whether a row takes one page or two.
-            self._db.execute("PRAGMA page_size = 8192")
             self._db.execute("PRAGMA journal_mode = WAL")
+            # Sessions change again and again: the longer the log, the more of it need never be folded back.
+            self._db.execute("PRAGMA wal_autocheckpoint = 8000")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
             (found,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -66,7 +72,7 @@ class SqliteStore(Store):
                 f"{path} has version {found} of the format of sessions, but this library reads {_FORMAT}."
             )
         (self._seen,) = self._db.execute("PRAGMA data_version").fetchone()
-        self._swept = 0  # the rowid up to which the sweep has come
+        self._swept = 0  # the number up to which the sweep has come
 
     def claim(self, wanted: Sequence[tuple[str, int]]) -> list[Claim | Any]:
         """Read the rows."""
@@ -86,16 +92,13 @@ class SqliteStore(Store):
         with self._failing("write"), self._transaction():
             versions = self._updated(changes) or [self._apply(change) for change in changes]
             done = [change for change, version in zip(changes, versions, strict=True) if version is not None]
-            gone = [(change.session,) for change in done if change.anew or change.row is None]
-            if gone:
-                self._db.executemany("DELETE FROM answers WHERE id = ?", gone)
             answers = [
-                (change.session, change.row.seq % self.replay, change.row.seq, change.answer)
+                (change.row.seq % self.replay, change.session, change.row.seq, change.answer)
                 for change in done
                 if self.replay and change.row is not None and change.answer is not None
             ]
             if answers:
-                self._db.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", answers)
+                self._db.executemany(_ANSWER, answers)
         self._count += sum((change.token is None) - (change.row is None) for change in done)
         return versions
 
@@ -107,8 +110,8 @@ class SqliteStore(Store):
     def answer(self, session: str, seq: int) -> Any:
         """Read what is kept in the place of `seq`, unless a later one is there."""
         with self._failing("read"):
-            query = "SELECT data FROM answers WHERE id = ? AND place = ? AND seq = ?"
-            found = self._db.execute(query, (session, seq % max(1, self.replay), seq)).fetchone()
+            query = f"SELECT data FROM answers WHERE place = {_PLACE} AND seq = ?"
+            found = self._db.execute(query, (seq % max(1, self.replay), session, seq)).fetchone()
         return None if found is None else found[0]
 
     def sessions(self, prefix: str, after: str, limit: int) -> list[str]:
@@ -124,12 +127,12 @@ class SqliteStore(Store):
     def sweep(self, before: float, limit: int) -> int:
         """Go through the table in turn, `limit` rows at a time."""
         with self._failing("sweep"), self._transaction():
-            query = "SELECT rowid, id, touched FROM sessions WHERE rowid > ? ORDER BY rowid LIMIT ?"
+            query = "SELECT number, id, touched FROM sessions WHERE number > ? ORDER BY number LIMIT ?"
             seen = self._db.execute(query, (self._swept, limit)).fetchall()
-            gone = [(session,) for _, session, touched in seen if touched < before]
+            gone = [session for _, session, touched in seen if touched < before]
             if gone:
-                self._db.executemany("DELETE FROM sessions WHERE id = ?", gone)
-                self._db.executemany("DELETE FROM answers WHERE id = ?", gone)
+                self._forget(gone)
+                self._db.executemany("DELETE FROM sessions WHERE id = ?", [(session,) for session in gone])
         self._swept = seen[-1][0] if len(seen) == limit else 0
         self._count -= len(gone)
         return len(gone)
@@ -147,7 +150,7 @@ class SqliteStore(Store):
 
     def _updated(self, changes: Sequence[Change]) -> list[int | None] | None:
         """Do the common tick at one go: only updates, all tokens holding. Otherwise do nothing, and return None."""
-        if any(change.row is None or change.token is None for change in changes):
+        if any(change.row is None or change.token is None or change.anew for change in changes):
             return None
         values = [
             (c.token + 1, *c.row, c.session, c.token) for c in changes if c.row is not None and c.token is not None
@@ -159,7 +162,16 @@ class SqliteStore(Store):
         self._db.execute("ROLLBACK TO updates")
         return None
 
+    def _forget(self, sessions: Sequence[str]) -> None:
+        places = range(max(self.replay, _PLACES))
+        self._db.executemany(_FORGET, [(place, session) for session in sessions for place in places])
+
     def _apply(self, change: Change) -> int | None:
+        if change.token is not None and (change.anew or change.row is None):
+            held = self._db.execute(_HOLDS, (change.session, change.token)).fetchone()
+            if held is None:
+                return None
+            self._forget([change.session])
         if change.row is None:
             return 0 if self._db.execute(_DELETE, (change.session, change.token)).rowcount else None
         if change.token is None:
