@@ -18,7 +18,7 @@ from .ops import LATER, PENDING, Op, Output, Push, tell
 from .served import Served
 from .slab import Entry, Slab
 from .stats import Stats
-from .stores import Change, Row, Store
+from .stores import Advance, Store
 
 _log = logging.getLogger(__name__)
 _SWEPT_AT_ONCE = 1000
@@ -206,19 +206,10 @@ class Worker:
 
     def _commit(self, ran: list[Ran], plans: list[tuple[Op, Plan]], now: float) -> None:
         """Make everything durable in one transaction; only then move slots on and answer."""
-        changes: list[Change] = []
-        kind, fingerprint, sealed = self._served.format, self._served.fingerprint, self._store.sealed
-        for group in ran:
-            rows = kind.rows(group.after)
-            if sealed:
-                rows = [kind.seal(row) for row in rows]
-            for (push, entry), state, answer in zip(group.inputs, rows, group.answers, strict=True):
-                row = _tuple(Row, (entry.seq + 1, entry.steps + push.steps, entry.opened, now, fingerprint, state))
-                changes.append(_tuple(Change, (push.session, entry.token, row, answer, False)))
-        changes.extend(plan.change for _, plan in plans if plan.change is not None)
-        if not changes:
+        changes = [plan.change for _, plan in plans if plan.change is not None]
+        if not ran and not changes:
             return
-        versions = self._store.commit(changes)
+        versions = self._store.advance([self._moved(group, now) for group in ran], changes)
         begin = 0
         for group in ran:
             self._advance(group, versions[begin : begin + len(group.inputs)], now)
@@ -230,6 +221,21 @@ class Worker:
             else:
                 self._claimed.pop(op.session, None)
                 op.result = plan.result
+
+    def _moved(self, group: Ran, now: float) -> Advance:
+        kind = self._served.format
+        states = kind.rows(group.after)
+        return Advance(
+            sessions=[push.session for push, _ in group.inputs],
+            tokens=[entry.token for _, entry in group.inputs],
+            seqs=[entry.seq + 1 for _, entry in group.inputs],
+            steps=[entry.steps + push.steps for push, entry in group.inputs],
+            opened=[entry.opened for _, entry in group.inputs],
+            states=[kind.seal(state) for state in states] if self._store.sealed else states,
+            answers=group.answers,
+            touched=now,
+            fingerprint=self._served.fingerprint,
+        )
 
     def _advance(self, group: Ran, versions: list[int | None], now: float) -> None:
         if None in versions:

@@ -2,6 +2,6 @@
 
 from .memory import MemoryStore
 from .opening import open_store
-from .store import Busy, Change, Claim, Row, Store
+from .store import Advance, Busy, Change, Claim, Row, Store
 
-__all__ = ["Busy", "Change", "Claim", "MemoryStore", "Row", "Store", "open_store"]
+__all__ = ["Advance", "Busy", "Change", "Claim", "MemoryStore", "Row", "Store", "open_store"]

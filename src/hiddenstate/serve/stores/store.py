@@ -42,6 +42,28 @@ class Change(NamedTuple):
     anew: bool = False  # earlier answers are dropped
 
 
+class Advance(NamedTuple):
+    """Sessions that one call of the model has moved on, column by column: there may be hundreds in a tick."""
+
+    sessions: list[str]
+    tokens: list[int]
+    seqs: list[int]
+    steps: list[int]
+    opened: list[float]
+    states: list[bytes]
+    answers: list[Any]
+    touched: float
+    fingerprint: str
+
+    def changes(self) -> list[Change]:
+        """Return the same one by one."""
+        each = zip(*self[:7], strict=True)
+        return [
+            Change(session, token, Row(seq, steps, opened, self.touched, self.fingerprint, state), answer)
+            for session, token, seq, steps, opened, state, answer in each
+        ]
+
+
 class Store(ABC):
     """Sessions by name: their rows, and the last answers of each.
 
@@ -61,6 +83,10 @@ class Store(ABC):
     @abstractmethod
     def commit(self, changes: Sequence[Change]) -> list[int | None]:
         """Make the changes durable in one transaction: the new version of each, None where its token holds no more."""
+
+    def advance(self, moved: Sequence[Advance], changes: Sequence[Change]) -> list[int | None]:
+        """Make what has moved on and other changes durable in one transaction, and return versions as `commit` does."""
+        return self.commit([*(change for group in moved for change in group.changes()), *changes])
 
     @abstractmethod
     def read(self, session: str) -> Row | None:
