@@ -21,7 +21,7 @@ from torch import nn
 from hiddenstate.serve import Engine
 from timing import compare, machine
 
-SESSIONS, UNITS = 256, 256
+SESSIONS, UNITS, PIECE = 256, 256, 8
 
 
 def engine() -> None:
@@ -43,11 +43,19 @@ def engine() -> None:
             "the bare model, one call for each": lambda: [bare(step, own) for step, own in rows],
         }
         found = compare(rivals, rounds=15)
+        pieces = torch.randn(SESSIONS, PIECE, UNITS)
+        longer = {
+            "the bare model, one batched call": lambda: bare(pieces, state),
+            "engine.push_many": lambda: made.push_many(names, pieces),
+        }
+        pieced = compare(longer, rounds=15)
     print(f"{SESSIONS} sessions, LSTM-{UNITS}, one step each\n{found}")
     ratios = found.ratios
     print(f"engine against the bare batched call: {1 / ratios['engine.push_many']:.2f} of its throughput (target 0.7)")
     alone = ratios["the bare model, one call for each"]
-    print(f"engine against one call for each: {alone / ratios['engine.push_many']:.1f} times (target 15)\n")
+    print(f"engine against one call for each: {alone / ratios['engine.push_many']:.1f} times (target 15)")
+    part = 1 / pieced.ratios["engine.push_many"]
+    print(f"the same with pieces of {PIECE} steps: {part:.2f} of the bare batched call\n")
 
 
 def stores() -> None:
