@@ -622,3 +622,19 @@ class PairCellOrNone(PairCell):
         if state is None:
             state = (x.new_zeros(x.shape[0], self.hidden_size),) * 2
         return super().forward(x, state)
+
+
+def test_states_of_other_rows_are_exchanged_in_one_go():
+    model = Deep().eval()
+    x = torch.randn(3, 6, 3)
+    with torch.no_grad():
+        whole = model(x)
+        with Carry(model) as carry:
+            assert carry.exchange({}) == {}
+            model(x[:, :4])
+            held = carry.exchange({})
+            assert sorted(held) == ["encoder.lstm", "gru"]
+            model(torch.randn(5, 2, 3))  # other rows meanwhile
+            carry.mark(lengths=[1, 1])
+            carry.exchange({name: state.select([2, 0]) for name, state in held.items()})
+            torch.testing.assert_close(model(x[[2, 0], 4:]), whole[[2, 0], 4:])

@@ -28,6 +28,7 @@ class Line:
         self._size = 0
         self._closed = False
         self._called = False  # what is ready is for the thread that waits, rather than for an event loop
+        self._taken = 0.0  # when an event loop or a caller last took something
         self._expected = 1  # how many came together last time
 
     def __len__(self) -> int:
@@ -75,6 +76,7 @@ class Line:
         """Return the operations of a tick that begins now, perhaps none."""
         with self._changed:
             self._wake()
+            self._taken = time.monotonic()
             return [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
 
     def take(self, limit: int, *, timeout: float) -> list[Op] | None:
@@ -88,7 +90,9 @@ class Line:
                 self._changed.wait(max(0.0, until - time.monotonic()))
                 self._wake()
                 if time.monotonic() >= end:
-                    break  # whatever is ready now: the event loop that was to see to it may have ended
+                    if self._taken > end - timeout:
+                        return []  # somebody else sees to what is ready
+                    break  # the event loop that was to see to it may have ended
             self._called = False
             if self._ready:
                 self._wait_for_company(min(limit, self._expected))

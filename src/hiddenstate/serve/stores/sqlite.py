@@ -55,6 +55,7 @@ class SqliteStore(Store):
             self._db.execute("PRAGMA journal_mode = WAL")
             # Sessions change again and again: the longer the log, the more of it need never be folded back.
             self._db.execute("PRAGMA wal_autocheckpoint = 8000")
+            self._db.execute("PRAGMA cache_size = -32768")  # KiB at most: the pages of a tick or two
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
             (found,) = self._db.execute("PRAGMA user_version").fetchone()
