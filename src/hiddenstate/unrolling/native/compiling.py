@@ -24,13 +24,23 @@ _FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trap
 def load(source: str) -> Any:
     """Return the function `run` of a C file, compiled now or at an earlier time."""
     name = hashlib.sha256("\0".join([source, _machine(), *_FLAGS]).encode()).hexdigest()[:32]
-    path = _folder() / f"{name}.so"
-    if not path.exists():
-        _compile(source, path)
-    function = ctypes.CDLL(str(path)).run
+    try:
+        library = _library(source, _folder() / f"{name}.so")
+    except OSError:  # a home that cannot be written to, or from which nothing may be run
+        try:
+            library = _library(source, _private() / f"{name}.so")
+        except OSError as error:
+            raise Unsupported(f"compiled code can be kept nowhere: {error}") from error
+    function = library.run
     function.argtypes = [ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     function.restype = None
     return function
+
+
+def _library(source: str, path: Path) -> ctypes.CDLL:
+    if not path.exists():
+        _compile(source, path)
+    return ctypes.CDLL(str(path))
 
 
 @lru_cache(maxsize=1)
