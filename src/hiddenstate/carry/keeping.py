@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..cells import Layer, undisturbed
 from ..errors import StateMismatch
-from ..state import Rows, State
+from ..state import Rows, State, row_index
 from .initial import Start, part_of
 
 
@@ -34,7 +34,7 @@ class Kept:
         if state is None:
             return None  # every row starts anew anyway
         mask = torch.zeros(state.batch, dtype=torch.bool)
-        mask[row_numbers(state, rows)] = True
+        mask[row_index(rows, state.batch, mask.device, unique=True)] = True
         old = self.anew.get(layer.name)
         return mask if old is None else mask | old
 
@@ -60,17 +60,6 @@ class Kept:
             return state
         rows = mask.nonzero()[:, 0].tolist()
         return state.put(rows, fitting(start.of(layer, state.batch), state).select(rows))
-
-
-def row_numbers(state: State, rows: Rows) -> list[int]:
-    """Return `rows` as numbers, with `State.put`'s strictness about what is meant."""
-    numbers = torch.arange(state.batch)
-    probe = State({"row": numbers}).put(rows, State({"row": -1 - _picked(numbers, rows)}))["row"]
-    return (probe < 0).nonzero()[:, 0].tolist()
-
-
-def _picked(numbers: Tensor, rows: Rows) -> Tensor:
-    return State({"row": numbers}).select(rows)["row"]
 
 
 def fitting(initial: State, kept: State) -> State:

@@ -100,13 +100,11 @@ def guesses(module: nn.Module, hidden: int) -> list[Candidate]:
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(*shape, ROWS, hidden, device=device, dtype=dtype)
 
-    one, two = {"h": 0}, {"h": 0, "c": 0}
-    deeper = {"h": 1}, {"h": 1, "c": 1}
     return [
-        (zeros(), one),
-        ((zeros(), zeros()), two),
-        (zeros(deep), deeper[0]),
-        ((zeros(deep), zeros(deep)), deeper[1]),
+        (zeros(), {"h": 0}),
+        ((zeros(), zeros()), {"h": 0, "c": 0}),
+        (zeros(deep), {"h": 1}),
+        ((zeros(deep), zeros(deep)), {"h": 1, "c": 1}),
     ]
 
 

@@ -2,7 +2,7 @@
 
 from .each import Format
 from .files import from_bytes, load, to_bytes
-from .rows import Rows
+from .rows import Rows, row_index
 from .value import State
 
-__all__ = ["Format", "Rows", "State", "from_bytes", "load", "to_bytes"]
+__all__ = ["Format", "Rows", "State", "from_bytes", "load", "row_index", "to_bytes"]
