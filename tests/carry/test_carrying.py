@@ -21,6 +21,7 @@ from hiddenstate.state import State, load
 from hiddenstate.unrolling import unroll
 from tests.support.cells import CELLS, PairCell
 from tests.support.models import Chunked, Deep, Packed, Siamese, Stepping, TimeFirst, ZerosInside
+from tests.support.untouched import untouched
 
 
 def hooks_of(model: nn.Module) -> int:
@@ -638,3 +639,20 @@ def test_states_of_other_rows_are_exchanged_in_one_go():
             carry.mark(lengths=[1, 1])
             carry.exchange({name: state.select([2, 0]) for name, state in held.items()})
             torch.testing.assert_close(model(x[[2, 0], 4:]), whole[[2, 0], 4:])
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler looks there
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("make", [Deep, lambda: Stepping(nn.GRUCell(3, 4))], ids=["fused", "cell"])
+def test_a_compiled_model_that_ran_before_is_carried_while_a_carry_is_there(make, backend):
+    torch._dynamo.reset()
+    model, x = make(), torch.randn(2, 6, 3)
+    whole = model(x)
+    compiled = torch.compile(model, backend=backend)
+    for _ in range(2):  # of one shape: nothing but the hooks gives a reason to compile anew
+        alone = [compiled(piece) for piece in x.split(3, dim=1)]
+        with untouched(model), Carry(compiled):
+            pieces = [compiled(piece) for piece in x.split(3, dim=1)]
+        torch.testing.assert_close(torch.cat(pieces, dim=1), whole)
+        torch.testing.assert_close(alone[1], model(x[:, 3:]))
+        assert not torch.allclose(alone[1], pieces[1])

@@ -373,3 +373,24 @@ def test_what_is_not_kept_is_let_go(grad):
     (take,) = rec._runs["l0"]
     assert take.source is None
     assert all(value.untyped_storage().nbytes() < 1_000 for value in take.values().values())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler looks there
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("grads", [False, True])
+def test_a_compiled_model_is_recorded_like_any_other_whether_or_not_it_ran_before(grads, backend):
+    torch._dynamo.reset()
+    model, x = Tagger().eval(), torch.randn(5, 2, 3)
+    with hs.record(model, gates=True, grads=grads) as plain:
+        model(x)[0].sum().backward()
+    compiled = torch.compile(model, backend=backend)
+    for _ in range(2):
+        before = hooks(model), attributes(model)
+        with hs.record(compiled, gates=True, grads=grads) as rec:
+            compiled(x)[0].sum().backward()
+        assert (hooks(model), attributes(model)) == before
+        compiled(x)
+        assert list(rec) == TRACKS
+        for track in TRACKS:
+            for one, other in zip(rec.runs(track), plain.runs(track), strict=True):
+                torch.testing.assert_close((one.h, one.gates, one.grads), (other.h, other.gates, other.grads))

@@ -11,9 +11,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from ..cells import unwrap
+from ..cells import Handle, unwrap
 from ..errors import BadInput, CarryError, CarryWarning, StateMismatch
 from ..state import Rows, State
 from .handing import Handing, both_ways
@@ -183,7 +182,7 @@ class Carry:
     def _kept(self, kept: Kept) -> None:
         self._handing.kept = kept
 
-    def _attach(self) -> list[RemovableHandle]:
+    def _attach(self) -> list[Handle]:
         for layer in self._layers:
             if layer.module in _attached:
                 raise CarryError(

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from ..cells import Layer
+from ..cells import Handle, Layer
 from ..errors import CarryError, CarryWarning, StateMismatch
 from ..state import State
 from .hooks import after, before, graph_is_freed, in_backward
@@ -51,7 +50,7 @@ class Handing:
         self._plans: dict[str, tuple[Tensor, State, Marks]] = {}
         self._within = False  # a layer is being run by unroll on our behalf
 
-    def attach(self) -> list[RemovableHandle]:
+    def attach(self) -> list[Handle]:
         """Put the hooks on."""
         handles = []
         for layer in self._layers:

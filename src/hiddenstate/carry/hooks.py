@@ -1,54 +1,24 @@
-"""Hooks that leave no trace: not in copies of a model, not in its pickles, not after they are closed."""
+"""Hooks around the calls of a model and its layers, and what they ask of autograd."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
+
+from ..cells import Handle, Hook
 
 
-class Hook:
-    """A callable hook that a deep copy or a pickle of the model replaces by one that does nothing."""
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        """Wrap `fn`."""
-        self._fn = fn
-        self._shielded = False
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call what was wrapped, out of Dynamo's sight: it keeps state on the side, which a graph would bake in."""
-        if not self._shielded and "torch._dynamo" in sys.modules:  # not before: it takes a second to load
-            self._fn, self._shielded = torch.compiler.disable(self._fn), True  # type: ignore[no-untyped-call]
-            torch._dynamo.decorators.skip(Hook.__call__)
-        return self._fn(*args, **kwargs)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle as a hook that does nothing."""
-        return Hook, (nothing,)
-
-
-# The mark by which Dynamo leaves a function alone.
-Hook.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]
-
-
-def nothing(*args: Any, **kwargs: Any) -> None:
-    """Do nothing, whatever a hook is called with."""
-
-
-def before(module: nn.Module, fn: Callable[..., Any]) -> RemovableHandle:
+def before(module: nn.Module, fn: Callable[..., Any]) -> Handle:
     """Call `fn(args, kwargs)` before each call of `module`; it may return new ones."""
-    hook = Hook(lambda module, args, kwargs: fn(args, kwargs))
-    return module.register_forward_pre_hook(hook, with_kwargs=True)
+    return Hook(lambda module, args, kwargs: fn(args, kwargs)).before(module)
 
 
-def after(module: nn.Module, fn: Callable[..., Any], *, always: bool = False) -> RemovableHandle:
+def after(module: nn.Module, fn: Callable[..., Any], *, always: bool = False) -> Handle:
     """Call `fn(args, kwargs, result)` after each call of `module`, with `always` also when it raised."""
-    hook = Hook(lambda module, args, kwargs, result: fn(args, kwargs, result))
-    return module.register_forward_hook(hook, with_kwargs=True, always_call=always)
+    return Hook(lambda module, args, kwargs, result: fn(args, kwargs, result)).after(module, always=always)
 
 
 def in_backward() -> bool:

@@ -3,6 +3,7 @@
 from .adapter import Adapter, Spec
 from .custom import CellAdapter
 from .finding import Layer, Layers, as_layer, layers, register, unwrap
+from .hooks import Handle, Hook
 from .native import Form, flatten, rebuild
 from .probing import undisturbed
 
@@ -10,6 +11,8 @@ __all__ = [
     "Adapter",
     "CellAdapter",
     "Form",
+    "Handle",
+    "Hook",
     "Layer",
     "Layers",
     "Spec",

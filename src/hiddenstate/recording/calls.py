@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..cells import Hook
+
 _VF: Any = torch._VF
 
 FUSED: dict[Any, str] = {
@@ -103,7 +105,7 @@ class Intercept(TorchFunctionMode):
     def __init__(self, functions: dict[Any, str], handle: Callable[[Any, tuple[Any, ...]], Any]) -> None:
         super().__init__()
         self._functions = functions
-        self._handle = handle
+        self._handle = Hook(handle)  # out of Dynamo's sight, as the hooks on modules are
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do as torch would, save for the functions that are watched."""

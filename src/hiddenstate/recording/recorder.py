@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from torch import nn
 
-from ..cells import Layer, as_layer, layers
+from ..cells import Handle, Hook, Layer, as_layer, layers
 from ..errors import BadInput, NotRecurrent, UnknownTrack
 from ..unrolling import Recurrent
 from . import scenes
@@ -21,7 +21,7 @@ from .opening import Tracks
 from .recording import Recording
 from .takes import Options, Take
 from .trajectory import Trajectory
-from .watching import Hook, unwatch, unwind, watch
+from .watching import unwatch, unwind, watch
 
 
 class Recorder(Recording):
@@ -45,7 +45,7 @@ class Recorder(Recording):
         self._ears = self._listeners(found)
         self._runs: dict[str, list[Take]] = {}
         self._lock = threading.RLock()
-        self._handles: list[Any] = []
+        self._handles: list[Handle] = []
         self._thread: threading.Thread | None = None
         self._older: WeakSet[threading.Thread] = WeakSet()
         self._to = to
@@ -64,8 +64,8 @@ class Recorder(Recording):
             watch(ear.layer.module, scene, ear)
         if not any(ear.layer.module is self._model for ear, _ in self._ears):
             self._handles = [
-                self._model.register_forward_pre_hook(Hook(lambda *_: self._cells.enter(self.hears()))),
-                self._model.register_forward_hook(Hook(lambda *_: self._cells.leave()), always_call=True),
+                Hook(lambda *_: self._cells.enter(self.hears())).before(self._model),
+                Hook(lambda *_: self._cells.leave()).after(self._model, always=True),
             ]
         return self
 

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from ..cells import Hook
 from ..unrolling import unseen
 from .calls import Intercept
 from .takes import Options
@@ -61,27 +62,17 @@ class _Local(threading.local):
 _local = _Local()
 
 
-class Hook:
-    """A hook that stays behind when its module is copied or pickled: a copy of a model is not being recorded."""
+class _Watching(Hook):
+    """A hook of a watch: it never changes what the module takes or gives."""
 
-    def __init__(self, run: Callable[..., Any] | None, watch: Watch | None = None) -> None:
-        """Call `run`, or nothing at all."""
-        self.run = run
+    def __init__(self, fn: Callable[..., None], watch: Watch) -> None:
+        super().__init__(fn)
         self._watch = watch
 
     @property
     def observes(self) -> bool:
         """Whether a cell under this hook may run by a schedule: its steps are then seen apart from its graph."""
-        return self._watch is None or not any(listener.options.grads for listener in self._watch.listeners)
-
-    def __call__(self, *args: Any) -> None:
-        """Run the hook; it never changes what the module takes or gives."""
-        if self.run is not None:
-            self.run(*args)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle as a hook that does nothing."""
-        return Hook, (None,)
+        return not any(listener.options.grads for listener in self._watch.listeners)
 
 
 class Watch:
@@ -91,10 +82,9 @@ class Watch:
         """Hook into `module`."""
         self.scene = scene
         self.listeners: list[Listener] = []
-        before, after = Hook(self._before, self), Hook(self._after, self)
         self._handles = (
-            module.register_forward_pre_hook(before, with_kwargs=True),
-            module.register_forward_hook(after, with_kwargs=True, always_call=True),
+            _Watching(self._before, self).before(module),
+            _Watching(self._after, self).after(module, always=True),
         )
 
     def remove(self) -> None:
