@@ -13,7 +13,8 @@ from ..errors import Untraceable
 from .capture import Captures
 from .fast import Run, backward_pass, execute, forward_pass, plain
 from .native import CompiledRunner, Unsupported
-from .scan import Loop, PythonRunner
+from .onchip import OnChipRunner
+from .scan import Loop, PythonRunner, Runner
 from .schedule import Schedule
 from .split import split
 from .tracing import trace
@@ -65,14 +66,22 @@ def compile_loops(schedule: Schedule, run: Run) -> None:
 def _compile_for_cuda(schedule: Schedule, run: Run) -> None:
     """Fuse the body of each loop and the work around it, and record each pass as one graph of kernels."""
     count, masks = len(run.tensors), len(run.masks)
-    if importlib.util.find_spec("triton") is not None:
-        # Compiled from their graphs: no shape of theirs depends on the number of steps.
-        schedule.use([PythonRunner(loop, _fused(loop)) for loop in schedule.loops()])
-        for sweep in schedule.sweeps():
-            sweep.compiled = True
+    fuses = importlib.util.find_spec("triton") is not None
+    schedule.use([_cuda_runner(loop, run.x.device, fuses) for loop in schedule.loops()])
+    for sweep in schedule.sweeps():
+        sweep.compiled = fuses
     forward = Captures(lambda steps: forward_pass(schedule, count))
     backward = Captures(lambda steps: backward_pass(schedule, count, masks))
     schedule.captures = (forward, backward)
+
+
+def _cuda_runner(loop: Loop, device: torch.device, fuses: bool) -> Runner:
+    """Run a loop as one kernel, or else step by step with its body fused."""
+    try:
+        return OnChipRunner(loop, device, exact=torch.get_float32_matmul_precision() == "highest")
+    except Unsupported:
+        # Compiled from its graph: no shape of it depends on the number of steps.
+        return PythonRunner(loop, _fused(loop) if fuses else None)
 
 
 def _try_out(schedule: Schedule, run: Run) -> None:

@@ -1,0 +1,253 @@
+"""A loop's body, written as one CUDA kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..native.operations import FILLED, POINTWISE, literal
+from ..native.values import Unsupported, dense, shape_of
+from .indexing import Along, Index, at, broadcast, part_of_join, through
+from .plan import REDUCED, Plan, stored, worked
+
+aten = torch.ops.aten
+
+
+class Writer:
+    """Writes the element-wise work of a step: what each thread loads, computes and stores, level by level.
+
+    Names in the text: `row`, `unit` of the thread's element `e`, and `lrow`, `lunit` within its block.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        """Write what the loop's results need."""
+        self.plan, self.extent = plan, plan.extent
+        self.first: list[str] = []  # before the first step
+        self.top: list[str] = []  # at the beginning of a step, before any exchange
+        self.body: list[list[str]] = [[] for _ in range(plan.last + 1)]
+        self.shared: list[list[str]] = [[] for _ in range(plan.last + 1)]  # stores that other blocks wait for
+        self.stores: list[list[str]] = [[] for _ in range(plan.last + 1)]
+        self.last: list[str] = []  # at the end of a step
+        self.outer: list[str] = []  # declarations that outlive a step
+        self.inner: list[str] = []
+        self.parts: dict[fx.Node, list[int]] = {node: [] for node in plan.products}  # columns needed of a product
+        self.sums: list[list[tuple[str, str]]] = [[] for _ in range(plan.last + 1)]  # (variable, operation) to add up
+        self.left: dict[fx.Node, str] = {}  # what is multiplied -> where it lies
+        self.scratch = 0  # bytes of memory to work in, each step in one of two halves
+        self._names: dict[tuple[fx.Node, Index], str] = {}
+        self._held: list[str] = []
+        self._write()
+
+    def _write(self) -> None:
+        plan = self.plan
+        multiplied = {node.args[0] for node in plan.products}
+        for place, node in enumerate(plan.carried):
+            for number, index in enumerate(self.extent.windows(shape_of(node))):
+                name = self._declare(self.outer, f"c{place}_{number}", worked(node))
+                self._names[node, index] = name
+                self.first.append(f"{name} = get(room{place} + start{place} + {self._address(node, index)});")
+            if node in multiplied:
+                self.left[node] = f"room{place} + now{place}"
+        for place, result in enumerate(plan.results):
+            carried = place < plan.loop.carried
+            target = f"room{place} + next{place}" if carried else f"keep{place - plan.loop.carried}_now"
+            if carried and slots(plan, place) == 1:
+                continue
+            waits = (carried and plan.carried[place] in multiplied) or result in multiplied
+            if result in multiplied and result not in plan.carried:
+                self.left.setdefault(result, target)
+            self._store(result, target, waits=waits)
+        for node in plan.products:
+            source = node.args[0]
+            assert isinstance(source, fx.Node)
+            if source not in self.left:
+                self.left[source] = self._room(source)
+                self._store(source, self.left[source], waits=True)
+        for place, node in enumerate(plan.carried):
+            self._carry_on(place, node)
+
+    def _carry_on(self, place: int, node: fx.Node) -> None:
+        result = self.plan.results[place]
+        if shape_of(result) != shape_of(node):
+            raise Unsupported("a state changes its shape")
+        for number, index in enumerate(self.extent.windows(shape_of(node))):
+            value = self.value(result, index)
+            self._held.append(f"const {worked(node)} n{place}_{number} = kept<{stored(node)}>({value});")
+            self.last.append(f"c{place}_{number}[e] = n{place}_{number};")
+
+    def ending(self) -> list[str]:
+        """Return the lines that carry values on: first all are read, then all are replaced."""
+        return [*self._held, *self.last]
+
+    def finals(self, place: int) -> list[str]:
+        """Return the lines that store what is carried out of the last step, where no step stores it."""
+        node = self.plan.carried[place]
+        return [
+            self._guarded(index, f"put(room{place} + {self._address(node, index)}, c{place}_{number}[e]);")
+            for number, index in enumerate(self.extent.windows(shape_of(node)))
+        ]
+
+    def _room(self, node: fx.Node) -> str:
+        kind = stored(node)
+        size = math.prod(shape_of(node))
+        start = self.scratch
+        self.scratch += (size * node.meta["val"].dtype.itemsize + 127) // 128 * 128
+        return f"({kind} *)(work + half + {start}L)"
+
+    def _store(self, node: fx.Node, target: str, *, waits: bool) -> None:
+        lines = (self.shared if waits else self.stores)[self.plan.levels[node]]
+        kind = stored(node)
+        for index in self.extent.windows(shape_of(node)):
+            value = self.value(node, index)
+            lines.append(self._guarded(index, f"put(({kind} *)({target}) + {self._address(node, index)}, {value});"))
+
+    def _guarded(self, index: Index, line: str) -> str:
+        everywhere = any(place.unit for place in index)
+        return f"if (ok[e]) {line}" if everywhere else f"if (ok[e] && unit[e] == 0) {line}"
+
+    def _address(self, node: fx.Node, index: Index, strides: Sequence[int] | None = None) -> str:
+        strides = dense(shape_of(node)) if strides is None else strides
+        shift = sum(place.shift * stride for place, stride in zip(index, strides, strict=True))
+        terms = [str(shift)] if shift else []
+        for name in ("row", "unit"):
+            step = sum(getattr(place, name) * stride for place, stride in zip(index, strides, strict=True))
+            if step:
+                terms.append(f"{name}[e]" if step == 1 else f"{name}[e] * {step}L")
+        return " + ".join(terms) or "0"
+
+    def _declare(self, where: list[str], name: str, kind: str) -> str:
+        where.append(f"{kind} {name}[E];")
+        return f"{name}[e]"
+
+    def value(self, node: fx.Node, index: Index) -> str:
+        """Return the expression of one element, whose computation is written where it belongs."""
+        if node.target in FILLED:
+            return literal(FILLED[node.target](node), worked(node))
+        if (node, index) not in self._names:
+            found = self._compute(node, index)
+            if isinstance(found, tuple):
+                return self.value(*found)
+            self._names[node, index] = found
+        return self._names[node, index]
+
+    def _compute(self, node: fx.Node, index: Index) -> str | tuple[fx.Node, Index]:
+        if node.op == "placeholder":
+            return self._given(node, index)
+        seen = through(node, index, self.extent)
+        if seen is not None:
+            return seen
+        if node.target is aten.cat.default:
+            return part_of_join(node, index, self.extent)
+        if node.target is aten.mm.default:
+            return self._product(node, index)
+        if node.target in REDUCED:
+            return self._reduction(node, index)
+        expression = POINTWISE[node.target](worked(node), *self._arguments(node, index))
+        if node.target is aten._to_copy.default:
+            expression = f"kept<{stored(node)}>({expression})"
+        return self._assign(self.plan.levels[node], worked(node), expression)
+
+    def _assign(self, level: int, kind: str, expression: str) -> str:
+        name = self._declare(self.inner, f"v{len(self._names)}_{len(self.inner)}", kind)
+        self.body[level].append(f"{name} = {expression};")
+        return name
+
+    def _given(self, node: fx.Node, index: Index) -> str:
+        if node in self.plan.carried:
+            raise Unsupported("a unit reads another unit's state")
+        if node in self.plan.along:
+            name = self._declare(self.inner, f"a{len(self._names)}", worked(node))
+            self.top.append(f"{name} = get(along{self.plan.along.index(node)}_now + {self._address(node, index)});")
+            return name
+        name = self._declare(self.outer, f"f{len(self._names)}", worked(node))
+        address = self._address(node, index, node.meta["val"].stride())
+        self.first.append(f"{name} = get(fix{self.plan.fixed.index(node)} + {address});")
+        return name
+
+    def _product(self, node: fx.Node, index: Index) -> str:
+        row, column = index
+        if row != self.extent.row or column.unit != 1 or column.row:
+            raise Unsupported("a product is read at another place than its unit's")
+        parts = self.parts[node]
+        if column.shift not in parts:
+            parts.append(column.shift)
+        number, part = self.plan.products.index(node), parts.index(column.shift)
+        return self._assign(self.plan.levels[node], "float", f"GATHER{number}(lrow[e], {part} * UNITS + lunit[e])")
+
+    def _reduction(self, node: fx.Node, index: Index) -> str:
+        plan, inner = self.plan, node.all_input_nodes[0]
+        shape, gone = shape_of(inner), plan.spread(node)
+        kept = iter(index) if len(index) < len(shape) else None
+        places: list[Along | None] = []
+        for axis in range(len(shape)):
+            own = index[axis] if kept is None else next(kept) if axis not in gone else None
+            places.append(None if axis in gone else own)
+        terms = [self.value(inner, found) for found in self._all_along(places, shape)]
+        operation = REDUCED[node.target]
+        total = " + ".join(terms) if operation == "+" else _largest(terms)
+        count = math.prod(shape[axis] for axis in gone)
+        scale = f" / {count}.0f" if node.target is aten.mean.dim else ""
+        if not plan.crosses(node):
+            return self._assign(plan.levels[node], worked(node), f"({total}){scale}")
+        if any(place is not None and place.unit for place in places) or worked(node) != "float":
+            raise Unsupported(f"{node.target} of this kind has no kernel here")
+        level = plan.levels[node]
+        mine = self._assign(level - 1, "float", total)
+        self.sums[level].append((mine, operation))
+        return self._assign(level, "float", f"total[{len(self.sums[level]) - 1} * ROWS + lrow[e]]{scale}")
+
+    def _all_along(self, places: Sequence[Along | None], shape: Sequence[int]) -> list[Index]:
+        """Return the indices of all elements of a unit that a reduction takes together."""
+        found: list[Index] = [()]
+        units, spread = self.extent.units, False
+        for place, size in reversed(list(zip(places, shape, strict=True))):
+            if place is not None:
+                options = [place]
+            elif size % units == 0 and not spread:
+                options, spread = [Along(unit=1, shift=start) for start in range(0, size, units)], True
+            else:
+                options = [at(number) for number in range(size)]
+            found = [(option, *rest) for option in options for rest in found]
+        if len(found) > 32:
+            raise Unsupported("too many numbers are taken together")
+        return found
+
+    def _arguments(self, node: fx.Node, index: Index) -> list[str]:
+        def read(arg: fx.Node) -> str:
+            return self.value(arg, broadcast(index, shape_of(arg)))
+
+        return arguments(node, read, worked)
+
+
+def slots(plan: Plan, place: int) -> int:
+    """Return how many steps of a carried value are in memory: all and one more (0), two, or one."""
+    if plan.loop.path[place]:
+        return 0
+    node, result = plan.carried[place], plan.results[place]
+    multiplied = {product.args[0] for product in plan.products}
+    return 2 if node in multiplied or result in multiplied else 1
+
+
+def arguments(node: fx.Node, read: Callable[[fx.Node], str], kind: Callable[[fx.Node], str]) -> list[str]:
+    """Return the arguments of an element-wise operation as expressions."""
+    values: list[Any] = list(node.args)
+    if node.target in (aten._to_copy.default, aten.clone.default):
+        values = values[:1]
+    kinds = [kind(arg) for arg in node.all_input_nodes]
+    number = next((name for name in ("double", "float", "int64_t") if name in kinds), kind(node))
+    texts = [
+        read(value) if isinstance(value, fx.Node) else "None" if value is None else literal(value, number)
+        for value in values
+    ]
+    return [*texts, str(node.kwargs["alpha"])] if "alpha" in node.kwargs else texts
+
+
+def _largest(terms: Sequence[str]) -> str:
+    found = terms[0]
+    for term in terms[1:]:
+        found = f"hs_max({found}, {term})"
+    return found
