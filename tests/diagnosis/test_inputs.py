@@ -128,3 +128,37 @@ def test_memory_layout_is_kept(layout):
     inputs = read(torch.randn(*layout))
     assert inputs.other_rows(torch.ones(layout[0], dtype=torch.bool)).args[0].is_contiguous()
     assert inputs.crop(2, [inputs.main]).args[0].is_contiguous()
+
+
+@given(batch=st.integers(1, 5), steps=st.integers(2, 30), axis=LAYOUTS, data=st.data())
+def test_of_a_shortened_call_real_steps_and_padding_keep_their_shares_and_values(batch, steps, axis, data):
+    lengths = torch.tensor(data.draw(st.lists(st.integers(1, steps), min_size=batch, max_size=batch)))
+    fewer = data.draw(st.integers(1, steps))
+    place = torch.arange(steps).expand(batch, -1)
+    x = torch.where(place < lengths[:, None], place, -place)[..., None].double()  # padding counts downwards
+    x = x + torch.arange(batch)[:, None, None] / 10
+    inputs = read(x.movedim(0, axis), batch_axis=axis, lengths=lengths)
+    short = inputs.shortened(fewer)
+    kept = short.args[0].movedim(axis, 0)
+    assert kept.shape[:2] == (batch, fewer)
+    assert (short.steps, short.slot(short.main).steps) == (fewer, fewer)
+    assert torch.equal(short.lengths, (lengths * fewer / steps).ceil().long())
+    for row, (old, new) in enumerate(zip(lengths.tolist(), short.lengths.tolist(), strict=True)):
+        assert torch.equal(kept[row, :new], x[row, :new])
+        assert torch.equal(kept[row, new:], x[row, old : old + fewer - new])
+
+
+def test_everything_that_goes_with_the_steps_is_shortened_along():
+    x, lengths, mask = torch.randn(3, 12, 2), [12, 6, 4], torch.ones(3, 12)
+    mask[1, 6:], mask[2, 4:] = 0, 0
+    packed = pack_padded_sequence(x, torch.tensor(lengths), batch_first=True)
+    short = read(x, None, lengths, mask.bool()).shortened(6)
+    assert short.args[2] == [6, 3, 2]
+    assert short.args[3].sum(1).tolist() == [6, 3, 2]
+    assert read(packed).shortened(6).args[0].batch_sizes.tolist() == [3, 3, 2, 1, 1, 1]
+
+
+def test_sequences_of_another_length_are_shortened_along_unless_they_are_to_stay():
+    inputs = read(torch.randn(3, 12, 2), None, torch.randn(3, 9, 2))
+    assert [end.shape[1] for end in inputs.shortened(4).args[::2]] == [4, 4]
+    assert [end.shape[1] for end in inputs.shortened(4, others=False).args[::2]] == [4, 9]

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..cells import Layer, as_layer, layers, unwrap
 from ..errors import BadInput, NotRecurrent
+from .budget import cut_down
 from .inputs import Inputs, Slot
 from .patient import Patient, Run
 from .reading import read_inputs
@@ -149,13 +150,14 @@ def _invented_sequence(layer: Layer, assumed: list[str]) -> tuple[tuple[Any, ...
     return (x,), 0 if spec.batch_first else 1
 
 
-def settle(patient: Patient, run: Run) -> None:
-    """Learn from the first call where the steps are, which tokens there are, and take a fair number of rows."""
+def settle(patient: Patient, run: Run, seconds: float) -> None:
+    """Learn from the first call where the steps are, which tokens there are, and how much is worth its cost."""
     inputs = patient.inputs
     inputs = _with_vocabulary(patient, inputs)
     inputs = _with_time(patient, inputs, run)
     patient.inputs = patient.whole = inputs
-    wanted = _fair_rows(patient, inputs, _enough(run))
+    cut_down(patient, seconds, _enough(run))
+    wanted = _fair_rows(patient, patient.inputs, _enough(run))
     if wanted is not None:
         patient.inputs = wanted
     if inputs.batched:

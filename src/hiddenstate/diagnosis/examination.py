@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..measure import tracked
 from .admission import admit, settle
+from .budget import timed
 from .catalog import CONSEQUENCES
 from .checks import CHECKS, STATIC
 from .checks.rows import another_size
+from .checks.states import infinite_values
 from .finding import Finding
+from .inputs import Cut
 from .patient import Patient
 from .probes.shapes import base
 from .report import Report
@@ -22,13 +27,17 @@ def examined(patient: Patient, name: str, unwanted: frozenset[str]) -> Report:
     broken = ""
     with patient.undisturbed():
         try:
-            settle(patient, patient.run(watch=True))
+            first, seconds = timed(lambda: patient.run(watch=True))
+            settle(patient, first, seconds)
+            if patient.cut is not None and (bad := infinite_values(first)) is not None:
+                findings.append(bad)  # a piece may well hold none
             base(patient)
         except Exception as error:  # the user's model itself fails: what needs no call can still be said
             broken = f"{type(error).__name__}: {error}"
             rescued = another_size(patient, str(error))
             findings += [rescued] if rescued is not None else []
-        checks = STATIC if broken else CHECKS
+        told_of = {finding.code for finding in findings}
+        checks = {code: check for code, check in (STATIC if broken else CHECKS).items() if code not in told_of}
         for code, check in tracked(list(checks.items()), "diagnosing", len(checks)):
             try:
                 found = check(patient)
@@ -36,10 +45,19 @@ def examined(patient: Patient, name: str, unwanted: frozenset[str]) -> Report:
                 if code not in unwanted:
                     failed[code] = f"{type(error).__name__}: {_first_line(error)}"
                 continue
-            findings += [found] if isinstance(found, Finding) else (found or [])
+            found = [found] if isinstance(found, Finding) else (found or [])
+            findings += found if code in STATIC else [_with_cut(finding, patient.cut) for finding in found]
     # What is not wanted is left out last, so that its consequences do not take its place.
     told = [finding for finding in _told(findings) if finding.code not in unwanted]
     return Report(told, model=name, assumed=patient.assumed, failed=failed, broken=broken)
+
+
+def _with_cut(finding: Finding, cut: Cut | None) -> Finding:
+    """Let the evidence say how much of the input it was measured on."""
+    if cut is None:
+        return finding
+    text = str(cut)
+    return replace(finding, evidence=f"{finding.evidence} {text[0].upper()}{text[1:]}.")
 
 
 def _told(findings: list[Finding]) -> list[Finding]:

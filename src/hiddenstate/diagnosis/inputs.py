@@ -29,6 +29,22 @@ class Slot:
     steps: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How much of a large input is looked at."""
+
+    rows: int
+    all_rows: int
+    steps: int
+    all_steps: int
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        rows = f"{self.rows} of {self.all_rows} rows" if self.rows != self.all_rows else ""
+        steps = f"{self.steps} of {self.all_steps} steps" if self.steps != self.all_steps else ""
+        return f"measured on {' and '.join(filter(None, (rows, steps)))}"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Inputs:
     """The arguments of one call, and what is known of them."""
@@ -109,6 +125,45 @@ class Inputs:
             return end.narrow(slot.time, start, slot.steps - start)
 
         return replace(self._with(cut), steps=self.steps - start)
+
+    def shortened(self, steps: int, *, others: bool = True) -> Inputs:
+        """Return the call with `steps` steps: of each row's real ones as large a share as of its padding.
+
+        Other sequences, of other lengths, keep so many of their steps too, unless `others` is false.
+        """
+        known = self._known_lengths()
+        fewer = None if known is None else (known * steps + self.steps - 1) // self.steps
+        place = torch.arange(steps).expand(self.batch, -1)
+        if known is not None and fewer is not None:  # (batch, steps): where each row's steps come from
+            place = torch.where(place < fewer.unsqueeze(1), place, place + (known - fewer).unsqueeze(1))
+
+        def cut(slot: Slot, end: Any) -> Any:
+            if slot.kind == "lengths" and slot.rows is not None and fewer is not None:
+                return type(end)(fewer.tolist()) if numbers(end) else fewer.to(end)
+            if slot.time is None:
+                return end
+            if isinstance(end, PackedSequence):
+                padded, lengths = unpacked(end)
+                kept = fewer if fewer is not None and slot.path == self.main else lengths.clamp(max=steps)
+                return packed(padded[:, :steps], kept, end)
+            if slot.steps != self.steps:
+                return end.narrow(slot.time, 0, min(steps, slot.steps)) if others else end
+            if known is None or slot.rows is None:
+                return end.narrow(slot.time, 0, steps)
+            by_rows = end.movedim((slot.rows, slot.time), (0, 1))
+            chosen = by_rows[torch.arange(self.batch).unsqueeze(1), place.to(end.device)]
+            return chosen.movedim((0, 1), (slot.rows, slot.time))
+
+        touched = {s.path: min(steps, s.steps) for s in self.slots if others or s.steps == self.steps}
+        slots = tuple(replace(s, steps=touched.get(s.path, s.steps)) if s.time is not None else s for s in self.slots)
+        return replace(self._with(cut), slots=slots, steps=steps, lengths=fewer if self.lengths is not None else None)
+
+    def _known_lengths(self) -> Tensor | None:
+        """Return the lengths as the user told them, or as they are among the arguments: (batch,)."""
+        if self.lengths is not None:
+            return self.lengths
+        found = [self.get(slot.path) for slot in self.slots if slot.kind == "lengths" and slot.rows is not None]
+        return torch.as_tensor(found[0]).detach().cpu().long() if found else None
 
     def other_rows(self, rows: Tensor, *, seed: int = 0) -> Inputs:
         """Return the call with these rows (a mask) holding other values, in everything that has rows."""

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ..carry import Carry
 from ..cells import Layer, as_layer, layers
 from .hiding import Hidden, hidden_things
-from .inputs import Inputs
+from .inputs import Cut, Inputs
 from .snapshot import Snapshot, random_streams_kept, seed
 from .thresholds import Thresholds
 from .tracing import Trace, Tracer
@@ -56,6 +56,7 @@ class Patient:
     assumed: list[str] = field(default_factory=list)
     alone: bool = False  # a cell or layer by itself, rather than a model around one
     memo: dict[str, Any] = field(default_factory=dict)
+    cut: Cut | None = None  # where the inputs are a piece of what the user gave
 
     def __post_init__(self) -> None:
         """Find the layers, registered or not, and keep what calls may change."""
@@ -72,7 +73,7 @@ class Patient:
                     self.layers.append(Layer(name, layer.module, layer.adapter))
         self._others = others
         self.snapshot = Snapshot(self.model, *others)
-        self.whole = self.inputs  # as the user gave them, for the loss, whose targets belong to these rows
+        self.whole = self.inputs  # those that the targets belong to: as the user gave them, unless both were cut
         self.carry = Carry.of(self.model) if layers(self.model) else None
 
     @contextmanager

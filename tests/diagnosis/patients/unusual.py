@@ -1241,6 +1241,12 @@ def tbptt_inside():
 
 
 @healthy
+def tbptt_inside_whose_last_piece_is_one_step():
+    model, _, options = tbptt_inside()
+    return model, (torch.randn(6, 13, 3),), options
+
+
+@healthy
 def multi_resolution():
     class M(nn.Module):
         def __init__(self):

@@ -9,7 +9,8 @@ from torch.nn.utils.rnn import PackedSequence
 from ...measure import saturation
 from ...recording import Trajectory
 from ..finding import Finding
-from ..patient import Patient
+from ..inputs import Inputs
+from ..patient import Patient, Run
 from ..probes.parameters import parameter_gradients
 from ..probes.shapes import base, by_rows, layout, stepwise
 from ..probes.states import real, recorded, varied
@@ -22,20 +23,25 @@ def all_finite(patient: Patient) -> Finding | None:
     for name, parameter in patient.model.named_parameters():
         if not bool(parameter.detach().isfinite().all()):
             return _infinite(name, "the parameter", parameter, "an update blew up, or a file was damaged")
-    for call in base(patient).watch.calls:
-        found = _infinite_call(patient, call)
+    return infinite_values(base(patient)) or _infinite_output(patient) or _infinite_gradient(patient)
+
+
+def infinite_values(run: Run) -> Finding | None:
+    """HS401 of what enters and leaves the layers in one run."""
+    for call in run.watch.calls:
+        found = _infinite_call(run.inputs, call)
         if found is not None:
             return found
-    return _infinite_output(patient) or _infinite_gradient(patient)
+    return None
 
 
-def _infinite_call(patient: Patient, call: Call) -> Finding | None:
+def _infinite_call(inputs: Inputs, call: Call) -> Finding | None:
     name = call.layer.name or "the model itself"
     source, lengths = call.source
     bad = _first_bad(source, lengths)
     if bad is not None and source.is_floating_point():
         row, step = bad
-        given = [spelled(path) for path, end in ends(patient.inputs.args) if _has_bad(end)]
+        given = [spelled(path) for path, end in ends(inputs.args) if _has_bad(end)]
         cause = (
             f"input{given[0]} holds it: missing values or a division by zero in the data"
             if given

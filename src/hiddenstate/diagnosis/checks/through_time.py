@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,12 @@ class Slope:
     ratio: float  # first to last
     steps: int
     per_step: float  # the factor of one step
+    beyond: float = 1.0  # what the steps that a cut left out would add to the ratio, at this factor
+
+    @property
+    def whole(self) -> float:
+        """The ratio over all steps that the user gave."""
+        return self.ratio * self.beyond
 
 
 @probe
@@ -36,15 +43,15 @@ def slopes(patient: Patient) -> list[Slope]:
             done.add(call.layer.name)
             sizes = _fused(patient, call)
             if sizes is not None:
-                found.append(_slope(call.layer.name or "the model itself", sizes))
+                found.append(_slope(patient, call.layer.name or "the model itself", sizes))
     for name, steps in steps_of_cells(patient).items():
         sizes = _stepped(steps.with_graph)
         if sizes is not None:
-            found.append(_slope(name, sizes))
+            found.append(_slope(patient, name, sizes))
     return [slope for slope in found if slope is not None]
 
 
-def _slope(name: str, sizes: Tensor) -> Slope | None:
+def _slope(patient: Patient, name: str, sizes: Tensor) -> Slope | None:
     """Compare the first steps with the last of `sizes (time,)`."""
     first, last = float(sizes[0]), float(sizes[-1])
     real = sizes[sizes > 0]
@@ -52,7 +59,10 @@ def _slope(name: str, sizes: Tensor) -> Slope | None:
         return None  # not faded, but cut: by a reset, a mask, or a detach that HS105 tells of
     if not (first >= 0 and last > 0):
         return Slope(name, float("inf"), len(sizes), float("inf")) if first > 0 and last == 0 else None
-    return Slope(name, first / last, len(sizes), per_step(sizes))
+    factor, cut = per_step(sizes), patient.cut
+    left_out = cut.all_steps - cut.steps if cut is not None and cut.steps == len(sizes) else 0
+    beyond = math.exp(max(-700.0, min(700.0, left_out * math.log(factor)))) if left_out and factor > 0 else 1.0
+    return Slope(name, first / last, len(sizes), factor, beyond)
 
 
 def _fused(patient: Patient, call: Call) -> Tensor | None:
@@ -95,10 +105,17 @@ def _stepped(calls: list[Call]) -> Tensor | None:
     return torch.tensor(sizes, dtype=torch.float64)
 
 
+def _beyond(patient: Patient, slope: Slope, *, crossed: bool) -> str:
+    """Say what all steps would make of a ratio that is within its limit over those that were measured."""
+    if crossed or patient.cut is None:
+        return ""
+    return f", which over all {patient.cut.all_steps} steps would make {slope.whole:.2g}"
+
+
 def not_vanishing(patient: Patient) -> Finding | None:
     """HS501: the first step's gradient is lost beside the last one's."""
     limit = patient.thresholds.vanishing
-    lost = [slope for slope in slopes(patient) if slope.ratio < limit]
+    lost = [slope for slope in slopes(patient) if slope.whole < limit]
     if not lost:
         return None
     worst = min(lost, key=lambda slope: slope.per_step)
@@ -109,7 +126,8 @@ def not_vanishing(patient: Patient) -> Finding | None:
         "warning" if grave else "note",
         worst.name,
         f"the gradient of the last state at the first of {worst.steps} steps is {worst.ratio:.2g} of that at the last "
-        f"(limit {limit:.0e}); a factor of {worst.per_step:.2f} per step.",
+        f"(limit {limit:.0e}); a factor of {worst.per_step:.2f} per step"
+        f"{_beyond(patient, worst, crossed=worst.ratio < limit)}.",
         "each step passes on less than it gets: small recurrent weights, saturated units, or a forget gate "
         "that is half shut",
         "with torch.no_grad(): lstm.bias_hh_l0[units:2 * units].fill_(1.0) opens the forget gate; "
@@ -121,17 +139,18 @@ def not_vanishing(patient: Patient) -> Finding | None:
 def not_exploding(patient: Patient) -> Finding | None:
     """HS502: the first step's gradient drowns the last one's."""
     limit = patient.thresholds.exploding
-    grown = [slope for slope in slopes(patient) if slope.ratio > limit]
+    grown = [slope for slope in slopes(patient) if slope.whole > limit]
     if not grown:
         return None
-    worst = max(grown, key=lambda slope: slope.ratio)
+    worst = max(grown, key=lambda slope: slope.whole)
     return Finding(
         "HS502",
-        "warning",
+        "warning" if worst.ratio > limit else "note",
         worst.name,
         f"the gradient of the last state at the first of {worst.steps} steps is {worst.ratio:.2g} times that "
         "at the last "
-        f"(limit {limit:.0e}); a factor of {worst.per_step:.2f} per step.",
+        f"(limit {limit:.0e}); a factor of {worst.per_step:.2f} per step"
+        f"{_beyond(patient, worst, crossed=worst.ratio > limit)}.",
         "the recurrent weights amplify: their spectral radius is above 1",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0); nn.init.orthogonal_(rnn.weight_hh_l0)",
         {"ratio": worst.ratio, "limit": limit, "per_step": worst.per_step},

@@ -7,7 +7,7 @@ import torch
 from ..finding import Finding
 from ..patient import Patient
 from ..probes.cells import steps_of_cells, trials
-from ..probes.gradients import backward
+from ..probes.gradients import Backward, backward, one_step_less
 from ..probes.repeats import gap, traced
 from ..probes.shapes import base, layout, stepwise
 from ..probes.steps import reach, replaced_everywhere
@@ -214,21 +214,34 @@ def _whole_cut(patient: Patient) -> Finding | None:
     if not found.connected:
         seen_text = f"earlier steps move the last output by {seen.earlier:.2g} of its size, and it has no graph at all"
         return _cut("the model", "before it is returned", seen_text, traced_line(patient))
-    if not found.steps:
+    if not found.steps or _reaches_back(found) or _cut_now_and_then(patient):
         return None
-    last = patient.inputs.last
+    text = f"earlier steps move the last output by {seen.earlier:.2g} of its size, and their gradient is exactly 0"
+    return _cut(_name_of_layers(patient), "between two steps", text, traced_line(patient))
+
+
+def _reaches_back(found: Backward) -> bool:
+    """Whether the gradient of a final output reaches any step before the last."""
+    inputs = found.run.inputs
     largest = 0.0
     for sizes in found.steps.values():
         if sizes.shape[1] < 2:
             continue
-        ends = last if len(last) == len(sizes) and sizes.shape[1] == patient.inputs.steps else None
-        stop = ends.clamp(max=sizes.shape[1] - 1) if ends is not None else torch.full((len(sizes),), sizes.shape[1] - 1)
-        earlier = torch.arange(sizes.shape[1]).unsqueeze(0) < stop.unsqueeze(1)
+        fits = len(inputs.last) == len(sizes) and sizes.shape[1] == inputs.steps
+        ends = inputs.last.clamp(max=sizes.shape[1] - 1) if fits else torch.full((len(sizes),), sizes.shape[1] - 1)
+        earlier = torch.arange(sizes.shape[1]).unsqueeze(0) < ends.unsqueeze(1)
         largest = max(largest, float((sizes * earlier).nan_to_num(nan=1.0).max()))
-    if largest > 0:
-        return None
-    text = f"earlier steps move the last output by {seen.earlier:.2g} of its size, and their gradient is exactly 0"
-    return _cut(_name_of_layers(patient), "between two steps", text, traced_line(patient))
+    return largest > 0
+
+
+def _cut_now_and_then(patient: Patient) -> bool:
+    """Whether a cut that the last step begins with is one of every few steps, as truncated backpropagation makes."""
+    if patient.inputs.steps < 3:
+        return False
+    try:
+        return _reaches_back(one_step_less(patient))
+    except Exception:  # a model of fixed length
+        return False
 
 
 def _trainable(patient: Patient) -> bool:

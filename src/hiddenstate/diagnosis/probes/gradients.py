@@ -37,13 +37,27 @@ class Backward:
 @probe
 def backward(patient: Patient) -> Backward:
     """Take the gradient of the final output to every step, and of the main output to every layer's results."""
-    inputs, leaf = with_leaf(patient.inputs)
+    seen = _to_steps(patient, patient.inputs)
+    seen.arrivals = _arrivals(patient, seen.run) if seen.connected else []
+    return seen
+
+
+@probe
+def one_step_less(patient: Patient) -> Backward:
+    """Take the gradient of the final output to every step of a sequence that ends one step earlier."""
+    inputs = patient.inputs
+    paths = [slot.path for slot in inputs.slots if slot.time is not None and slot.steps == inputs.steps]
+    return _to_steps(patient, inputs.crop(int(inputs.last.max()), paths))
+
+
+def _to_steps(patient: Patient, inputs: Inputs) -> Backward:
+    inputs, leaf = with_leaf(inputs)
     run = patient.run(inputs, grad=True, watch=True)
     last = final(patient, run)
     if last is None or not last.requires_grad:
         return Backward(run, False)
     seen = Backward(run, True)
-    sources = _sources(patient, run, leaf)
+    sources = _sources(run, leaf)
     found = gradients(projected(last), [tensor for tensor, _ in sources.values()])
     for (name, (tensor, arrange)), gradient in zip(sources.items(), found, strict=True):
         gradient = torch.zeros_like(tensor) if gradient is None else gradient
@@ -51,7 +65,6 @@ def backward(patient: Patient) -> Backward:
         if arranged is not None:
             seen.steps[name] = arranged.detach().abs().flatten(2).norm(dim=2).cpu()
     _join_cells(seen)
-    seen.arrivals = _arrivals(patient, run)
     return seen
 
 
@@ -84,8 +97,8 @@ def gradients(total: Tensor, wanted: list[Tensor]) -> list[Tensor | None]:
     return list(torch.autograd.grad(total, wanted, retain_graph=True, allow_unused=True)) if wanted else []
 
 
-def _sources(patient: Patient, run: Run, leaf: Tensor | None) -> dict[str, tuple[Tensor, Any]]:
-    inputs = patient.inputs
+def _sources(run: Run, leaf: Tensor | None) -> dict[str, tuple[Tensor, Any]]:
+    inputs = run.inputs
     slot = inputs.slot(inputs.main)
     found: dict[str, tuple[Tensor, Any]] = {}
     if leaf is not None and slot.time is not None:
