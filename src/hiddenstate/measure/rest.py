@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import nn
 
-from ..cells import undisturbed
+from ..cells import Hook, undisturbed
 
 
 @contextmanager
@@ -46,20 +45,14 @@ def at_rest(module: nn.Module) -> Iterator[None]:
 def _without_our_hooks(module: nn.Module) -> Iterator[None]:
     # A Carry would take the states of a measurement for those of its training, a recorder for a run.
     stores = [store for member in module.modules() for store in (member._forward_hooks, member._forward_pre_hooks)]
-    before = [(store, dict(store)) for store in stores if any(_is_ours(hook) for hook in store.values())]
+    before = [(store, dict(store)) for store in stores if any(isinstance(hook, Hook) for hook in store.values())]
     try:
         for store, hooks in before:
             for key, hook in hooks.items():
-                if _is_ours(hook):
+                if isinstance(hook, Hook):
                     del store[key]
         yield
     finally:
         for store, hooks in before:
             store.clear()
             store.update(hooks)
-
-
-def _is_ours(hook: Callable[..., Any]) -> bool:
-    hook = getattr(hook, "func", hook)  # of a functools.partial
-    owner = getattr(hook, "__module__", None) or type(hook).__module__
-    return owner.startswith(("hiddenstate.carry", "hiddenstate.recording"))
