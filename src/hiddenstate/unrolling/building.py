@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ..errors import Untraceable
-from .capture import Captures
+from .capture import Captures, Pass
 from .fast import Run, backward_pass, execute, forward_pass, plain
 from .native import CompiledRunner, Unsupported
 from .onchip import OnChipRunner
-from .scan import Loop, PythonRunner, Runner
+from .scan import Loop, PythonRunner
 from .schedule import Schedule
 from .split import split
 from .tracing import trace
@@ -47,61 +47,84 @@ def is_wide(run: Run) -> bool:
 
 def compile_loops(schedule: Schedule, run: Run) -> None:
     """Have a schedule's loops run by compiled code, where there is a compiler and the code can be written."""
-    kind = run.x.device.type
-    if kind not in ("cpu", "cuda"):
-        return
-    steps = _TRIAL if kind == "cpu" else run.x.shape[1]  # what is recorded on a GPU is recorded for a number of steps
-    trial = _trial(schedule, run, steps)
-    before = _results(schedule, trial)
-    try:
-        if kind == "cuda":
-            _compile_for_cuda(schedule, run)
+    ways = {"cpu": [_compile_to_c], "cuda": [_compile_on_chip, _compile_bodies]}.get(run.x.device.type, [])
+    trial = _trial(schedule, run)
+    before = _results(schedule, trial) if ways else []
+    for way in ways:
+        try:
+            runs = way(schedule, run)
+            _agree(_results(schedule, trial), before, _tolerance(schedule))
+        except (Unsupported, Untraceable, RuntimeError) as error:
+            schedule.go_plain(str(error))
         else:
-            schedule.use([CompiledRunner(loop) for loop in schedule.loops()])
-        _agree(_results(schedule, trial), before, _tolerance(schedule))
-    except (Unsupported, Untraceable, RuntimeError) as error:
-        schedule.go_plain(str(error))
+            schedule.runs, schedule.plain_because = runs, ""
+            return
 
 
-def _compile_for_cuda(schedule: Schedule, run: Run) -> None:
-    """Fuse the body of each loop and the work around it, and record each pass as one graph of kernels."""
-    count, masks = len(run.tensors), len(run.masks)
-    fuses = importlib.util.find_spec("triton") is not None
-    schedule.use([_cuda_runner(loop, run.x.device, fuses) for loop in schedule.loops()])
-    for sweep in schedule.sweeps():
-        sweep.compiled = fuses
-    forward = Captures(lambda steps: forward_pass(schedule, count))
-    backward = Captures(lambda steps: backward_pass(schedule, count, masks))
-    schedule.captures = (forward, backward)
+def _compile_to_c(schedule: Schedule, run: Run) -> str:
+    schedule.use([CompiledRunner(loop) for loop in schedule.loops()])
+    return "its loops are compiled to C"
 
 
-def _cuda_runner(loop: Loop, device: torch.device, fuses: bool) -> Runner:
-    """Run a loop as one kernel, or else step by step with its body fused."""
-    try:
-        return OnChipRunner(loop, device, exact=torch.get_float32_matmul_precision() == "highest")
-    except Unsupported:
-        # Compiled from its graph: no shape of it depends on the number of steps.
-        return PythonRunner(loop, _fused(loop) if fuses else None)
+def _compile_on_chip(schedule: Schedule, run: Run) -> str:
+    """Have each loop run as one kernel that holds its weights, or where that cannot be its body as few kernels."""
+    runners, reasons = [], []
+    exact = torch.get_float32_matmul_precision() == "highest"
+    for loop in schedule.loops():
+        try:
+            runners.append(OnChipRunner(loop, run.x.device, exact=exact))
+        except Unsupported as reason:
+            reasons.append(str(reason))
+            runners.append(PythonRunner(loop, _fused(loop)))
+    if len(reasons) == len(runners):
+        raise Unsupported(reasons[0])
+    schedule.use(runners)
+    _record(schedule, run)
+    kept = f", but for one: {reasons[0]}" if reasons else ""
+    return f"its loops are one CUDA kernel each, which keeps the weights on the chip{kept}"
+
+
+def _compile_bodies(schedule: Schedule, run: Run) -> str:
+    """Have the body of each loop fused."""
+    # Compiled from their graphs: no shape of theirs depends on the number of steps.
+    schedule.use([PythonRunner(loop, _fused(loop)) for loop in schedule.loops()])
+    _record(schedule, run)
+    return f"the bodies of its loops are fused, since {schedule.plain_because}"
+
+
+def _record(schedule: Schedule, run: Run) -> None:
+    """Have each pass recorded as one CUDA graph where its length comes back."""
+    count, masks, tolerance = len(run.tensors), len(run.masks), 5 * _tolerance(schedule)
+
+    def captures(make: Callable[..., Pass], *sizes: int) -> Captures:
+        plainly, fused = make(schedule, *sizes), make(schedule, *sizes, fused=_fuses())
+        return Captures(plainly, fused, lambda ours, theirs: _agree(ours, theirs, tolerance))
+
+    forward = captures(forward_pass, count)
+    schedule.captures = forward, captures(backward_pass, count, masks) if schedule.grad else forward
+
+
+def _fuses() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _fused(loop: Loop) -> Callable[..., Any] | None:
+    return torch.compile(loop.body.call, dynamic=False, fullgraph=True) if _fuses() else None
 
 
 def _try_out(schedule: Schedule, run: Run) -> None:
     """Refuse a schedule that gives other numbers than the plain loop: no cell is worth a wrong answer."""
-    trial = _trial(schedule, run, _TRIAL)
+    trial = _trial(schedule, run)
     _agree(_results(schedule, trial), _results(None, trial), _tolerance(schedule))
 
 
-def _fused(loop: Loop) -> Callable[..., Any]:
-    fused: Callable[..., Any] = torch.compile(loop.body.call, dynamic=False, fullgraph=True)
-    return fused
-
-
-def _trial(schedule: Schedule, run: Run, steps: int) -> Run:
+def _trial(schedule: Schedule, run: Run) -> Run:
     """Return the first steps of a run, with tensors that lead nowhere."""
-    leaves = [tensor.detach()[:, :steps] if tensor is run.x else tensor.detach() for tensor in run.tensors]
+    leaves = [tensor.detach()[:, :_TRIAL] if tensor is run.x else tensor.detach() for tensor in run.tensors]
     for leaf, tensor in zip(leaves, run.tensors, strict=True):
         leaf.requires_grad_(schedule.grad and tensor.requires_grad)
     w, f = len(run.weights), len(run.firsts)
-    masks = [mask[:steps] for mask in run.masks]
+    masks = [mask[:_TRIAL] for mask in run.masks]
     return Run(run.step, leaves[:w], leaves[w : w + f], leaves[w + f], masks, leaves[w + f + 1 :])
 
 
@@ -114,8 +137,6 @@ def _results(schedule: Schedule | None, trial: Run) -> list[Tensor]:
         else:
             out, final = execute(schedule, trial)
             values = [out, *final.values()]
-        if trial.x.shape[1] > _TRIAL:
-            values = [values[0][:, :_TRIAL]]  # beyond, rounding alone may lead far apart
         roots = [value.float().cos().sum() for value in values if value.requires_grad]
     found = torch.autograd.grad(roots, asked, allow_unused=True) if roots else []
     pairs = zip(asked, found, strict=True) if roots else []

@@ -1,4 +1,4 @@
-"""A whole pass over all steps as one CUDA graph: recorded once for a shape, then replayed."""
+"""A whole pass over all steps as one CUDA graph: recorded for a shape that comes back, then replayed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import Tensor
 
+from ..errors import Untraceable
+
 Pass = Callable[[list[Tensor]], list[Tensor]]
 _MOST = 4  # recordings kept for one pass; each holds the memory of its shape
+_AFTER = 2  # calls with one number of steps before it is worth a recording: lengths that change are not
+_COUNTED = 256  # numbers of steps whose calls are counted
 
 
 class Captured:
@@ -19,8 +23,9 @@ class Captured:
     def __init__(self, function: Pass, samples: Sequence[Tensor]) -> None:
         """Run the function a few times to warm up, then record it."""
         device = samples[0].device
+        self._index = device.index if device.index is not None else torch.cuda.current_device()
         self._inputs = [sample.detach().clone() for sample in samples]
-        self._lock, self._free = threading.Lock(), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._lock = threading.Lock()
         aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(aside):
@@ -30,38 +35,66 @@ class Captured:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._outputs = function(self._inputs)
-        self._free.record()
+        self._stream, self._number = torch.cuda.current_stream(device), self._current()
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the function's results for these tensors, in memory of their own."""
         with self._lock:
-            # The recording has one set of buffers: whoever used it last, on whichever stream, goes first.
-            torch.cuda.current_stream(self._inputs[0].device).wait_event(self._free)
-            torch._foreach_copy_(self._inputs, [tensor.detach() for tensor in tensors])
+            self._take_turns()
+            torch._foreach_copy_(self._inputs, list(tensors))
             self._graph.replay()
             results = [torch.empty_like(output) for output in self._outputs]
             torch._foreach_copy_(results, self._outputs)
-            self._free.record()
         return results
+
+    def _take_turns(self) -> None:
+        # The recording has one set of buffers: whoever used it last, on whichever stream, goes first.
+        if self._current() != self._number:
+            stream = torch.cuda.current_stream(self._index)
+            stream.wait_stream(self._stream)
+            self._stream, self._number = stream, self._current()
+
+    def _current(self) -> int:
+        return int(torch._C._cuda_getCurrentRawStream(self._index))
 
 
 class Captures:
-    """Recordings of one pass, by shape; those not used for longest are given up."""
+    """One pass, recorded for each number of steps that comes back; those not used for longest are given up."""
 
-    def __init__(self, function: Callable[[int], Pass]) -> None:
-        """Record the pass that `function` gives for a number of steps."""
-        self._function = function
-        self._known: OrderedDict[Hashable, Captured] = OrderedDict()
+    def __init__(self, run: Pass, record: Pass, check: Callable[[list[Tensor], list[Tensor]], None]) -> None:
+        """Call `run`, and record `record` where that pays and `check` finds that it gives the same."""
+        self._run, self._record, self._check = run, record, check
+        self._known: OrderedDict[Hashable, Captured | None] = OrderedDict()
+        self._calls: OrderedDict[Hashable, int] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __call__(self, steps: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Replay the recording for this many steps, made now if there is none."""
+    def __call__(self, steps: int, tensors: list[Tensor]) -> list[Tensor]:
+        """Return the pass's results for this many steps."""
         key = (steps, tuple(tensor.dtype for tensor in tensors))
-        with self._lock:
-            captured = self._known.get(key)
-            if captured is None:
-                captured = self._known[key] = Captured(self._function(steps), tensors)
-            self._known.move_to_end(key)
-            while len(self._known) > _MOST:
-                self._known.popitem(last=False)
-        return captured(tensors)
+        captured = self._known.get(key)
+        if captured is None:
+            with self._lock:
+                captured = self._captured(key, tensors)
+        return self._run(tensors) if captured is None else captured(tensors)
+
+    def _captured(self, key: Hashable, tensors: list[Tensor]) -> Captured | None:
+        """Return the recording, made now if this number of steps keeps coming back."""
+        if key in self._known or self._count(key) <= _AFTER or torch.cuda.is_current_stream_capturing():
+            return self._known.get(key)
+        made: Captured | None = Captured(self._record, tensors)
+        try:
+            assert made is not None
+            self._check(made(tensors), self._run(tensors))
+        except Untraceable:
+            made = None
+        self._known[key] = made
+        while len(self._known) > _MOST:
+            self._known.popitem(last=False)
+        return made
+
+    def _count(self, key: Hashable) -> int:
+        self._calls[key] = self._calls.get(key, 0) + 1
+        self._calls.move_to_end(key)
+        while len(self._calls) > _COUNTED:
+            self._calls.popitem(last=False)
+        return self._calls[key]

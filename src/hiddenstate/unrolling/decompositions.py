@@ -20,12 +20,12 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import get_decompositions
 
     wanted = [
-        *(aten.native_layer_norm, aten.native_layer_norm_backward, aten.native_group_norm_backward, aten.addmm),
+        *(aten.native_layer_norm, aten.native_layer_norm_backward, aten.native_group_norm_backward),
         *(aten.tanh_backward, aten.sigmoid_backward, aten.threshold_backward, aten.gelu_backward, aten.silu_backward),
         *(aten.elu_backward, aten.leaky_relu_backward, aten.hardtanh_backward, aten.softplus_backward),
         *(aten._softmax_backward_data, aten._log_softmax_backward_data, aten.addcmul, aten.addcdiv, aten.lerp),
         *(aten.select_backward, aten.slice_backward, aten.mse_loss_backward, aten.hardswish_backward),
-        *(aten.silu, aten.elu, aten.leaky_relu, aten.hardtanh, aten.softplus, aten.gelu, aten.baddbmm, aten.celu),
+        *(aten.silu, aten.elu, aten.leaky_relu, aten.hardtanh, aten.softplus, aten.gelu, aten.celu),
         *(aten.mish, aten.mish_backward, aten.hardswish, aten.glu),
         *(aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten.glu_backward, aten._log_softmax, aten.roll),
         *(aten.native_group_norm, aten.nan_to_num, aten.logsumexp, aten.linalg_vector_norm),
@@ -35,6 +35,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     found[aten.var.correction] = lambda x, dim=None, **options: _var_mean(x, dim, **options)[0]
     found[aten.std.correction] = lambda x, dim=None, **options: _var_mean(x, dim, **options)[0].sqrt()
     found[aten._softmax.default] = _softmax
+    found[aten.addmm.default] = lambda bias, *factors, **scales: _added_product(torch.mm, bias, *factors, **scales)
+    found[aten.baddbmm.default] = lambda bias, *factors, **scales: _added_product(torch.bmm, bias, *factors, **scales)
     found[aten.select_scatter.default] = _select_scatter
     found[aten.slice_scatter.default] = _slice_scatter
     return found
@@ -49,6 +51,16 @@ def _var_mean(
     away = x - mean
     spread = (away * away).sum(dims, keepdim=keepdim) / max(count - (1 if correction is None else correction), 0)
     return spread, mean if keepdim else mean.squeeze(dims)
+
+
+def _added_product(
+    multiply: Callable[..., Tensor], bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    # In the factors' own dtype: torch's way of taking it apart multiplies half precision as float32.
+    product = multiply(left, right)
+    if beta == 0:  # a bias that does not count may hold anything
+        return product * alpha
+    return product * alpha + bias * beta
 
 
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Any:

@@ -21,6 +21,7 @@ from .fast import Run, execute, prepare
 from .loop import run_loop
 from .observing import hooks, looking_away, observed, observes
 from .step import StateChanges
+from .twins import members
 
 Engine: TypeAlias = Literal["auto", "fast", "loop"]
 _ENGINES = ("auto", "fast", "loop")
@@ -56,7 +57,7 @@ def run_cell(layer: Layer, task: Task, engine: Engine = "auto") -> tuple[Tensor,
 
 def obstacle_to(layer: Layer, task: Task) -> str | None:
     """Return what about this call, rather than about the cell, keeps it from running by a schedule."""
-    if any(_hooked(member) for member in layer.module.modules()) or _hooked_globally():
+    if any(_hooked(member) for member in members(layer.module)) or _hooked_globally():
         return "hooks on it want to see every step"
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return "it is being compiled by torch itself"

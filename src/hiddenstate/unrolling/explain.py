@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,7 @@ class Explanation:
     stages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # stage -> its operations, in order
     reason: str = ""  # why there is no schedule, where there is none
     compiled: str = ""  # what runs the loops
+    seconds: float = 0.0  # that tracing and compiling took
 
     @property
     def fast(self) -> bool:
@@ -41,7 +43,7 @@ class Explanation:
         if self.reason:
             return f"{self.cell} runs step by step: {self.reason}."
         width = max(map(len, self.stages))
-        lines = [f"{self.cell} runs by a schedule; {self.compiled}"]
+        lines = [f"{self.cell} runs by a schedule, made in {self.seconds:.1f} s; {self.compiled}"]
         for stage, operations in self.stages.items():
             lines.append(f"  {stage:<{width}}  {len(operations):3d}  {_shortened(operations)}".rstrip())
         return "\n".join(lines)
@@ -74,6 +76,7 @@ def explain(
     if reason:
         return Explanation(name, reason=reason)
     run = prepare(layer, task)
+    start = time.perf_counter()
     try:
         schedule = build(run)
     except StateChanges as refusal:
@@ -81,15 +84,13 @@ def explain(
     except Untraceable as refusal:
         return Explanation(name, reason=str(refusal))
     compile_loops(schedule, run)
-    return Explanation(name, _stages(schedule), compiled=_how(schedule, x))
+    return Explanation(name, _stages(schedule), compiled=_how(schedule), seconds=time.perf_counter() - start)
 
 
-def _how(schedule: Schedule, x: Tensor) -> str:
+def _how(schedule: Schedule) -> str:
     if schedule.plain_because:
         return f"its loops run by torch's own operations, because {schedule.plain_because}"
-    if x.is_cuda:
-        return "each pass is one replay of a CUDA graph"
-    return "its loops are compiled to C"
+    return schedule.runs
 
 
 def _stages(schedule: Schedule) -> dict[str, tuple[str, ...]]:

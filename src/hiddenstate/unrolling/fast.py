@@ -83,18 +83,20 @@ def plain(run: Run, tensors: Sequence[Tensor]) -> list[Tensor]:
 def _forward(schedule: Schedule, run: Run, tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Return outputs, final states, and what the backward pass needs."""
     given, steps = [*tensors, *run.masks], run.x.shape[1]
-    forward = forward_pass(schedule, len(tensors))
     with torch.no_grad(), _exactly(run.x.device.type):
-        results = forward(given) if schedule.captures is None else schedule.captures[0](steps, given)
+        if schedule.captures is None:
+            results = forward_pass(schedule, len(tensors))(given)
+        else:
+            results = schedule.captures[0](steps, given)
     count = 1 + len(run.states)
     return results[0], results[1:count], results[count:]
 
 
-def forward_pass(schedule: Schedule, count: int) -> Callable[[list[Tensor]], list[Tensor]]:
+def forward_pass(schedule: Schedule, count: int, *, fused: bool = False) -> Callable[[list[Tensor]], list[Tensor]]:
     """Return the forward pass as a function of flat tensors, `count` of which may have a gradient."""
 
     def forward(given: list[Tensor]) -> list[Tensor]:
-        bound = _bind(schedule, given[:count], given[count:])
+        bound = _bind(schedule, given[:count], given[count:], fused)
         states = given[count - len(schedule.trace.states) : count]
         finals = schedule.forward(bound, states)
         saved = [*map(bound.fixed, fixed), *map(bound.along, along)]
@@ -104,12 +106,12 @@ def forward_pass(schedule: Schedule, count: int) -> Callable[[list[Tensor]], lis
     return forward
 
 
-def backward_pass(schedule: Schedule, count: int, masks: int) -> Callable[[list[Tensor]], list[Tensor]]:
+def backward_pass(schedule: Schedule, count: int, masks: int, *, fused: bool = False) -> Callable[[list[Tensor]], list[Tensor]]:
     """Return the backward pass as a function of flat tensors: those given, masks, what was saved, and gradients."""
     fixed, along = schedule.saved()
 
     def backward(given: list[Tensor]) -> list[Tensor]:
-        bound = _bind(schedule, given[:count], given[count : count + masks])
+        bound = _bind(schedule, given[:count], given[count : count + masks], fused)
         saved, grads = given[count + masks :], given[count + masks + len(fixed) + len(along) :]
         bound.same.update(zip(fixed, saved, strict=False))
         bound.varying.update(zip(along, saved[len(fixed) :], strict=False))
@@ -118,14 +120,17 @@ def backward_pass(schedule: Schedule, count: int, masks: int) -> Callable[[list[
     return backward
 
 
-def _bind(schedule: Schedule, tensors: Sequence[Tensor], masks: Sequence[Tensor]) -> Bound:
+def _bind(schedule: Schedule, tensors: Sequence[Tensor], masks: Sequence[Tensor], fused: bool) -> Bound:
     trace = schedule.trace
     constant = len(trace.weights) + len(trace.firsts)
     x = tensors[constant]
-    bound = Bound(x.shape[1])
+    bound = Bound(x.shape[1], fused)
+    now = x.transpose(0, 1)  # (time, batch, ...)
+    if x.is_cuda:
+        now = now.contiguous()  # else a product with a weight falls apart into one for each step
     bound.same.update(trace.constants)
     bound.same.update(zip([*trace.weights, *trace.firsts], tensors, strict=False))
-    bound.varying.update(zip(trace.inputs, [x.transpose(0, 1), *masks], strict=True))
+    bound.varying.update(zip(trace.inputs, [now, *masks], strict=True))
     return bound
 
 
@@ -147,9 +152,11 @@ class _Unrolled(torch.autograd.Function):
         if torch.is_grad_enabled():
             return (None, None, *_differentiable(ctx, tensors, grads))
         given, steps = [*tensors, *run.masks, *saved, *grads], run.x.shape[1]
-        backward = backward_pass(schedule, count, len(run.masks))
         with _exactly(run.x.device.type):
-            found = backward(given) if schedule.captures is None else schedule.captures[1](steps, given)
+            if schedule.captures is None:
+                found = backward_pass(schedule, count, len(run.masks))(given)
+            else:
+                found = schedule.captures[1](steps, given)
         waiting = iter(found)
         made = [next(waiting) if has else None for has in _made(schedule)]
         wanted = ctx.needs_input_grad[2:]

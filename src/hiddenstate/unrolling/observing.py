@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
+from .twins import members
+
 
 class _Here(threading.local):
     unseen: bool = False
@@ -34,7 +36,7 @@ def observes(hook: object) -> bool:
 
 def observed(module: nn.Module) -> bool:
     """Say whether anybody looks on."""
-    return any(observes(hook) for member in module.modules() for hook in hooks(member))
+    return any(observes(hook) for member in members(module) for hook in hooks(member))
 
 
 def unseen() -> bool:

@@ -24,6 +24,7 @@ class Bound:
     """The values of nodes while a schedule runs."""
 
     steps: int
+    fused: bool = False  # whether what runs for all steps at once is fused
     same: dict[fx.Node, Tensor] = field(default_factory=dict)
     varying: dict[fx.Node, Tensor] = field(default_factory=dict)  # (time, ...)
     totals: dict[fx.Node, Tensor] = field(default_factory=dict)
@@ -52,8 +53,10 @@ class Schedule:
         self.split, self.trace, self._runner = split, split.trace, runner
         self.grad = bool(self.trace.grad_news)
         self.captures: tuple[Captures, Captures] | None = None  # of both passes, where they are replayed
+        self.runs = "its loops run by torch's own operations"
         self.plain_because = ""  # why its loops are not compiled, where that was tried
         self._limit = _SPREAD if wide else 0
+        self._saved: tuple[list[fx.Node], list[fx.Node]] | None = None
         stage = split.nodes
         self._back = _Back(self) if self.grad else None
         asked = self._back.asked if self._back is not None else set()
@@ -103,21 +106,16 @@ class Schedule:
         """Have the loops run by torch's own operations again, and remember why."""
         self.plain_because, self.captures = because, None
         self.use([PythonRunner(loop) for loop in self.loops()])
-        for sweep in self.sweeps():
-            sweep.compiled = False
-
-    def sweeps(self) -> list[Sweep]:
-        """Return the pieces that run for all steps at once."""
-        back = [] if self._back is None else [self._back.before, self._back.after]
-        return [self._before, self._after, *back]
 
     def saved(self) -> tuple[list[fx.Node], list[fx.Node]]:
         """Return the nodes whose values the backward pass needs beside what was given: the same, and along time."""
-        assert self._back is not None
-        given = {*self.trace.weights, *self.trace.firsts, *self.trace.inputs}
-        asked = sorted(self._back.asked - given, key=lambda node: node.name)
-        fixed = self.fixed_nodes()
-        return [node for node in asked if node in fixed], [node for node in asked if node not in fixed]
+        if self._saved is None:
+            assert self._back is not None
+            given = {*self.trace.weights, *self.trace.firsts, *self.trace.inputs}
+            asked = sorted(self._back.asked - given, key=lambda node: node.name)
+            fixed = self.fixed_nodes()
+            self._saved = [node for node in asked if node in fixed], [node for node in asked if node not in fixed]
+        return self._saved
 
     def sums(self) -> tuple[list[Sum | None], list[Sum | None]]:
         """Return how the gradients of weights and of first states are summed over time."""

@@ -57,7 +57,8 @@ def split(trace: Trace, *, wide: bool) -> Split:
     """Assign every node its stage.
 
     `wide` moves everything out of the loop that can be moved, which is right where each operation has a cost of its
-    own. Otherwise only heavy work is moved: light work is cheaper in the loop, where its data is still at hand.
+    own, but for what is made in the loop from what it reads anyway. Otherwise only heavy work is moved: light work is
+    cheaper in the loop, where its data is still at hand.
     """
     forward = _ancestors([trace.out, *trace.news])
     loop = _ancestors(trace.news)
@@ -78,11 +79,39 @@ def split(trace: Trace, *, wide: bool) -> Split:
         else:
             early, late = node not in on_grad, node not in back_loop
             stages[node] = Stage.BACK_BEFORE if early else Stage.BACK_AFTER if late else Stage.BACK_LOOP
-    if not wide:
+    if wide:
+        _bring_in(trace, stages, Stage.BEFORE, Stage.LOOP)
+        _bring_in(trace, stages, Stage.BACK_BEFORE, Stage.BACK_LOOP)
+    else:
         _narrow(trace, stages, (Stage.BEFORE, Stage.LOOP, Stage.AFTER))
         _narrow(trace, stages, (Stage.BACK_BEFORE, Stage.BACK_LOOP, Stage.BACK_AFTER))
     _keep_tuples_together(trace, stages)
     return Split(trace, stages)
+
+
+def _bring_in(trace: Trace, stages: dict[fx.Node, Stage], before: Stage, loop: Stage) -> None:
+    """Bring element-wise work into a loop where the loop then reads no more than it would read of its results."""
+    ends = {trace.out, *trace.news, *_some([*trace.to_weights, *trace.to_firsts, trace.to_x, *trace.to_states])}
+    for node in reversed(list(trace.graph.nodes)):
+        if stages.get(node) is not before:
+            continue
+        used = [stages.get(user) is loop for user in node.users if user in stages]
+        if not all(used) or not used or node in ends or not is_light(node):
+            continue
+        read = {arg for inner in trace.graph.nodes if stages.get(inner) is loop for arg in inner.all_input_nodes}
+        new = [arg for arg in node.all_input_nodes if _varies(trace, stages, arg) and arg not in read]
+        if sum(arg.meta["val"].numel() for arg in new) <= node.meta["val"].numel():
+            stages[node] = loop
+
+
+def is_light(node: fx.Node) -> bool:
+    """Say whether a node's elements are each made from the same elements of others."""
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.pointwise in tags and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _varies(trace: Trace, stages: dict[fx.Node, Stage], node: fx.Node) -> bool:
+    return node not in trace.weights and node not in trace.firsts and stages.get(node) is not Stage.ONCE
 
 
 def _narrow(trace: Trace, stages: dict[fx.Node, Stage], around: tuple[Stage, Stage, Stage]) -> None:

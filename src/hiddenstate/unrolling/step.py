@@ -13,7 +13,7 @@ from ..cells import Layer, flatten
 from ..errors import Untraceable
 from ..state import State
 from .loop import rows_first
-from .twins import twin
+from .twins import members, twin
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,9 +41,8 @@ class Step:
     def __init__(self, layer: Layer, axes: dict[str, int], *, ends: bool, restarts: bool) -> None:
         """Step `layer`; with rows that have ended, and rows that start anew, as asked for."""
         self.layer, self.axes, self.ends, self.restarts = layer, axes, ends, restarts
-        module = layer.module
         self._twin: nn.Module | None = None
-        self._slots = _slots(module, self.weights())
+        self._slots: list[tuple[str, int]] | None = None
 
     @property
     def module(self) -> nn.Module:
@@ -54,8 +53,10 @@ class Step:
 
     def weights(self) -> list[Tensor]:
         """Return the cell's parameters and buffers, each once."""
-        module = self.layer.module
-        return [*module.parameters(), *module.buffers()]
+        inside = members(self.layer.module)
+        parameters = {id(tensor): tensor for member in inside for tensor in member._parameters.values()}
+        buffers = {id(tensor): tensor for member in inside for tensor in member._buffers.values()}
+        return [tensor for tensor in (*parameters.values(), *buffers.values()) if tensor is not None]
 
     def __call__(
         self, weights: Sequence[Tensor], firsts: Sequence[Tensor], inputs: Sequence[Tensor], states: Sequence[Tensor]
@@ -78,6 +79,8 @@ class Step:
 
     def _call(self, weights: Sequence[Tensor], x: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
         layer = self.layer
+        if self._slots is None:
+            self._slots = _slots(layer.module, self.weights())
         given = {name: weights[number] for name, number in self._slots}
         result = torch.func.functional_call(self.module, given, (x, layer.to_native(state)), tie_weights=False)
         out, native = layer.split(result)

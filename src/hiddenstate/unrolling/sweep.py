@@ -19,6 +19,7 @@ class Places(Protocol):
 
     same: dict[fx.Node, Tensor]
     varying: dict[fx.Node, Tensor]
+    fused: bool  # whether operations are fused, which takes long and pays for a shape that comes back
 
 
 class Sweep:
@@ -27,7 +28,6 @@ class Sweep:
     def __init__(self, piece: Piece) -> None:
         """Sweep this piece over time."""
         self.piece = piece
-        self.compiled = False  # whether its operations are fused, shape by shape
         self._fused: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
 
     def __call__(self, places: Places) -> None:
@@ -37,12 +37,12 @@ class Sweep:
         fixed = places.same
         values = [fixed[node] if node in fixed else places.varying[node] for node in self.piece.inputs]
         axes = tuple(None if node in fixed else 0 for node in self.piece.inputs)
-        results = self._call(axes, values)(*values)
+        results = self._call(axes, values, places.fused)(*values)
         places.varying.update(zip(self.piece.outputs, results, strict=True))
 
-    def _call(self, axes: tuple[int | None, ...], values: list[Tensor]) -> Callable[..., Any]:
+    def _call(self, axes: tuple[int | None, ...], values: list[Tensor], fused: bool) -> Callable[..., Any]:
         every = _quietly(torch.vmap(self.piece.call, in_dims=axes))
-        if not self.compiled:
+        if not fused:
             return every
         key = tuple(value.shape for value in values)
         if key not in self._fused:

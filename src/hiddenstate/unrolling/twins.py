@@ -28,11 +28,27 @@ def _twin(module: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
     return copy
 
 
+def members(module: nn.Module) -> list[nn.Module]:
+    """Return a module and all modules in it, each once, in the order of `module.modules()`, which takes longer."""
+    found: dict[nn.Module, None] = {}
+    waiting = [module]
+    while waiting:
+        member = waiting.pop()
+        if member not in found:
+            found[member] = None
+            waiting += [child for child in reversed(member._modules.values()) if child is not None]
+    return list(found)
+
+
 def fingerprint(module: nn.Module) -> tuple[Any, ...]:
     """Return everything about a module, beside its tensors' values, that its code may depend on."""
     return tuple(
-        (name, type(member), *((key, _frozen(value)) for key, value in member.__dict__.items() if key not in _OWN))
-        for name, member in module.named_modules()
+        (
+            type(member),
+            *((name, id(child)) for name, child in member._modules.items()),
+            *((key, _frozen(value)) for key, value in member.__dict__.items() if key not in _OWN),
+        )
+        for member in members(module)
     )
 
 

@@ -37,9 +37,10 @@ class Kernel:
         return self.sizes.groups * self.sizes.blocks
 
     @property
-    def half(self) -> int:
+    def work(self) -> int:
         """Bytes of memory to work in for one of two steps: what is multiplied, then each block's sums."""
-        return self.writer.scratch + (self.grid * self._sums * self.sizes.rows * 4 + 127) // 128 * 128
+        sums = sum(map(len, self.writer.sums))
+        return self.writer.scratch + (self.grid * sums * self.sizes.rows * 4 + 127) // 128 * 128
 
     @property
     def shared(self) -> int:
@@ -58,7 +59,7 @@ class Kernel:
             "unsigned met = 0;",
             "for (long n = 0; n < steps; n++) {",
             f"const long t = {step};",
-            f"const long half = (n & 1) * {self.half}L;",
+            f"char *work_now = work + (n & 1) * {self.work}L;",
             *self._moving(),
             *writer.inner,
             *_each(writer.top),
@@ -165,10 +166,8 @@ class Kernel:
     def _levels(self) -> list[str]:
         plan, writer, lines = self.plan, self.writer, []
         for level in range(plan.last + 1):
-            if level:
+            if level or plan.enters:
                 lines.append("wait(bar, met);")
-            elif plan.enters:
-                lines.append("if (n) wait(bar, met);")
             lines += self._exchanged(level)
             lines += _each(writer.body[level])
             lines += _each(writer.shared[level])
@@ -185,9 +184,9 @@ class Kernel:
             if self.plan.levels[node] == level:
                 sizes = self.sizes
                 numbers = [product.inner, sizes.depth(product), sizes.columns(product), sizes.tiles]
-                kinds = ", ".join(map(str, [*numbers, sizes.padded(product), "ALL_ROWS"]))
+                numbers += [sizes.chunk(product, self.products), sizes.padded(product), self.plan.extent.rows]
                 left = self.writer.left[node.args[0]]  # type: ignore[index]
-                call = f"product<{stored(node)}, {self._exact(product)}, {kinds}>"
+                call = f"product<{stored(node)}, {self._exact(product)}, {', '.join(map(str, numbers))}>"
                 lines.append(f"{call}(partial + {start}, {left}, first_row, w{number});")
             start += self.sizes.partial(product)
         for place, (_, operation) in enumerate(self.writer.sums[level]):
@@ -195,7 +194,7 @@ class Kernel:
             lines += [
                 f"for (int r = tid >> 5; r < ROWS; r += {self.sizes.warps}) {{",
                 f"float x = {zero};",
-                f"for (int b = tid & 31; b < BLOCKS; b += 32) x = {function}(x, __uint_as_float(far1({self._sum(place, 'b')})));",
+                f"for (int b = tid & 31; b < BLOCKS; b += 32) x = {function}(x, __uint_as_float(far1({self._sum(level, place, 'b')})));",
                 f"for (int s = 16; s; s /= 2) x = {function}(x, __shfl_xor_sync(0xffffffff, x, s));",
                 f"if ((tid & 31) == 0) total[{place} * ROWS + r] = x;",
                 "}",
@@ -218,14 +217,15 @@ class Kernel:
                 "for (int r = tid; r < ROWS; r += THREADS) {",
                 f"float x = {zero};",
                 f"for (int u = 0; u < UNITS; u++) x = {function}(x, own[({place} * ROWS + r) * UNITS + u]);",
-                f"*({self._sum(place, 'block')}) = x;",
+                f"*({self._sum(level, place, 'block')}) = x;",
                 "}",
             ]
         return lines
 
-    def _sum(self, place: int, block: str) -> str:
-        start = f"(float *)(work + half + {self.writer.scratch}L)"
-        return f"{start} + ((group * BLOCKS + {block}) * {self._sums} + {place}) * ROWS + r"
+    def _sum(self, level: int, place: int, block: str) -> str:
+        number = sum(map(len, self.writer.sums[:level])) + place
+        start = f"(float *)(work_now + {self.writer.scratch}L)"
+        return f"{start} + (({number} * {self.sizes.groups} + group) * BLOCKS + {block}) * ROWS + r"
 
     def _final(self, place: int) -> str:
         return "\n".join(_each(self.writer.finals(place)))

@@ -59,6 +59,12 @@ class Plan:
         """How often in a step blocks wait for each other."""
         return self.last + int(self.enters)
 
+    @property
+    def multiplied(self) -> set[fx.Node]:
+        """What is multiplied with weights, which every block needs whole."""
+        found = {node.args[0] for node in self.products}
+        return {node for node in found if isinstance(node, fx.Node)}
+
     def spread(self, node: fx.Node) -> tuple[int, ...]:
         """Return the axes that a reduction takes together, where they run over units; others are a block's own."""
         inner = node.all_input_nodes[0]

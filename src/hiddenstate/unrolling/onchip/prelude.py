@@ -34,9 +34,19 @@ template <class S, class X> static __device__ __forceinline__ auto kept(X x) {
   return get(&s);
 }
 
+/* By the fast instructions for powers of two and reciprocals: within a few ulp. */
 static __device__ __forceinline__ float hs_expf(float x) { return expf(x); }
-static __device__ __forceinline__ float hs_tanhf(float x) { return tanhf(x); }
-static __device__ __forceinline__ float hs_sigmoidf(float x) { return 1.0f / (1.0f + expf(-x)); }
+static __device__ __forceinline__ float hs_sigmoidf(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+static __device__ __forceinline__ float hs_tanhf(float x) {
+  const float a = fabsf(x), s = x * x; /* for small x the difference below would lose digits */
+  const float big = copysignf(1.0f - __fdividef(2.0f, __expf(2.0f * a) + 1.0f), x);
+  float p = -5.70498872745e-3f;
+  p = p * s + 2.06390887954e-2f;
+  p = p * s - 5.37397155531e-2f;
+  p = p * s + 1.33314422036e-1f;
+  p = p * s - 3.33332819422e-1f;
+  return a < 0.625f ? p * s * x + x : big;
+}
 static __device__ __forceinline__ float hs_max(float a, float b) { return a != a ? a : b != b ? b : fmaxf(a, b); }
 static __device__ __forceinline__ float hs_sum(float a, float b) { return a + b; }
 
@@ -57,18 +67,18 @@ static __device__ __forceinline__ void wait(unsigned *bar, unsigned until) {
 /* What another block wrote is read past the nearest cache, which may hold what was there before. */
 static __device__ __forceinline__ uint4 far4(const void *p) {
   uint4 v;
-  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
   return v;
 }
 static __device__ __forceinline__ unsigned far1(const float *p) {
   unsigned v;
-  asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
 static __device__ __forceinline__ unsigned far1(const unsigned short *p) {
   unsigned short v;
-  asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
+  asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
   return v;
 }
 
@@ -174,33 +184,43 @@ static __device__ __forceinline__ void load_weight(unsigned (&w)[KB][NT][4], con
     }
 }
 
+/* Rows on their way from memory, a chunk of a warp's slice at a time. */
+template <class S, int K, int KB, int CHUNK, int ROWS> struct Incoming {
+  uint4 l[CHUNK], h[CHUNK];
+  __device__ __forceinline__ void load(const S *a, int first, int from) {
+    constexpr int per = 16 / sizeof(S);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int low = min(first + (lane >> 2), ROWS - 1), high = min(first + (lane >> 2) + 8, ROWS - 1);
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++) {
+      const int k = (warp * KB + from + i) * 4 * per + (lane & 3) * per;
+      l[i] = from + i < KB ? bytes16<K>(a, low, k) : make_uint4(0, 0, 0, 0);
+      h[i] = from + i < KB && ROWS > 8 ? bytes16<K>(a, high, k) : make_uint4(0, 0, 0, 0);
+    }
+  }
+};
+
 /* Rows times a weight; every warp takes a slice of the depth, and leaves its part of the sum in shared memory. */
-template <class S, bool EXACT, int K, int KB, int NT, int MT, int PAD, int ROWS>
+template <class S, bool EXACT, int K, int KB, int NT, int MT, int CHUNK, int PAD, int ROWS>
 static __device__ __forceinline__ void product(float *partial, const S *a, int first, const unsigned (&w)[KB][NT][4]) {
-  constexpr int CHUNK = KB < 4 ? KB : 4, per = 16 / sizeof(S);
+  constexpr int CHUNKS = (KB + CHUNK - 1) / CHUNK, ALL = CHUNKS * MT;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, q = lane & 3;
   float c[MT][NT][4] = {};
+  Incoming<S, K, KB, CHUNK, ROWS> in[2];
+  in[0].load(a, first, 0);
 #pragma unroll
-  for (int from = 0; from < KB; from += CHUNK)
+  for (int n = 0; n < ALL; n++) {
+    const int mt = n / CHUNKS, from = n % CHUNKS * CHUNK;
+    if (n + 1 < ALL) in[(n + 1) % 2].load(a, first + (n + 1) / CHUNKS * 16, (n + 1) % CHUNKS * CHUNK);
 #pragma unroll
-    for (int mt = 0; mt < MT; mt++) {
-      const int low = min(first + mt * 16 + g, ROWS - 1), high = min(first + mt * 16 + g + 8, ROWS - 1);
-      uint4 l[CHUNK], h[CHUNK];
+    for (int i = 0; i < CHUNK; i++)
+      if (from + i < KB) {
+        const uint4 l = EXACT ? in[n % 2].l[i] : rounded(a, in[n % 2].l[i]);
+        const uint4 h = EXACT ? in[n % 2].h[i] : rounded(a, in[n % 2].h[i]);
 #pragma unroll
-      for (int i = 0; i < CHUNK; i++)
-        if (from + i < KB) {
-          const int k = (warp * KB + from + i) * 4 * per + q * per;
-          l[i] = bytes16<K>(a, low, k);
-          h[i] = ROWS > 8 ? bytes16<K>(a, high, k) : make_uint4(0, 0, 0, 0);
-        }
-#pragma unroll
-      for (int i = 0; i < CHUNK; i++)
-        if (from + i < KB) {
-          if (!EXACT) l[i] = rounded(a, l[i]), h[i] = rounded(a, h[i]);
-#pragma unroll
-          for (int nt = 0; nt < NT; nt++) mma<EXACT>(a, c[mt][nt], l[i], h[i], w[from + i][nt]);
-        }
-    }
+        for (int nt = 0; nt < NT; nt++) mma<EXACT>(a, c[mt][nt], l, h, w[from + i][nt]);
+      }
+  }
 #pragma unroll
   for (int mt = 0; mt < MT; mt++)
 #pragma unroll

@@ -42,7 +42,7 @@ class OnChipRunner:
         same = [_strided(tensor, strides) for tensor, strides in zip(fixed, self._strides, strict=True)]
         streams = [tensor.contiguous() for tensor in along]
         kept = [torch.empty((steps, *shape), dtype=dtype, device=device) for shape, dtype in self._kept]
-        work = torch.empty(max(2 * kernel.half, 1), dtype=torch.uint8, device=device)
+        work = torch.empty(max(2 * kernel.work, 1), dtype=torch.uint8, device=device)
         bars = torch.zeros(32 * kernel.sizes.groups, dtype=torch.int32, device=device)
         tensors = [*rooms, *same, *streams, *kept, work, bars]
         self._launch(steps, tensors, grid=kernel.grid, threads=kernel.sizes.threads)

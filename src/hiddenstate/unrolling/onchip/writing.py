@@ -37,14 +37,14 @@ class Writer:
         self.parts: dict[fx.Node, list[int]] = {node: [] for node in plan.products}  # columns needed of a product
         self.sums: list[list[tuple[str, str]]] = [[] for _ in range(plan.last + 1)]  # (variable, operation) to add up
         self.left: dict[fx.Node, str] = {}  # what is multiplied -> where it lies
-        self.scratch = 0  # bytes of memory to work in, each step in one of two halves
+        self.scratch = 0  # bytes of memory to work in, for one of two steps
         self._names: dict[tuple[fx.Node, Index], str] = {}
         self._held: list[str] = []
         self._write()
 
     def _write(self) -> None:
         plan = self.plan
-        multiplied = {node.args[0] for node in plan.products}
+        multiplied = plan.multiplied
         for place, node in enumerate(plan.carried):
             for number, index in enumerate(self.extent.windows(shape_of(node))):
                 name = self._declare(self.outer, f"c{place}_{number}", worked(node))
@@ -92,11 +92,9 @@ class Writer:
         ]
 
     def _room(self, node: fx.Node) -> str:
-        kind = stored(node)
-        size = math.prod(shape_of(node))
-        start = self.scratch
-        self.scratch += (size * node.meta["val"].dtype.itemsize + 127) // 128 * 128
-        return f"({kind} *)(work + half + {start}L)"
+        start, size = self.scratch, math.prod(shape_of(node)) * node.meta["val"].dtype.itemsize
+        self.scratch += (size + 127) // 128 * 128
+        return f"({stored(node)} *)(work_now + {start}L)"
 
     def _store(self, node: fx.Node, target: str, *, waits: bool) -> None:
         lines = (self.shared if waits else self.stores)[self.plan.levels[node]]
@@ -163,7 +161,7 @@ class Writer:
             name = self._declare(self.inner, f"a{len(self._names)}", worked(node))
             self.top.append(f"{name} = get(along{self.plan.along.index(node)}_now + {self._address(node, index)});")
             return name
-        name = self._declare(self.outer, f"f{len(self._names)}", worked(node))
+        name = self._declare(self.outer, f"same{len(self._names)}", worked(node))
         address = self._address(node, index, node.meta["val"].stride())
         self.first.append(f"{name} = get(fix{self.plan.fixed.index(node)} + {address});")
         return name
@@ -224,12 +222,10 @@ class Writer:
 
 
 def slots(plan: Plan, place: int) -> int:
-    """Return how many steps of a carried value are in memory: all and one more (0), two, or one."""
+    """Return how many steps of a carried value are in memory: two, one, or all of them and one more (0)."""
     if plan.loop.path[place]:
         return 0
-    node, result = plan.carried[place], plan.results[place]
-    multiplied = {product.args[0] for product in plan.products}
-    return 2 if node in multiplied or result in multiplied else 1
+    return 2 if {plan.carried[place], plan.results[place]} & plan.multiplied else 1
 
 
 def arguments(node: fx.Node, read: Callable[[fx.Node], str], kind: Callable[[fx.Node], str]) -> list[str]:
