@@ -162,3 +162,17 @@ def test_sequences_of_another_length_are_shortened_along_unless_they_are_to_stay
     inputs = read(torch.randn(3, 12, 2), None, torch.randn(3, 9, 2))
     assert [end.shape[1] for end in inputs.shortened(4).args[::2]] == [4, 4]
     assert [end.shape[1] for end in inputs.shortened(4, others=False).args[::2]] == [4, 9]
+
+
+@pytest.mark.parametrize("told", [[6, 3, 2], torch.tensor([6, 3, 2])])
+def test_lengths_that_are_named_so_need_not_be_told_twice(told):
+    class Named(nn.Module):
+        def forward(self, x, seq_len, speaker):
+            return x
+
+    x = torch.randn(3, 6, 2)
+    by_name = read_inputs(Named(), (x, told, None), batch_axis=0, lengths=None)
+    assert by_name.lengths.tolist() == [6, 3, 2]
+    other = read_inputs(Named(), (x, None, told), batch_axis=0, lengths=None)
+    assert other.lengths is None  # whole numbers up to the steps, but nobody calls them lengths
+    assert read_inputs(Named(), (x, [7, 3, 2], None), batch_axis=0, lengths=None).lengths is None

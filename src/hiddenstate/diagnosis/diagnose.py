@@ -38,7 +38,8 @@ def diagnose(
     Args:
         model: Any model with recurrent layers, a layer, or a cell. For a cell or a layer inputs may be left out.
         inputs: What the model is called with.
-        lengths: The real steps of each row; a model that needs them has them among its inputs as well.
+        lengths: The real steps of each row; a model that needs them has them among its inputs as well, and where they
+            are named so in its forward, that is enough.
         targets: What `loss` compares the output with.
         loss: Called as `loss(output, targets)` with the raw output.
         optimizer: The optimizer, or several, that should train every parameter.

@@ -71,6 +71,13 @@ class Inputs:
         """The last real step of each row: (batch,)."""
         return self.valid.sum(1) - 1
 
+    def known_lengths(self) -> Tensor | None:
+        """Return the lengths as the user told them, or as they are among the arguments: (batch,)."""
+        if self.lengths is not None:
+            return self.lengths
+        found = [self.get(slot.path) for slot in self.slots if slot.kind == "lengths" and slot.rows is not None]
+        return torch.as_tensor(found[0]).detach().cpu().long() if found else None
+
     def slot(self, path: Path) -> Slot:
         """Return what is known of one argument."""
         return next(slot for slot in self.slots if slot.path == path)
@@ -131,7 +138,7 @@ class Inputs:
 
         Other sequences, of other lengths, keep so many of their steps too, unless `others` is false.
         """
-        known = self._known_lengths()
+        known = self.known_lengths()
         fewer = None if known is None else (known * steps + self.steps - 1) // self.steps
         place = torch.arange(steps).expand(self.batch, -1)
         if known is not None and fewer is not None:  # (batch, steps): where each row's steps come from
@@ -157,13 +164,6 @@ class Inputs:
         touched = {s.path: min(steps, s.steps) for s in self.slots if others or s.steps == self.steps}
         slots = tuple(replace(s, steps=touched.get(s.path, s.steps)) if s.time is not None else s for s in self.slots)
         return replace(self._with(cut), slots=slots, steps=steps, lengths=fewer if self.lengths is not None else None)
-
-    def _known_lengths(self) -> Tensor | None:
-        """Return the lengths as the user told them, or as they are among the arguments: (batch,)."""
-        if self.lengths is not None:
-            return self.lengths
-        found = [self.get(slot.path) for slot in self.slots if slot.kind == "lengths" and slot.rows is not None]
-        return torch.as_tensor(found[0]).detach().cpu().long() if found else None
 
     def other_rows(self, rows: Tensor, *, seed: int = 0) -> Inputs:
         """Return the call with these rows (a mask) holding other values, in everything that has rows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,7 +48,9 @@ def read_inputs(model: nn.Module, args: tuple[Any, ...], *, batch_axis: int, len
         for slot in slots
     ]
     slots = [_as_lengths(slot, found[slot.path], told, batch, steps) for slot in slots]
-    return Inputs(args, tuple(slots), batch, batched, steps, main, told)
+    read = Inputs(args, tuple(slots), batch, batched, steps, main, told)
+    by_name = [s for s in slots if s.kind == "lengths" and s.rows is not None and "len" in names[s.path[0]].lower()]
+    return replace(read, lengths=read.known_lengths()) if by_name and batched else read
 
 
 def _main(found: dict[Path, Any], names: list[str]) -> Path:

@@ -81,6 +81,56 @@ def bidirectional_by_hand():
     return M(), (floats(),), {}
 
 
+def turned(x: Tensor, lengths: Tensor) -> Tensor:
+    """The real steps of each row from last to first, the padding where it was."""
+    step, end = torch.arange(x.shape[1]), lengths.unsqueeze(1)
+    order = torch.where(step < end, end - 1 - step, step)
+    return x.gather(1, order.unsqueeze(2).expand_as(x))
+
+
+class TurnedByHand(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fwd = nn.GRU(F_IN, H, batch_first=True)
+        self.bwd = nn.GRU(F_IN, H, batch_first=True)
+        self.tag = nn.Linear(2 * H, 3)
+
+    def forward(self, x, lengths):
+        b, _ = self.bwd(turned(x, lengths))
+        return self.tag(torch.cat([self.fwd(x)[0], turned(b, lengths)], -1))
+
+
+@healthy
+def bidirectional_by_hand_within_lengths():
+    lengths = torch.tensor([4, T, 2, 7, 5])
+    return TurnedByHand(), (floats(), lengths), {"lengths": lengths}
+
+
+@healthy
+def bidirectional_by_hand_within_lengths_that_only_the_model_is_told():
+    return TurnedByHand(), (floats(), torch.tensor([4, T, 2, 7, 5])), {}
+
+
+@healthy
+def bidirectional_cells():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fwd, self.bwd = nn.GRUCell(F_IN, H), nn.GRUCell(F_IN, H)
+            self.tag = nn.Linear(2 * H, 3)
+
+        def forward(self, x):
+            a = b = x.new_zeros(len(x), H)
+            ahead, back = [], []
+            for t in range(x.shape[1]):
+                a, b = self.fwd(x[:, t], a), self.bwd(x[:, -1 - t], b)
+                ahead.append(a)
+                back.insert(0, b)
+            return self.tag(torch.cat([torch.stack(ahead, 1), torch.stack(back, 1)], -1))
+
+    return M(), (floats(),), {}
+
+
 @healthy
 def bidirectional_tagger():
     class M(nn.Module):

@@ -269,6 +269,22 @@ def normalized_over_the_whole_sequence():
 
 
 @sick("HS102")
+def centered_over_time_beside_a_flip_of_features():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.GRU(F_IN, H, batch_first=True)
+            self.b = nn.GRU(H, H, batch_first=True)
+            self.fc = nn.Linear(H, 3)
+
+        def forward(self, x):
+            out, _ = self.b(self.a(x.flip(2))[0])
+            return self.fc(out - out.mean(1, keepdim=True))
+
+    return M(), (floats(),), {}
+
+
+@sick("HS102")
 def last_state_added_to_every_step():
     class M(Model):
         def forward(self, x):
@@ -559,6 +575,32 @@ def bidirectional_tagger_without_packing():
 
     x, lengths = padded()
     return M(bidirectional=True), (x,), {"lengths": lengths}
+
+
+class FlippedByHand(nn.Module):
+    """The reverse layer of a short row begins with its padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.fwd = nn.GRU(F_IN, H, batch_first=True)
+        self.bwd = nn.GRU(F_IN, H, batch_first=True)
+        self.fc = nn.Linear(2 * H, 3)
+
+    def forward(self, x, lengths=None):
+        back, _ = self.bwd(x.flip(1))
+        return self.fc(torch.cat([self.fwd(x)[0], back.flip(1)], -1))
+
+
+@sick("HS106")
+def padding_flipped_to_the_front():
+    x, lengths = padded()
+    return FlippedByHand(), (x,), {"lengths": lengths}
+
+
+@sick("HS106")
+def padding_flipped_to_the_front_though_lengths_are_told():
+    x, lengths = padded()
+    return FlippedByHand(), (x, lengths), {}
 
 
 @sick("HS106")

@@ -8,6 +8,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..finding import Finding
 from ..patient import Patient
+from ..probes.directions import directions
 from ..probes.repeats import traced
 from ..probes.shapes import base, layout
 from ..probes.steps import future, looking_ahead
@@ -59,13 +60,7 @@ def _runs_backwards(patient: Patient) -> bool:
         return True
     if any(getattr(module, "bidirectional", False) is True for module in patient.model.modules()):
         return True
-    # Two layers by hand, one of which is given the sequence in reverse.
-    fused = [call for call in calls if call.layer.fused and not isinstance(call.x, PackedSequence)]
-    sources = [call.source[0] for call in fused]
-    if any(a.shape == b.shape and a is not b and same(a, b.flip(1)) for a in sources for b in sources):
-        return True
-    flips = traced(patient).trace.named("flip", "fliplr", "flipud")
-    return len({call.layer.name for call in calls}) > 1 and bool(flips)
+    return {"forwards", "backwards"} <= set(directions(patient).values())  # two layers by hand
 
 
 def _allowed(patient: Patient, *, local: bool) -> str:

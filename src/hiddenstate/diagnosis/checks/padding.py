@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ..finding import Finding
 from ..inputs import Inputs
 from ..patient import Patient, Run
+from ..probes.directions import directions
 from ..probes.gradients import gradients
 from ..probes.repeats import stochastic
 from ..probes.shapes import Leaf, base, by_rows, eps, layout, stepwise
@@ -38,6 +39,7 @@ def padding_ignored(patient: Patient) -> Finding | None:
 def _finding(patient: Patient, what: str, moved: float) -> Finding:
     convolved = any(isinstance(module, nn.modules.conv._ConvNd) for module in patient.model.modules())
     both = any(c.layer.fused and c.layer.spec.bidirectional for c in base(patient).watch.calls)
+    both = both or "backwards" in directions(patient).values()
     cause = "the last column is taken, or steps are averaged, as if every row had all steps"
     if both:
         cause = "the reverse direction begins in the padding"
