@@ -9,17 +9,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import hiddenstate as hs
 from hiddenstate.recording import kernels
-from tests.support.recorded import stack_of
+from tests.support.recorded import KINDS, stack_of
 
 pytestmark = pytest.mark.cuda
-
-KINDS = {
-    "lstm": nn.LSTM,
-    "projected": lambda *a, **k: nn.LSTM(*a, proj_size=3, **k),
-    "gru": nn.GRU,
-    "rnn": nn.RNN,
-    "relu": lambda *a, **k: nn.RNN(*a, nonlinearity="relu", **k),
-}
 
 
 @contextlib.contextmanager

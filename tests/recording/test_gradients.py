@@ -6,15 +6,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import hiddenstate as hs
-from tests.support.recorded import step
+from tests.support.recorded import KINDS, step
 
-KINDS = {
-    "lstm": nn.LSTM,
-    "projected": lambda *a, **k: nn.LSTM(*a, proj_size=3, **k),
-    "gru": nn.GRU,
-    "rnn": nn.RNN,
-    "relu": lambda *a, **k: nn.RNN(*a, nonlinearity="relu", **k),
-}
 ignore_onednn = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 
 

@@ -11,15 +11,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 import hiddenstate as hs
 from hiddenstate.recording import exact, layerwise
-from tests.support.recorded import stack_of
+from tests.support.recorded import KINDS, stack_of
 
-KINDS = {
-    "lstm": nn.LSTM,
-    "projected": lambda *a, **k: nn.LSTM(*a, proj_size=3, **k),
-    "gru": nn.GRU,
-    "rnn": nn.RNN,
-    "relu": lambda *a, **k: nn.RNN(*a, nonlinearity="relu", **k),
-}
 LENGTHS = {"even": [6, 6, 6], "sorted": [6, 4, 2], "any order": [2, 6, 4]}
 ignore_onednn = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 

@@ -6,6 +6,13 @@ import torch
 from torch import Tensor, nn
 
 GATES = {"LSTM": ("input", "forget", "candidate", "output"), "GRU": ("reset", "update", "candidate")}
+KINDS = {
+    "lstm": nn.LSTM,
+    "projected": lambda *a, **k: nn.LSTM(*a, proj_size=3, **k),
+    "gru": nn.GRU,
+    "rnn": nn.RNN,
+    "relu": lambda *a, **k: nn.RNN(*a, nonlinearity="relu", **k),
+}
 
 
 @dataclass

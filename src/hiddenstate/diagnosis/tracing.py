@@ -39,16 +39,6 @@ class Trace:
         """Return the operations with one of these names."""
         return [event for event in self.events if event.name in names]
 
-    def maker(self, tensor: Tensor, *, through: frozenset[str] = frozenset()) -> Event | None:
-        """Return the operation that made `tensor`, looking through those that only rearrange."""
-        made = {id(out): event for event in self.events for out in _tensors(event.output)}
-        for _ in range(16):
-            event = made.get(id(tensor))
-            if event is None or event.name not in through or not event.inputs:
-                return event
-            tensor = event.inputs[0]
-        return None
-
 
 # Operations after which each value is still one of the values before.
 REARRANGING = frozenset(

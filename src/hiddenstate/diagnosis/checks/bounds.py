@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from ..finding import Finding
 from ..patient import Patient
 from ..probes.cells import Drive, drives
 from ..probes.states import recorded
 from ..tracing import Event
 from ..tree import tensors
-from .cells import PASSING, SIGMOIDS, origin, outs
+from .cells import SIGMOIDS, origin, outs, source
 
 
 def within_bounds(patient: Patient) -> Finding | None:
@@ -51,7 +49,7 @@ def _raw_gate(drive: Drive) -> tuple[Event, float, float] | None:
             for gate, value in ((a, b), (b, a)):
                 maker = origin(made, gate)
                 # A raw sum or linear map, on a state that was handed in as it is.
-                if id(_source(made, value)) not in parts or maker is None or maker.name not in _LINEAR:
+                if id(source(made, value)) not in parts or maker is None or maker.name not in _LINEAR:
                     continue
                 low, high = float(gate.min()), float(gate.max())
                 if (low < -0.01 or high > 1.01) and gate.shape[-1:] == value.shape[-1:]:
@@ -60,15 +58,6 @@ def _raw_gate(drive: Drive) -> tuple[Event, float, float] | None:
 
 
 _LINEAR = {"linear", "add", "__add__", "__radd__", "matmul", "__matmul__", "addmm", "mm", "sub", "__sub__", "addmm_"}
-
-
-def _source(made: dict[int, Event], tensor: Tensor) -> Tensor:
-    for _ in range(12):
-        event = made.get(id(tensor))
-        if event is None or event.name not in PASSING or not event.inputs:
-            return tensor
-        tensor = event.inputs[0]
-    return tensor
 
 
 def _beyond(drive: Drive) -> Finding | None:

@@ -81,14 +81,19 @@ def outs(event: Event) -> list[Tensor]:
     return [t for t in items if isinstance(t, Tensor)]
 
 
-def origin(made: dict[int, Event], tensor: Tensor) -> Event | None:
-    """Return the operation that made a tensor, looking through those that only rearrange."""
+def source(made: dict[int, Event], tensor: Tensor) -> Tensor:
+    """Return the tensor whose values these are, looking through operations that only rearrange."""
     for _ in range(12):
         event = made.get(id(tensor))
         if event is None or event.name not in PASSING or not event.inputs:
-            return event
+            break
         tensor = event.inputs[0]
-    return None
+    return tensor
+
+
+def origin(made: dict[int, Event], tensor: Tensor) -> Event | None:
+    """Return the operation that made a tensor's values."""
+    return made.get(id(source(made, tensor)))
 
 
 def _in_the_loss(patient: Patient) -> Finding | None:
