@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from .capture import Captures, Pass
 from .fast import Run, backward_pass, execute, forward_pass, plain
 from .native import CompiledRunner, Unsupported
 from .onchip import OnChipRunner
-from .scan import Loop, PythonRunner
+from .scan import Loop, PythonRunner, Runner
 from .schedule import Schedule
 from .split import split
 from .tracing import trace
@@ -52,8 +53,10 @@ def compile_loops(schedule: Schedule, run: Run) -> None:
     before = _results(schedule, trial) if ways else []
     for way in ways:
         try:
-            runs = way(schedule, run)
-            _agree(_results(schedule, trial), before, _tolerance(schedule))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what torch's compiler thinks of the user's settings
+                runs = way(schedule, run)
+                _agree(_results(schedule, trial), before, _tolerance(schedule))
         except (Unsupported, Untraceable, RuntimeError) as error:
             schedule.go_plain(str(error))
         else:
@@ -68,7 +71,8 @@ def _compile_to_c(schedule: Schedule, run: Run) -> str:
 
 def _compile_on_chip(schedule: Schedule, run: Run) -> str:
     """Have each loop run as one kernel that holds its weights, or where that cannot be its body as few kernels."""
-    runners, reasons = [], []
+    runners: list[Runner] = []
+    reasons = []
     exact = torch.get_float32_matmul_precision() == "highest"
     for loop in schedule.loops():
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 
@@ -81,11 +82,13 @@ class Captures:
         """Return the recording, made now if this number of steps keeps coming back."""
         if key in self._known or self._count(key) <= _AFTER or torch.cuda.is_current_stream_capturing():
             return self._known.get(key)
-        made: Captured | None = Captured(self._record, tensors)
+        made: Captured | None = None
         try:
-            assert made is not None
-            self._check(made(tensors), self._run(tensors))
-        except Untraceable:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what torch's compiler thinks of the user's settings
+                made = Captured(self._record, tensors)
+                self._check(made(tensors), self._run(tensors))
+        except (Untraceable, RuntimeError):  # whatever its compiler meets, the pass runs as it did before
             made = None
         self._known[key] = made
         while len(self._known) > _MOST:

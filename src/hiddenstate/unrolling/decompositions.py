@@ -35,6 +35,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     found[aten.var.correction] = lambda x, dim=None, **options: _var_mean(x, dim, **options)[0]
     found[aten.std.correction] = lambda x, dim=None, **options: _var_mean(x, dim, **options)[0].sqrt()
     found[aten._softmax.default] = _softmax
+    found[aten.unbind.int] = lambda x, dim=0: [x.select(dim, place) for place in range(x.shape[dim])]
     found[aten.addmm.default] = lambda bias, *factors, **scales: _added_product(torch.mm, bias, *factors, **scales)
     found[aten.baddbmm.default] = lambda bias, *factors, **scales: _added_product(torch.bmm, bias, *factors, **scales)
     found[aten.select_scatter.default] = _select_scatter

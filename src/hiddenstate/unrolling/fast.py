@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..cells import Layer
 from ..state import State
+from .capture import Pass
 from .checks import Task
 from .schedule import Bound, Schedule
 from .step import Arguments, Step
@@ -92,7 +93,7 @@ def _forward(schedule: Schedule, run: Run, tensors: Sequence[Tensor]) -> tuple[T
     return results[0], results[1:count], results[count:]
 
 
-def forward_pass(schedule: Schedule, count: int, *, fused: bool = False) -> Callable[[list[Tensor]], list[Tensor]]:
+def forward_pass(schedule: Schedule, count: int, *, fused: bool = False) -> Pass:
     """Return the forward pass as a function of flat tensors, `count` of which may have a gradient."""
 
     def forward(given: list[Tensor]) -> list[Tensor]:
@@ -106,7 +107,7 @@ def forward_pass(schedule: Schedule, count: int, *, fused: bool = False) -> Call
     return forward
 
 
-def backward_pass(schedule: Schedule, count: int, masks: int, *, fused: bool = False) -> Callable[[list[Tensor]], list[Tensor]]:
+def backward_pass(schedule: Schedule, count: int, masks: int, *, fused: bool = False) -> Pass:
     """Return the backward pass as a function of flat tensors: those given, masks, what was saved, and gradients."""
     fixed, along = schedule.saved()
 

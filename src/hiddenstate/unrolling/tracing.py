@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..errors import Untraceable
 from .decompositions import decompositions
 from .reasons import blame, blame_operation
+from .rewriting import rewrite
 from .step import Arguments, Step
 from .watching import Watch
 
@@ -70,6 +71,7 @@ def _make_graph(step: Step, arguments: Arguments, grad: bool) -> Trace:
     if functional and _mutations(graph):
         writes = _mutations(graph)
         raise Untraceable(*blame_operation(step, arguments, lambda found: found in writes, "it writes into its input"))
+    rewrite(graph, call.states(graph))
     return call.roles(graph, constants, grad)
 
 
@@ -159,6 +161,11 @@ class _Call:
 
     def _leaves(self, flat: Sequence[Tensor]) -> list[Tensor]:
         return [t.detach().requires_grad_() if w else t for t, w in zip(flat, self.wanted, strict=True)]
+
+    def states(self, graph: fx.Graph) -> list[fx.Node]:
+        """Return the nodes that the state comes in by."""
+        given = [node for node in graph.nodes if node.op == "placeholder"]
+        return given[self.total - self.counts[3] : self.total]
 
     def roles(self, graph: fx.Graph, constants: dict[fx.Node, Tensor], grad: bool) -> Trace:
         """Name the nodes that go in and come out."""

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ def compiled(source: str, architecture: str) -> bytes:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _fetched(size_of, fetch, program):  # type: ignore[no-untyped-def]
+def _fetched(size_of: Any, fetch: Any, program: ctypes.c_void_p) -> bytes:
     size = ctypes.c_size_t()
     _check(size_of(program, ctypes.byref(size)))
     text = ctypes.create_string_buffer(size.value)

@@ -67,7 +67,7 @@ class Extent:
     def fits(self, place: Along, size: int) -> bool:
         """Say whether a place lies within an axis, for all rows and units."""
         last = place.shift + place.row * (self.rows - 1) + place.unit * (self.units - 1)
-        return 0 <= place.shift and last < size
+        return place.shift >= 0 and last < size
 
 
 def broadcast(index: Index, shape: Sequence[int]) -> Index:
@@ -90,9 +90,13 @@ def through(node: fx.Node, index: Index, extent: Extent) -> tuple[fx.Node, Index
 
 
 def part_of_join(node: fx.Node, index: Index, extent: Extent) -> tuple[fx.Node, Index]:
-    """Return which of the joined values an index falls into, and where in it."""
+    """Return which of the joined or stacked values an index falls into, and where in it."""
     axis = (int(node.args[1]) if len(node.args) > 1 else 0) % len(index)  # type: ignore[arg-type]
     place, first = index[axis], 0
+    if node.target is aten.stack.default:
+        if place.row or place.unit:
+            raise Unsupported("units are stacked in a step")
+        return node.args[0][place.shift], (*index[:axis], *index[axis + 1 :])  # type: ignore[index, return-value]
     for part in node.args[0]:  # type: ignore[union-attr]
         assert isinstance(part, fx.Node)
         size = shape_of(part)[axis]

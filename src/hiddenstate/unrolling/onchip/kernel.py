@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable
 
 from ..native.values import shape_of
+from .instructions import INSTRUCTIONS
 from .plan import Plan, stored
 from .prelude import PRELUDE
-from .sizes import Product, Sizes, choose
+from .sizes import Product, choose
 from .writing import Writer, slots
 
 _FUNCTIONS = {"+": ("hs_sum", "0.0f"), "max": ("hs_max", "-INFINITY")}
@@ -48,7 +49,7 @@ class Kernel:
         partial = sum(map(self.sizes.partial, self.products))
         return 4 * (partial + self._sums * self.sizes.rows * (self.sizes.units + 1))
 
-    def source(self) -> str:
+    def source(self, instructions: str = INSTRUCTIONS) -> str:
         """Return the CUDA text."""
         writer = self.writer
         start = [*self._constants(), *self._elements(), *self._weights(), *writer.outer, *_each(writer.first)]
@@ -69,7 +70,7 @@ class Kernel:
             *ends,
         ]
         body = "\n".join(lines)
-        return f"{PRELUDE}\n{self._defines()}\n{self._head()}\n{body}\n}}\n"
+        return f"{instructions}\n{PRELUDE}\n{self._defines()}\n{self._head()}\n{body}\n}}\n"
 
     def _defines(self) -> str:
         sizes, extent = self.sizes, self.plan.extent
@@ -103,7 +104,7 @@ class Kernel:
     def _constants(self) -> list[str]:
         partial = sum(map(self.sizes.partial, self.products))
         lines = [
-            "extern __shared__ __align__(16) float partial[];",
+            "float *partial = shared_memory();",
             f"float *own = partial + {partial}, *total = own + {self._sums} * ROWS * UNITS;",
             "const int tid = threadIdx.x, group = blockIdx.x / BLOCKS, block = blockIdx.x % BLOCKS;",
             "const int first_row = group * ROWS, first_unit = block * UNITS;",
@@ -194,7 +195,8 @@ class Kernel:
             lines += [
                 f"for (int r = tid >> 5; r < ROWS; r += {self.sizes.warps}) {{",
                 f"float x = {zero};",
-                f"for (int b = tid & 31; b < BLOCKS; b += 32) x = {function}(x, __uint_as_float(far1({self._sum(level, place, 'b')})));",
+                "for (int b = tid & 31; b < BLOCKS; b += 32)",
+                f"x = {function}(x, __uint_as_float(far1({self._sum(level, place, 'b')})));",
                 f"for (int s = 16; s; s /= 2) x = {function}(x, __shfl_xor_sync(0xffffffff, x, s));",
                 f"if ((tid & 31) == 0) total[{place} * ROWS + r] = x;",
                 "}",

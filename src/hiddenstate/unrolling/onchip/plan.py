@@ -24,7 +24,8 @@ STORED = {
     torch.int64: "int64_t",
 }
 WORKED = {"bf16": "float", "f16": "float"}
-REDUCED = {aten.sum.dim_IntList: "+", aten.mean.dim: "+", aten.amax.default: "max"}
+JOINED = {aten.cat.default, aten.stack.default}
+REDUCED: dict[Any, str] = {aten.sum.dim_IntList: "+", aten.mean.dim: "+", aten.amax.default: "max"}
 _NARROWEST = 8  # units below which a state is not worth spreading over blocks
 
 
@@ -99,7 +100,7 @@ class Plan:
         if node.target in REDUCED:
             return level + int(self.crosses(node))
         known = node.target in POINTWISE or node.target in FILLED or node.target in SPLITS
-        if not known and node.target is not aten.cat.default and not _is_view(node):
+        if not known and node.target not in JOINED and not _is_view(node):
             raise Unsupported(f"{node.target} has no kernel here")
         if node.target not in SPLITS:
             stored(node)

@@ -24,11 +24,13 @@ class OnChipRunner:
         """Write, compile and load the loop's kernel, or raise `Unsupported`."""
         if torch.version.cuda is None or torch.cuda.get_device_capability(device) < _OLDEST:
             raise Unsupported("this device has no kernel here")
-        self.loop, plan = loop, Plan(loop)
-        self.kernel = Kernel(
-            plan, processors=torch.cuda.get_device_properties(device).multi_processor_count, exact=exact
-        )
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._prepare(loop, Kernel(Plan(loop), processors=processors, exact=exact))
         self._launch = Launchable(self.kernel.source(), device, shared=self.kernel.shared)
+
+    def _prepare(self, loop: Loop, kernel: Kernel) -> None:
+        plan = kernel.plan
+        self.loop, self.kernel = loop, kernel
         self._slots = [slots(plan, place) for place in range(loop.carried)]
         self._strides = [tuple(node.meta["val"].stride()) for node in plan.fixed]
         self._kept = [(tuple(n.meta["val"].shape), n.meta["val"].dtype) for n in plan.results[loop.carried :]]
@@ -36,7 +38,9 @@ class OnChipRunner:
     def __call__(self, carry: Sequence[Tensor], fixed: Sequence[Tensor], along: Sequence[Tensor], *, steps: int) -> Ran:
         """Run the loop from `carry`, with `along (time, ...)`."""
         loop, kernel, device = self.loop, self.kernel, carry[0].device
-        rooms = [part.new_empty((count or steps + 1, *part.shape)) for part, count in zip(carry, self._slots, strict=True)]
+        rooms = [
+            part.new_empty((count or steps + 1, *part.shape)) for part, count in zip(carry, self._slots, strict=True)
+        ]
         for room, part, count in zip(rooms, carry, self._slots, strict=True):
             room[steps if loop.backward and not count else 0].copy_(part)
         same = [_strided(tensor, strides) for tensor, strides in zip(fixed, self._strides, strict=True)]

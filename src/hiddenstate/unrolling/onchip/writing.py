@@ -12,7 +12,7 @@ from torch import fx
 from ..native.operations import FILLED, POINTWISE, literal
 from ..native.values import Unsupported, dense, shape_of
 from .indexing import Along, Index, at, broadcast, part_of_join, through
-from .plan import REDUCED, Plan, stored, worked
+from .plan import JOINED, REDUCED, Plan, stored, worked
 
 aten = torch.ops.aten
 
@@ -138,7 +138,7 @@ class Writer:
         seen = through(node, index, self.extent)
         if seen is not None:
             return seen
-        if node.target is aten.cat.default:
+        if node.target in JOINED:
             return part_of_join(node, index, self.extent)
         if node.target is aten.mm.default:
             return self._product(node, index)
