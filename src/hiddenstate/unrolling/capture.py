@@ -15,6 +15,8 @@ from ..errors import Untraceable
 Pass = Callable[[list[Tensor]], list[Tensor]]
 _MOST = 4  # recordings kept for one pass; each holds the memory of its shape
 _AFTER = 2  # calls with one number of steps before it is worth a recording: lengths that change are not
+_AGAIN = 100  # calls before a recording that was given up is made again: some data has more lengths than recordings
+_SHARE = 16  # recordings of one pass hold no more than this part of the device's memory
 _COUNTED = 256  # numbers of steps whose calls are counted
 
 
@@ -48,6 +50,11 @@ class Captured:
             torch._foreach_copy_(results, self._outputs)
         return results
 
+    @property
+    def bytes(self) -> int:
+        """Memory that the recording holds, beside what it works in."""
+        return sum(tensor.nbytes for tensor in (*self._inputs, *self._outputs))
+
     def _take_turns(self) -> None:
         # The recording has one set of buffers: whoever used it last, on whichever stream, goes first.
         if self._current() != self._number:
@@ -60,7 +67,7 @@ class Captured:
 
 
 class Captures:
-    """One pass, recorded for each number of steps that comes back; those not used for longest are given up."""
+    """One pass, recorded for each number of steps that comes back; beyond a few, the oldest recording is given up."""
 
     def __init__(self, run: Pass, record: Pass, check: Callable[[list[Tensor], list[Tensor]], None]) -> None:
         """Call `run`, and record `record` where that pays and `check` finds that it gives the same."""
@@ -82,6 +89,10 @@ class Captures:
         """Return the recording, made now if this number of steps keeps coming back."""
         if key in self._known or self._count(key) <= _AFTER or torch.cuda.is_current_stream_capturing():
             return self._known.get(key)
+        room = torch.cuda.get_device_properties(tensors[0].device).total_memory // _SHARE
+        if sum(tensor.nbytes for tensor in tensors) > room // 2:
+            self._known[key] = None  # long enough for launches not to matter
+            return None
         made: Captured | None = None
         try:
             with warnings.catch_warnings():
@@ -91,9 +102,13 @@ class Captures:
         except (Untraceable, RuntimeError):  # whatever its compiler meets, the pass runs as it did before
             made = None
         self._known[key] = made
-        while len(self._known) > _MOST:
-            self._known.popitem(last=False)
+        while len(self._known) > _MOST or self._held() > room:
+            given_up, _ = self._known.popitem(last=False)
+            self._calls[given_up] = _AFTER - _AGAIN
         return made
+
+    def _held(self) -> int:
+        return sum(captured.bytes for captured in self._known.values() if captured is not None)
 
     def _count(self, key: Hashable) -> int:
         self._calls[key] = self._calls.get(key, 0) + 1

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class Launchable:
             _check(driver.cuModuleLoadData(ctypes.byref(module), image))
             _check(driver.cuModuleGetFunction(ctypes.byref(self._function), module, b"run"))
             _check(driver.cuFuncSetAttribute(self._function, _SHARED_LIMIT, ctypes.c_int(shared)))
+        finalize(self, _unload, device, module).atexit = False  # by then the driver may be gone
 
     def __call__(self, steps: int, tensors: Sequence[Tensor], *, grid: int, threads: int) -> None:
         """Run the kernel on the current stream."""
@@ -42,6 +44,12 @@ class Launchable:
             # As a cooperative kernel: either all blocks get a place at once, or none, so none waits in vain.
             launch = _driver().cuLaunchCooperativeKernel
             _check(launch(self._function, grid, 1, 1, threads, 1, 1, self._shared, stream, pointers))
+
+
+def _unload(device: torch.device, module: ctypes.c_void_p) -> None:
+    with torch.cuda.device(device):
+        torch.cuda.synchronize(device)  # it may still be running
+        _driver().cuModuleUnload(module)
 
 
 @lru_cache(maxsize=128)
