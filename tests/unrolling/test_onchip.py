@@ -155,6 +155,15 @@ def test_half_precision_is_the_loops(dtype, tolerance, monkeypatch):
     assert_the_loops(cell, x, monkeypatch, tolerance=tolerance)
 
 
+def test_autocast_is_the_loops(monkeypatch):
+    class Widened(Normed):
+        def forward(self, x, h):
+            return torch.tanh(self.inner(x) + self.recurrent(h)).float()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_the_loops(Widened(), torch.randn(3, 3, INPUT), monkeypatch, tolerance=0.02)
+
+
 def test_a_row_of_nan_stays_alone(monkeypatch):
     monkeypatch.setattr(building, "is_wide", lambda run: True)
     x = torch.randn(4, 3, INPUT)
@@ -262,6 +271,15 @@ def test_values_and_gradients_on_a_gpu_are_the_loops(cell_type, precision):
         assert "on the chip" in hs.explain(cell, x).compiled
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_on_a_gpu_is_the_loops(dtype):
+    cell, x = Gates(64).cuda(), torch.randn(7, 9, INPUT, device="cuda")
+    with torch.no_grad(), torch.autocast("cuda", dtype):
+        one, two = (hs.unroll(cell, x, engine=engine)[0] for engine in ("loop", "fast"))
+    torch.testing.assert_close(one, two, rtol=3e-2, atol=3e-2)
 
 
 @pytest.mark.cuda
