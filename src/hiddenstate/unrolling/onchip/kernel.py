@@ -30,7 +30,7 @@ class Kernel:
             for node in plan.products
         ]
         self.sizes = choose(plan.extent, self.products, processors=processors, exchanges=plan.exchanges)
-        self._sums = max(len(sums) for sums in self.writer.sums)
+        self._sums = max(len(level.sums) for level in self.writer.levels)
 
     @property
     def grid(self) -> int:
@@ -40,7 +40,7 @@ class Kernel:
     @property
     def work(self) -> int:
         """Bytes of memory to work in for one of two steps: what is multiplied, then each block's sums."""
-        sums = sum(map(len, self.writer.sums))
+        sums = sum(len(level.sums) for level in self.writer.levels)
         return self.writer.scratch + (self.grid * sums * self.sizes.rows * 4 + 127) // 128 * 128
 
     @property
@@ -53,7 +53,7 @@ class Kernel:
         """Return the CUDA text."""
         writer = self.writer
         start = [*self._constants(), *self._elements(), *self._weights(), *writer.outer, *_each(writer.first)]
-        ends = [self._final(place) for place in range(self.plan.loop.carried) if slots(self.plan, place) == 1]
+        single = [place for place in range(self.plan.loop.carried) if slots(self.plan, place) == 1]
         step = "steps - 1 - n" if self.plan.loop.backward else "n"
         lines = [
             *start,
@@ -67,7 +67,7 @@ class Kernel:
             *self._levels(),
             *_each(writer.ending()),
             "}",
-            *ends,
+            *_each(line for place in single for line in writer.finals(place)),
         ]
         body = "\n".join(lines)
         return f"{instructions}\n{PRELUDE}\n{self._defines()}\n{self._head()}\n{body}\n}}\n"
@@ -165,17 +165,17 @@ class Kernel:
         return lines
 
     def _levels(self) -> list[str]:
-        plan, writer, lines = self.plan, self.writer, []
-        for level in range(plan.last + 1):
+        plan, lines = self.plan, []
+        for level, work in enumerate(self.writer.levels):
             if level or plan.enters:
                 lines.append("wait(bar, met);")
             lines += self._exchanged(level)
-            lines += _each(writer.body[level])
-            lines += _each(writer.shared[level])
+            lines += _each(work.body)
+            lines += _each(work.shared)
             lines += self._summed(level + 1)
             if level < plan.last or plan.enters:
                 lines += ["arrive(bar);", "met += BLOCKS;"]
-            lines += _each(writer.stores[level])
+            lines += _each(work.stores)
         return lines
 
     def _exchanged(self, level: int) -> list[str]:
@@ -190,7 +190,7 @@ class Kernel:
                 call = f"product<{stored(node)}, {self._exact(product)}, {', '.join(map(str, numbers))}>"
                 lines.append(f"{call}(partial + {start}, {left}, first_row, w{number});")
             start += self.sizes.partial(product)
-        for place, (_, operation) in enumerate(self.writer.sums[level]):
+        for place, (_, operation) in enumerate(self.writer.levels[level].sums):
             function, zero = _FUNCTIONS[operation]
             lines += [
                 f"for (int r = tid >> 5; r < ROWS; r += {self.sizes.warps}) {{",
@@ -205,15 +205,15 @@ class Kernel:
 
     def _summed(self, level: int) -> list[str]:
         """Return the lines that leave a block's own part of sums where the others find it."""
-        if level > self.plan.last or not self.writer.sums[level]:
+        if level > self.plan.last or not self.writer.levels[level].sums:
             return []
         mine = [
             f"if (e * THREADS + tid < ROWS * UNITS) own[({place} * ROWS + lrow[e]) * UNITS + lunit[e]] = "
             f"ok[e] ? {name} : {_FUNCTIONS[operation][1]};"
-            for place, (name, operation) in enumerate(self.writer.sums[level])
+            for place, (name, operation) in enumerate(self.writer.levels[level].sums)
         ]
         lines = [*_each(mine), "__syncthreads();"]
-        for place, (_, operation) in enumerate(self.writer.sums[level]):
+        for place, (_, operation) in enumerate(self.writer.levels[level].sums):
             function, zero = _FUNCTIONS[operation]
             lines += [
                 "for (int r = tid; r < ROWS; r += THREADS) {",
@@ -225,12 +225,9 @@ class Kernel:
         return lines
 
     def _sum(self, level: int, place: int, block: str) -> str:
-        number = sum(map(len, self.writer.sums[:level])) + place
+        number = sum(len(earlier.sums) for earlier in self.writer.levels[:level]) + place
         start = f"(float *)(work_now + {self.writer.scratch}L)"
         return f"{start} + (({number} * {self.sizes.groups} + group) * BLOCKS + {block}) * ROWS + r"
-
-    def _final(self, place: int) -> str:
-        return "\n".join(_each(self.writer.finals(place)))
 
 
 def _each(lines: Iterable[str]) -> list[str]:

@@ -66,8 +66,8 @@ class Plan:
         found = {node.args[0] for node in self.products}
         return {node for node in found if isinstance(node, fx.Node)}
 
-    def spread(self, node: fx.Node) -> tuple[int, ...]:
-        """Return the axes that a reduction takes together, where they run over units; others are a block's own."""
+    def axes(self, node: fx.Node) -> tuple[int, ...]:
+        """Return the axes that a reduction takes together."""
         inner = node.all_input_nodes[0]
         shape, dims = shape_of(inner), node.args[1]
         if not dims or node.kwargs.get("dtype") is not None:
@@ -80,7 +80,7 @@ class Plan:
     def crosses(self, node: fx.Node) -> bool:
         """Say whether a reduction takes units of several blocks together."""
         shape = shape_of(node.all_input_nodes[0])
-        return any(shape[axis] % self.extent.units == 0 for axis in self.spread(node))
+        return any(shape[axis] % self.extent.units == 0 for axis in self.axes(node))
 
     def weight(self, node: fx.Node) -> tuple[fx.Node, bool]:
         """Return the weight that a product is with, and whether it is turned."""

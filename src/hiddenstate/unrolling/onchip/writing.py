@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +18,16 @@ from .plan import JOINED, REDUCED, Plan, stored, worked
 aten = torch.ops.aten
 
 
+@dataclass(slots=True, eq=False)
+class Level:
+    """What is done between two exchanges, for each element."""
+
+    body: list[str] = field(default_factory=list)
+    shared: list[str] = field(default_factory=list)  # stores that other blocks wait for
+    stores: list[str] = field(default_factory=list)
+    sums: list[tuple[str, str]] = field(default_factory=list)  # over all units: (variable, operation), taken before it
+
+
 class Writer:
     """Writes the element-wise work of a step: what each thread loads, computes and stores, level by level.
 
@@ -28,14 +39,11 @@ class Writer:
         self.plan, self.extent = plan, plan.extent
         self.first: list[str] = []  # before the first step
         self.top: list[str] = []  # at the beginning of a step, before any exchange
-        self.body: list[list[str]] = [[] for _ in range(plan.last + 1)]
-        self.shared: list[list[str]] = [[] for _ in range(plan.last + 1)]  # stores that other blocks wait for
-        self.stores: list[list[str]] = [[] for _ in range(plan.last + 1)]
+        self.levels = [Level() for _ in range(plan.last + 1)]
         self.last: list[str] = []  # at the end of a step
         self.outer: list[str] = []  # declarations that outlive a step
         self.inner: list[str] = []
         self.parts: dict[fx.Node, list[int]] = {node: [] for node in plan.products}  # columns needed of a product
-        self.sums: list[list[tuple[str, str]]] = [[] for _ in range(plan.last + 1)]  # (variable, operation) to add up
         self.left: dict[fx.Node, str] = {}  # what is multiplied -> where it lies
         self.scratch = 0  # bytes of memory to work in, for one of two steps
         self._names: dict[tuple[fx.Node, Index], str] = {}
@@ -97,7 +105,8 @@ class Writer:
         return f"({stored(node)} *)(work_now + {start}L)"
 
     def _store(self, node: fx.Node, target: str, *, waits: bool) -> None:
-        lines = (self.shared if waits else self.stores)[self.plan.levels[node]]
+        level = self.levels[self.plan.levels[node]]
+        lines = level.shared if waits else level.stores
         kind = stored(node)
         for index in self.extent.windows(shape_of(node)):
             value = self.value(node, index)
@@ -151,7 +160,7 @@ class Writer:
 
     def _assign(self, level: int, kind: str, expression: str) -> str:
         name = self._declare(self.inner, f"v{len(self._names)}_{len(self.inner)}", kind)
-        self.body[level].append(f"{name} = {expression};")
+        self.levels[level].body.append(f"{name} = {expression};")
         return name
 
     def _given(self, node: fx.Node, index: Index) -> str:
@@ -178,7 +187,7 @@ class Writer:
 
     def _reduction(self, node: fx.Node, index: Index) -> str:
         plan, inner = self.plan, node.all_input_nodes[0]
-        shape, gone = shape_of(inner), plan.spread(node)
+        shape, gone = shape_of(inner), plan.axes(node)
         kept = iter(index) if len(index) < len(shape) else None
         places: list[Along | None] = []
         for axis in range(len(shape)):
@@ -195,8 +204,9 @@ class Writer:
             raise Unsupported(f"{node.target} of this kind has no kernel here")
         level = plan.levels[node]
         mine = self._assign(level - 1, "float", total)
-        self.sums[level].append((mine, operation))
-        return self._assign(level, "float", f"total[{len(self.sums[level]) - 1} * ROWS + lrow[e]]{scale}")
+        sums = self.levels[level].sums
+        sums.append((mine, operation))
+        return self._assign(level, "float", f"total[{len(sums) - 1} * ROWS + lrow[e]]{scale}")
 
     def _all_along(self, places: Sequence[Along | None], shape: Sequence[int]) -> list[Index]:
         """Return the indices of all elements of a unit that a reduction takes together."""
