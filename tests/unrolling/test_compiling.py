@@ -7,7 +7,7 @@ import pytest
 from hiddenstate.unrolling.native import compiling
 from hiddenstate.unrolling.native.values import Unsupported
 
-SOURCE = "void run(long n, void *a, void *b, void *c) { ((long *)a)[0] = n; }"
+SOURCE = "void run(long n, long parts, void *p, void *tools) { ((long *)p)[0] = n; }"
 
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="there is no C compiler on this machine"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, fx
 
 from .capture import Captures
+from .native import CompiledRunner
 from .pieces import Piece, make_piece
 from .scan import Loop, PythonRunner, Runner
 from .split import Split, Stage
-from .sums import Sum, Sums
+from .sums import Sum, Sums, Values
 from .sweep import Sweep
 from .tracing import Trace
 
@@ -76,7 +78,8 @@ class Schedule:
         trace = self.trace
         bound.same.update(trace.constants)
         bound.same.update(zip(self._once.outputs, self._once(*map(bound.fixed, self._once.inputs)), strict=True))
-        self._before(bound)
+        with self.products():
+            self._before(bound)
         ran = self._run_loop(carry, *_arguments(self.loop, bound), steps=bound.steps)
         for node, new, path in zip(trace.states, trace.news, ran.paths, strict=True):
             if path is not None:
@@ -84,7 +87,8 @@ class Schedule:
                 if self.split.stages.get(new) is Stage.LOOP:
                     bound.varying[new] = path[1:]
         bound.varying.update(zip(self.loop.kept, ran.kept, strict=True))
-        self._after(bound)
+        with self.products():
+            self._after(bound)
         return ran.last
 
     def backward(self, bound: Bound, carry: Sequence[Tensor]) -> list[Tensor]:
@@ -120,7 +124,19 @@ class Schedule:
     def sums(self) -> tuple[list[Sum | None], list[Sum | None]]:
         """Return how the gradients of weights and of first states are summed over time."""
         assert self._back is not None
-        return self._back.to_weights, self._back.to_firsts
+        return [*map(self._summed, self._back.to_weights)], [*map(self._summed, self._back.to_firsts)]
+
+    def _summed(self, total: Sum | None) -> Sum | None:
+        def summed(values: Values) -> Tensor:
+            assert total is not None
+            with self.products():
+                return total(values)
+
+        return None if total is None else summed
+
+    def products(self) -> AbstractContextManager[None]:
+        """Return what products around the loops are computed in: by our own code, where the loops are ours."""
+        return self._run_loop.products() if isinstance(self._run_loop, CompiledRunner) else nullcontext()
 
     def fixed_nodes(self) -> set[fx.Node]:
         """Return the nodes whose value is the same at all steps."""
@@ -194,7 +210,8 @@ class _Back:
 
     def run(self, bound: Bound, carry: Sequence[Tensor]) -> list[Tensor]:
         """Run the backward pass."""
-        self.before(bound)
+        with self.schedule.products():
+            self.before(bound)
         fakes = [node.meta["val"] for node in self.totals]
         zeros = [torch.zeros(tuple(fake.shape), dtype=fake.dtype, device=fake.device) for fake in fakes]
         ran = self.run_loop([*carry, *zeros], *_arguments(self.loop, bound), steps=bound.steps)
@@ -207,7 +224,8 @@ class _Back:
                     bound.varying[end] = path[:-1]
         bound.varying.update(zip(self.loop.kept, ran.kept, strict=True))
         bound.totals.update(zip(self.totals, ran.last[count:], strict=True))
-        self.after(bound)
+        with self.schedule.products():
+            self.after(bound)
         return list(ran.last[:count])
 
 

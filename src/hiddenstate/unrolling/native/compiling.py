@@ -23,18 +23,22 @@ _FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trap
 
 def load(source: str) -> Any:
     """Return the function `run` of a C file, compiled now or at an earlier time."""
-    name = hashlib.sha256("\0".join([source, _machine(), *_FLAGS]).encode()).hexdigest()[:32]
-    try:
-        library = _library(source, _folder() / f"{name}.so")
-    except OSError:  # a home that cannot be written to, or from which nothing may be run
-        try:
-            library = _library(source, _private() / f"{name}.so")
-        except OSError as error:
-            raise Unsupported(f"compiled code can be kept nowhere: {error}") from error
-    function = library.run
-    function.argtypes = [ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    function = library(source).run
+    function.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
     function.restype = None
     return function
+
+
+def library(source: str) -> ctypes.CDLL:
+    """Return a C file as a library in memory, compiled now or at an earlier time."""
+    name = hashlib.sha256("\0".join([source, _machine(), *_FLAGS]).encode()).hexdigest()[:32]
+    try:
+        return _library(source, _folder() / f"{name}.so")
+    except OSError:  # a home that cannot be written to, or from which nothing may be run
+        try:
+            return _library(source, _private() / f"{name}.so")
+        except OSError as error:
+            raise Unsupported(f"compiled code can be kept nowhere: {error}") from error
 
 
 def _library(source: str, path: Path) -> ctypes.CDLL:
@@ -44,17 +48,22 @@ def _library(source: str, path: Path) -> ctypes.CDLL:
 
 
 @lru_cache(maxsize=1)
-def products() -> tuple[int, int]:
+def torch_products() -> tuple[int, int]:
     """Return the addresses of torch's own matrix products, single and double."""
+    try:
+        found = [ctypes.cast(getattr(torch_library(), f"{kind}gemm_"), ctypes.c_void_p).value for kind in "sd"]
+    except AttributeError as error:
+        raise Unsupported("torch's library hands out no matrix product") from error
+    return int(found[0] or 0), int(found[1] or 0)
+
+
+@lru_cache(maxsize=1)
+def torch_library() -> ctypes.CDLL:
+    """Return the library that torch computes with."""
     folder = Path(torch.__file__).parent / "lib"
     for name in ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll"):
         if (folder / name).exists():
-            library = ctypes.CDLL(str(folder / name))
-            try:
-                found = [ctypes.cast(getattr(library, f"{kind}gemm_"), ctypes.c_void_p).value for kind in "sd"]
-            except AttributeError as error:
-                raise Unsupported("torch's library hands out no matrix product") from error
-            return int(found[0] or 0), int(found[1] or 0)
+            return ctypes.CDLL(str(folder / name))
     raise Unsupported("torch's library was not found")
 
 

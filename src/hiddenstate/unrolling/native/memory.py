@@ -10,6 +10,7 @@ from torch import fx
 
 from .operations import SPLITS, view
 from .page import Page
+from .rows import Rows
 from .values import Place, Unsupported, ctype_of, dense, shape_of
 
 aten = torch.ops.aten
@@ -18,13 +19,13 @@ aten = torch.ops.aten
 class Memory:
     """The place of every value that has one."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: Page, rows: Rows) -> None:
         """Begin with no value known; code that places need is written on `page`."""
-        self.page = page
+        self.page, self.rows = page, rows
         self.places: dict[fx.Node, Place] = {}
         self.scalars: dict[fx.Node, str] = {}  # tensors of one number
         self.targets: dict[fx.Node, Place] = {}  # where a result has to lie in the end
-        self.scratch = 0  # bytes
+        self.scratch = {"work": 0, "mine": 0}  # bytes to work in: of all threads, and of each
 
     def own(self, node: fx.Node) -> Place:
         """Return memory for a node's value: where it is wanted as a result, in a join, or anywhere."""
@@ -33,7 +34,8 @@ class Memory:
         if node in self.targets:
             place = self.targets[node]
         else:
-            place = self._in_join(node) or self.room(shape_of(node), ctype_of(node))
+            private = self.rows.private(node)
+            place = self._in_join(node) or self.room(shape_of(node), ctype_of(node), private=private)
         self.places[node] = place
         return place
 
@@ -47,13 +49,14 @@ class Memory:
                     return whole.moved(shape_of(node), whole.strides, first * whole.strides[axis])
         return None
 
-    def room(self, shape: tuple[int, ...], ctype: str) -> Place:
-        """Return memory to work in."""
-        start = self.scratch
+    def room(self, shape: tuple[int, ...], ctype: str, *, private: bool = False) -> Place:
+        """Return memory to work in; private memory is another for each thread."""
+        whose = "mine" if private else "work"
+        start = self.scratch[whose]
         size = math.prod(shape) * {"float": 4, "double": 8, "uint8_t": 1, "int64_t": 8}[ctype]
-        self.scratch += (size + 63) // 64 * 64
-        name = f"w{start}"
-        self.page.lines.append(f"{ctype} *{name} = ({ctype} *)(work + {start}L);")
+        self.scratch[whose] += (size + 63) // 64 * 64
+        name = f"{whose}{start}"
+        self.page.lines.append(f"{ctype} *{name} = ({ctype} *)({whose} + {start}L);")
         return Place(name, shape, dense(shape), ctype)
 
     def read(self, node: fx.Node) -> Place | str:
@@ -70,8 +73,8 @@ class Memory:
             return inner
         shown = view(node, inner)
         if shown is None:  # no view of memory with gaps: put together first
-            whole = self.room(inner.shape, inner.ctype)
-            self.page.copy(whole, inner)
+            whole = self.room(inner.shape, inner.ctype, private=self.rows.private(source))
+            self.page.copy(whole, inner, by_rows=self.rows.has(source))
             shown = view(node, whole)
         if shown is None:
             raise Unsupported(f"{node.target} of this shape has no C here")

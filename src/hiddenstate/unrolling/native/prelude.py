@@ -10,6 +10,30 @@ typedef void (*sgemm_t)(const char *, const char *, const int *, const int *, co
 typedef void (*dgemm_t)(const char *, const char *, const int *, const int *, const int *, const double *,
                         const double *, const int *, const double *, const int *, const double *, double *,
                         const int *);
+typedef void (*pack_float_t)(long, long, const float *, long, long, float *);
+typedef void (*pack_double_t)(long, long, const double *, long, long, double *);
+typedef void (*multiply_float_t)(long, long, long, const float *, long, long, const float *, float *, long, int);
+typedef void (*multiply_double_t)(long, long, long, const double *, long, long, const double *, double *, long, int);
+typedef void (*parallel_t)(void (*)(void *), void *, unsigned, unsigned);
+
+typedef struct {
+  long threads;
+  sgemm_t sgemm;
+  dgemm_t dgemm;
+  pack_float_t pack_float;
+  pack_double_t pack_double;
+  multiply_float_t multiply_float;
+  multiply_double_t multiply_double;
+  parallel_t parallel;
+} tools_t;
+
+#define sgemm tools->sgemm
+#define dgemm tools->dgemm
+#define pack_float tools->pack_float
+#define pack_double tools->pack_double
+#define multiply_float tools->multiply_float
+#define multiply_double tools->multiply_double
+#define threads tools->threads
 
 #define SIMD _Pragma("omp simd")
 
@@ -94,3 +118,44 @@ static inline double hs_sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 DOTS(float)
 DOTS(double)
 """
+
+# All steps for the rows from `lo` to `hi`; threads take parts of the rows, and never wait for each other.
+LOOP = r"""
+static void steps_of(long lo, long hi, long part, long steps, char **p, const tools_t *tools) {
+  @pointers@
+  char *mine = p[@last@] + part * @mine@L;
+@fixed@
+  for (long n = 0; n < steps; n++) {
+    const long t = @step@;
+@body@
+  }
+}
+
+typedef struct {
+  long steps, parts, next;
+  char **p;
+  const tools_t *tools;
+} job_t;
+
+static void share(void *given) {
+  job_t *job = given;
+  for (long part; (part = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->parts;)
+    steps_of(@rows@L * part / job->parts, @rows@L * (part + 1) / job->parts, part, job->steps, job->p, job->tools);
+}
+
+void run(long steps, long parts, char **p, const tools_t *tools) {
+  @pointers@
+@fixed@
+  @packs@
+  job_t job = {steps, parts, 0, p, tools};
+  if (parts > 1) tools->parallel(share, &job, parts, 0);
+  else share(&job);
+}
+"""
+
+
+def fill(text: str, **values: str) -> str:
+    """Return a text with each name between two @ replaced."""
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    return text

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from ..scan import Loop, Ran
-from .compiling import load, products
+from .compiling import load, torch_products
+from .products import addresses, own_around_loops, own_products, parallel
 from .values import Unsupported
 from .writing import Writer
 
 __all__ = ["CompiledRunner", "Unsupported"]
+
+_FEWEST = 4  # rows that are worth a thread
+_KERNEL = ("pack_float", "pack_double", "multiply_float", "multiply_double")
 
 
 class CompiledRunner:
@@ -24,33 +29,61 @@ class CompiledRunner:
         self.loop = loop
         writer = Writer(loop)
         self.source = writer.source()
-        self._scratch = writer.memory.scratch
-        self._function, self._products = load(self.source), products()
+        self._scratch, self._rows = writer.memory.scratch, writer.rows
+        self._function = load(self.source)
+        kernel = addresses() if writer.factors.packs else {}
+        self._tools = [*torch_products(), *(kernel.get(name, 0) for name in _KERNEL), parallel()]
+        self._own = own_around_loops()
         self._strides = [tuple(node.meta["val"].stride()) for node in writer.fixed]
         self._kept = [(tuple(n.meta["val"].shape), n.meta["val"].dtype) for n in writer.results[loop.carried :]]
 
     def __call__(self, carry: Sequence[Tensor], fixed: Sequence[Tensor], along: Sequence[Tensor], *, steps: int) -> Ran:
         """Run the loop from `carry`, with `along (time, ...)`."""
-        loop = self.loop
-        rooms = [
-            part.new_empty((steps + 1 if wanted else 2, *part.shape))
-            for part, wanted in zip(carry, loop.path, strict=True)
-        ]
-        for room, part, wanted in zip(rooms, carry, loop.path, strict=True):
-            room[steps if loop.backward and wanted else 0].copy_(part)
+        loop, parts = self.loop, self._parts()
+        rooms = [self._room(place, part, steps=steps, parts=parts) for place, part in enumerate(carry)]
         same = [_strided(tensor, strides) for tensor, strides in zip(fixed, self._strides, strict=True)]
         streams = [tensor.contiguous() for tensor in along]
         kept = [torch.empty((steps, *shape), dtype=dtype) for shape, dtype in self._kept]
-        work = torch.empty(max(self._scratch, 1) + 64, dtype=torch.uint8)
         tensors = [*rooms, *same, *streams, *kept]
-        start = (work.data_ptr() + 63) // 64 * 64
-        pointers = (ctypes.c_void_p * (len(tensors) + 1))(*(tensor.data_ptr() for tensor in tensors), start)
-        self._function(steps, ctypes.addressof(pointers), *self._products)
-        last = [
-            room[(0 if loop.backward else steps) if wanted else steps % 2].clone()
-            for room, wanted in zip(rooms, loop.path, strict=True)
-        ]
+        work, mine = _bytes(self._scratch["work"]), _bytes(self._scratch["mine"] * parts)
+        spaces = [(space.data_ptr() + 63) // 64 * 64 for space in (work, mine)]
+        pointers = (ctypes.c_void_p * (len(tensors) + 2))(*(tensor.data_ptr() for tensor in tensors), *spaces)
+        tools = (ctypes.c_void_p * (len(self._tools) + 1))(torch.get_num_threads(), *self._tools)
+        self._function(steps, parts, ctypes.addressof(pointers), ctypes.addressof(tools))
+        last = [self._last(place, room, steps=steps) for place, room in enumerate(rooms)]
         return Ran(last, [room if wanted else None for room, wanted in zip(rooms, loop.path, strict=True)], kept)
+
+    def products(self) -> AbstractContextManager[None]:
+        """Return what products around the loop are computed in: by our own code, where that is the quicker one."""
+        return own_products() if self._own else nullcontext()
+
+    def _parts(self) -> int:
+        """Return how many threads take rows of their own."""
+        if not self._rows.apart or not self._tools[-1]:
+            return 1
+        return max(1, min(torch.get_num_threads(), self._rows.count // _FEWEST))
+
+    def _room(self, place: int, first: Tensor, *, steps: int, parts: int) -> Tensor:
+        """Return memory for a carried value: at all steps, or at this one and the next, with the first put in."""
+        if self._rows.sums[place]:
+            room = first.new_zeros((parts, 2, *first.shape))
+            room[0, 0].copy_(first)
+            return room
+        wanted = self.loop.path[place]
+        room = first.new_empty((steps + 1 if wanted else 2, *first.shape))
+        room[steps if self.loop.backward and wanted else 0].copy_(first)
+        return room
+
+    def _last(self, place: int, room: Tensor, *, steps: int) -> Tensor:
+        if self._rows.sums[place]:
+            return room[:, steps % 2].sum(0)
+        if not self.loop.path[place]:
+            return room[steps % 2].clone()
+        return room[0 if self.loop.backward else steps].clone()
+
+
+def _bytes(count: int) -> Tensor:
+    return torch.empty(max(count, 1) + 64, dtype=torch.uint8)
 
 
 def _strided(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:

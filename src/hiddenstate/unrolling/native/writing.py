@@ -10,12 +10,14 @@ import torch
 from torch import fx
 
 from ..scan import Loop
+from .factors import Factors
 from .grouping import Item, Order
 from .inlining import inlined
 from .memory import Memory, axis_of_join
 from .operations import FILLED, POINTWISE, SPLITS, is_view, literal, view
 from .page import Page
-from .prelude import PRELUDE
+from .prelude import LOOP, PRELUDE, fill
+from .rows import Rows
 from .values import Place, Unsupported, ctype_of, dense, shape_of
 
 aten = torch.ops.aten
@@ -25,25 +27,26 @@ class Writer:
     """Writes one function that runs all steps of a loop.
 
     Its pointers are, in order: what is carried in, what is carried on (two steps, or all of them), what is the same at
-    all steps, what comes at each, what is kept of each, and memory to work in.
+    all steps, what comes at each, what is kept of each, memory to work in, and memory of which each thread has its own.
     """
 
     def __init__(self, loop: Loop) -> None:
         """Write the loop's body."""
         self.loop, self.graph = loop, loop.body.call.graph
-        self.page = Page()
-        self.memory = Memory(self.page)
-        self.order = Order(self.graph)
-        self.inlined: set[fx.Node] = set()  # computed where they are read, and nowhere kept
         given = [node for node in self.graph.nodes if node.op == "placeholder"]
         self.carried, rest = given[: loop.carried], given[loop.carried :]
         self.fixed, self.along = rest[: len(loop.fixed)], rest[len(loop.fixed) :]
         self.results: list[fx.Node] = list(next(node for node in self.graph.nodes if node.op == "output").args[0])
+        self.page, self.order = Page(), Order(self.graph)
+        self.rows = Rows(loop, self.order.items)
+        self.memory = Memory(self.page, self.rows)
+        self.factors = Factors(self.memory)
+        self.inlined: set[fx.Node] = set()  # computed where they are read, and nowhere kept
         self.copies: list[tuple[Place, fx.Node]] = []
 
     def source(self) -> str:
         """Return the whole C file."""
-        head = self._pointers()
+        streams, fixed = self._pointers(), self._fixed_pointers()
         for node in self.graph.nodes:
             if node.target in FILLED:
                 self.memory.scalars[node] = literal(FILLED[node.target](node), ctype_of(node))
@@ -51,42 +54,54 @@ class Writer:
         for item in self.order.items:
             self._item(item)
         for target, node in self.copies:
-            self.page.copy(target, self.memory.read(node))
-        body = "\n".join("    " + line for line in [*head, *self.page.lines] if line)
+            self.page.copy(target, self.memory.read(node), by_rows=self.rows.has(node))
         step = "steps - 1 - n" if self.loop.backward else "n"
-        return (
-            f"{PRELUDE}\nvoid run(long steps, char **p, sgemm_t sgemm, dgemm_t dgemm) {{\n"
-            f"  for (long n = 0; n < steps; n++) {{\n    const long t = {step};\n{body}\n  }}\n}}\n"
+        return PRELUDE + fill(
+            LOOP,
+            rows=str(self.rows.count if self.rows.apart else 1),
+            pointers=f"char *work = p[{self._count}];",
+            last=str(self._count + 1),
+            mine=str(self.memory.scratch["mine"]),
+            step=step,
+            fixed="\n".join(fixed),
+            packs="\n  ".join(self.factors.packs),
+            body="\n".join("    " + line for line in [*streams, *self.page.lines] if line),
         )
 
+    @property
+    def _count(self) -> int:
+        return len(self.carried) + len(self.fixed) + len(self.along) + len(self.results) - self.loop.carried
+
+    def _fixed_pointers(self) -> list[str]:
+        lines = []
+        for place, node in enumerate(self.fixed):
+            ctype = ctype_of(node)
+            lines.append(f"  {ctype} *fix{place} = ({ctype} *)p[{len(self.carried) + place}];")
+            self.memory.places[node] = Place(f"fix{place}", shape_of(node), tuple(node.meta["val"].stride()), ctype)
+        return lines
+
     def _pointers(self) -> list[str]:
-        lines, number = [], 0
-        n = len(self.carried)
+        lines = []
         for place, node in enumerate(self.carried):
-            ctype, size = ctype_of(node), math.prod(shape_of(node))
+            ctype, shape = ctype_of(node), shape_of(node)
             now, after = ("n", "n + 1") if not self.loop.backward else ("steps - n", "t")
             if not self.loop.path[place]:
                 now, after = "(n & 1)", "((n + 1) & 1)"
+            if self.rows.sums[place]:
+                now, after = f"2 * part + {now}", f"2 * part + {after}"
             for name, when in ((f"in{place}", now), (f"out{place}", after)):
-                lines.append(f"{ctype} *{name} = ({ctype} *)p[{place}] + ({when}) * {size}L;")
-            shape = shape_of(node)
+                lines.append(f"{ctype} *{name} = ({ctype} *)p[{place}] + ({when}) * {math.prod(shape)}L;")
             self.memory.places[node] = Place(f"in{place}", shape, dense(shape), ctype)
             self._target(self.results[place], Place(f"out{place}", shape, dense(shape), ctype))
-        number = n
-        for place, node in enumerate(self.fixed):
-            ctype = ctype_of(node)
-            lines.append(f"{ctype} *fix{place} = ({ctype} *)p[{number}];")
-            self.memory.places[node] = Place(f"fix{place}", shape_of(node), tuple(node.meta["val"].stride()), ctype)
-            number += 1
+        number = len(self.carried) + len(self.fixed)
         for place, node in enumerate(self.along):
-            lines.append(self._stream(f"now{place}", node, number))
+            lines.append(self._stream(f"now{place}", node, number + place))
             self.memory.places[node] = Place(f"now{place}", shape_of(node), dense(shape_of(node)), ctype_of(node))
-            number += 1
-        for place, node in enumerate(self.results[n:]):
-            lines.append(self._stream(f"keep{place}", node, number))
+        number += len(self.along)
+        for place, node in enumerate(self.results[len(self.carried) :]):
+            lines.append(self._stream(f"keep{place}", node, number + place))
             self._target(node, Place(f"keep{place}", shape_of(node), dense(shape_of(node)), ctype_of(node)))
-            number += 1
-        return [*lines, f"char *work = p[{number}];"]
+        return lines
 
     def _stream(self, name: str, node: fx.Node, number: int) -> str:
         ctype, size = ctype_of(node), math.prod(shape_of(node))
@@ -106,8 +121,8 @@ class Writer:
             return
         (node,) = item.nodes
         special: dict[Any, Callable[[fx.Node], None]] = {
-            aten.mm.default: self._product,
-            aten.bmm.default: self._product,
+            aten.mm.default: self.factors.write,
+            aten.bmm.default: self.factors.write,
             aten.cat.default: self._join,
             aten.sum.dim_IntList: self._reduce,
             aten.mean.dim: self._reduce,
@@ -135,7 +150,7 @@ class Writer:
             arguments = self._arguments(node, lambda arg: names.get(arg) or self._element(arg, index))
             reads.append(f"const {ctype} {names[node]} = {POINTWISE[node.target](ctype, *arguments)};")
         writes = [f"{self.memory.own(node).at(index)} = {names[node]};" for node in stores]
-        self.page.nest(item.shape, [*reads, *writes])
+        self.page.nest(item.shape, [*reads, *writes], by_rows=self.rows.has(nodes[0]))
 
     def _arguments(self, node: fx.Node, read: Callable[[fx.Node], str]) -> list[str]:
         values = [value for value in node.args]
@@ -200,7 +215,7 @@ class Writer:
             if math.prod(shape):
                 target = whole.moved(shape, whole.strides, first * whole.strides[axis])
                 if self.memory.read(part) != target:
-                    self.page.copy(target, self.memory.read(part))
+                    self.page.copy(target, self.memory.read(part), by_rows=self.rows.has(node))
                 first += shape[axis]
 
     def _stack(self, node: fx.Node) -> None:
@@ -209,7 +224,8 @@ class Writer:
         shape, strides = list(whole.shape), list(whole.strides)
         del shape[axis], strides[axis]
         for number, part in enumerate(node.args[0]):  # type: ignore[arg-type]
-            self.page.copy(whole.moved(shape, strides, number * whole.strides[axis]), self.memory.read(part))
+            target = whole.moved(shape, strides, number * whole.strides[axis])
+            self.page.copy(target, self.memory.read(part), by_rows=self.rows.has(node))
 
     def _reduce(self, node: fx.Node) -> None:
         inner = node.args[0]
@@ -225,43 +241,13 @@ class Writer:
             stride = next(waiting) if kept_axes or axis not in gone else 0
             strides.append(0 if axis in gone else stride)
         into = target.moved(source.shape, strides)
-        index = [f"i{axis}" for axis in range(rank)]
         flat = [f"i{axis}" for axis in range(len(target.shape))]
-        largest = node.target is aten.amax.default
-        self.page.nest(target.shape, [f"{target.at(flat)} = {'-INFINITY' if largest else '0'};"])
-        self.page.gather(source, into, index, last=rank - 1 in gone, largest=largest)
+        largest, by_rows = node.target is aten.amax.default, self.rows.has(node)
+        self.page.nest(target.shape, [f"{target.at(flat)} = {'-INFINITY' if largest else '0'};"], by_rows=by_rows)
+        self.page.gather(source, into, last=rank - 1 in gone, largest=largest, by_rows=self.rows.has(inner))
         if node.target is aten.mean.dim:
             count = math.prod(source.shape[axis] for axis in gone)
-            self.page.nest(target.shape, [f"{target.at(flat)} /= {count};"])
-
-    def _product(self, node: fx.Node) -> None:
-        left, right = (self._matrix(arg) for arg in node.args)
-        out = self.memory.own(node)
-        if not out.contiguous:
-            raise Unsupported("a product into memory with gaps has no C here")
-        if len(out.shape) == 3:
-            count = out.shape[0]
-            self.page.lines.append(f"for (long b = 0; b < {count}; b++) {{")
-            pieces = [place.moved(place.shape[1:], place.strides[1:]) for place in (left, right, out)]
-            moved = [(piece, place.strides[0]) for piece, place in zip(pieces, (left, right, out), strict=True)]
-            self.page.gemm(*((piece, f" + b * {step}L") for piece, step in moved))
-            self.page.lines.append("}")
-        else:
-            self.page.gemm((left, ""), (right, ""), (out, ""))
-
-    def _matrix(self, node: Any) -> Place:
-        place = self.memory.read(node)
-        if isinstance(place, str):
-            whole = self.memory.room(shape_of(node), ctype_of(node))
-            self.page.copy(whole, place)
-            return whole
-        rows, columns = place.strides[-2:]
-        fits = (columns == 1 and rows >= place.shape[-1]) or (rows == 1 and columns >= place.shape[-2])
-        if fits:
-            return place
-        whole = self.memory.room(place.shape, place.ctype)
-        self.page.copy(whole, place)
-        return whole
+            self.page.nest(target.shape, [f"{target.at(flat)} /= {count};"], by_rows=by_rows)
 
 
 def _broadcast(place: Place, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
