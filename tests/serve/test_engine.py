@@ -850,3 +850,60 @@ def test_outputs_come_back_to_where_the_input_came_from():
         session = engine.open()
         assert engine.push(session, x).device.type == "cpu"
         assert engine.push(session, x.cuda()).device.type == "cuda"
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("store", ["memory:", "sqlite:///{}/sessions.db"])
+@pytest.mark.parametrize("model", [Deep, lambda: Stepping(nn.LSTMCell(3, 4)), lambda: nn.LSTM(3, 4, num_layers=2)])
+def test_a_model_on_a_gpu_is_served_as_on_the_processor(model, store, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # which rounds far more coarsely
+    torch.manual_seed(0)
+    model = model()
+    slow, x = copy.deepcopy(model), torch.randn(6, 9, 3)
+    results = []
+    for served, address in ((slow, "memory:"), (model.cuda(), store.format(tmp_path))):
+        device = next(served.parameters()).device
+        with Engine(served, address, max_sessions=4, max_batch=4) as engine:  # states are spilled and come back
+            names = [engine.open(str(n)) for n in range(len(x))]
+            got = [engine.push_many(names, x[:, 0].to(device)), engine.push_many(names, x[:, 1:3].to(device))]
+            assert all(out.device == device for out in got)
+            ragged = engine.push_many(names, [row[3 : 4 + place % 2].to(device) for place, row in enumerate(x)])
+            rest = engine.push_many(names, [row[4 + place % 2 :] for place, row in enumerate(x)])
+            assert torch.equal(engine.push(names[0], x[0, 0], 4), rest[0])
+            pieces = [
+                torch.cat([one.cpu().reshape(-1, one.shape[-1]) for one in out]) for out in zip(*got, strict=True)
+            ]
+            results.append(
+                [
+                    torch.cat([first, second.cpu(), third.cpu()])
+                    for first, second, third in zip(pieces, ragged, rest, strict=True)
+                ]
+            )
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.cuda
+def test_a_session_moves_between_a_gpu_and_the_processor(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+    model, x = Deep(), torch.randn(6, 3)
+    wanted = whole(model, x)
+    with Engine(copy.deepcopy(model).cuda()) as there, Engine(model) as here:
+        there.open("a")
+        first = there.push("a", x[:2].cuda())
+        here.import_("a", there.export("a"), any_model=True)
+        second = here.push("a", x[2:4], 2)
+        there.import_("a", here.export("a"), any_model=True)
+        third = there.push("a", x[4:], 3)
+    torch.testing.assert_close(torch.cat([first.cpu(), second, third]), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.cuda
+def test_nan_and_errors_on_a_gpu_fail_the_guilty_alone():
+    x = torch.randn(4, 3)
+    x[1], x[2] = 1000.0, -1000.0
+    with Engine(Touchy().cuda()) as engine:
+        names = [engine.open() for _ in x]
+        got = engine.push_many(names, x.cuda(), errors="return")
+        assert [isinstance(one, ModelFailed) for one in got] == [False, True, True, False]
+        assert [engine.info(name).seq for name in names] == [1, 0, 0, 1]

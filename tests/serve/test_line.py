@@ -4,8 +4,12 @@ import threading
 import time
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hiddenstate.errors import Overloaded, ServeError
+from hiddenstate.serve.inputs import Chain, Many, Push
 from hiddenstate.serve.line import Line
 from hiddenstate.serve.ops import LATER, PENDING, Names, Op, Ticket
 
@@ -94,3 +98,96 @@ def test_those_who_came_together_are_waited_for():
     later.start()
     assert line.take(10, timeout=1) == [a, b]
     later.join()
+
+
+def push(session: str, steps: int = 1, *, alone: bool = False) -> Push:
+    return Push(session, Ticket(1), 0, (torch.zeros(1, steps, 3), steps, alone, None))
+
+
+def many(*sessions: str, place: int = 0) -> Many:
+    return Many(list(sessions), Ticket(place + len(sessions)), place, (torch.zeros(len(sessions), 1, 3), True, None))
+
+
+def test_many_that_are_in_nobodys_way_are_taken_together():
+    line, together, (c,) = make(), many("a", "b"), ops("c")
+    line.add([together, c])
+    assert len(line) == 3
+    assert line.take_now(10) == [together, c]
+    (behind,) = ops("b")
+    line.add([behind])
+    assert line.take_now(10) == []
+    line.done([together, c])
+    assert line.take_now(10) == [behind]
+    line.done([behind])
+    assert len(line) == 0
+
+
+@pytest.mark.parametrize(("before", "sessions"), [("b", "abc"), ("", "aba")])
+def test_many_of_which_some_have_to_wait_go_one_by_one(before, sessions):
+    line = make()
+    line.add(ops(*before))
+    line.add([many(*sessions)])
+    taken = line.take_now(10)
+    assert [op.session for op in taken] == ([*before] + [s for s in dict.fromkeys(sessions) if s not in before])
+    line.done(taken)
+    assert [op.session for op in line.take_now(10)] == (["b"] if before else ["a"])
+
+
+def test_more_than_a_tick_takes_are_split():
+    line = make()
+    line.add([many("a", "b", "c", "d", "e")])
+    found = [line.take_now(2) for _ in range(4)]
+    assert [[op.sessions for op in taken] for taken in found] == [[["a", "b"]], [["c", "d"]], [["e"]], []]
+    assert [op.place for taken in found for op in taken] == [0, 2, 4]
+    assert len(line) == 5
+    for taken in found:
+        line.done(taken)
+    assert len(line) == 0
+
+
+def test_inputs_that_wait_behind_one_of_their_session_are_taken_with_it():
+    line = Line(most=100, max_wait=0.0, chains=True)
+    pushes = [push("a") for _ in range(7)]
+    line.add(pushes)
+    (chain,) = line.take_now(10)
+    assert isinstance(chain, Chain)
+    assert chain.pushes == pushes[:4]  # a power of two
+    line.put_back(chain)
+    assert chain.pushes == pushes[:1]
+    line.done([chain])
+    (chain,) = line.take_now(10)
+    assert chain.pushes == pushes[1:5]
+    line.done([chain])
+    (chain,) = line.take_now(10)
+    assert chain.pushes == pushes[5:]
+    line.done([chain])
+    assert len(line) == 0
+
+
+@given(
+    kinds=st.lists(st.sampled_from(["step", "alone", "piece", "other"]), min_size=1, max_size=40),
+    sessions=st.lists(st.sampled_from("ab"), min_size=40, max_size=40),
+    broken=st.lists(st.booleans(), min_size=60, max_size=60),
+)
+def test_whatever_is_chained_or_put_back_every_session_keeps_its_order(kinds, sessions, broken):
+    line = Line(most=100, max_wait=0.0, chains=True)
+    made = {
+        "step": lambda s: push(s),
+        "alone": lambda s: push(s, alone=True),
+        "piece": lambda s: push(s, 30),
+        "other": lambda s: ops(s)[0],
+    }
+    line.add(given := [made[kind](session) for kind, session in zip(kinds, sessions, strict=False)])
+    seen = []
+    while len(line):
+        taken = line.take_now(2)
+        assert len({op.session for op in taken}) == len(taken) > 0
+        for op in taken:
+            if isinstance(op, Chain):
+                assert len({(p.steps, p.alone) for p in op.pushes}) == 1
+                if broken.pop():
+                    line.put_back(op)
+            seen += op.pushes if isinstance(op, Chain) else [op]
+        line.done(taken)
+    for session in "ab":
+        assert [op for op in seen if op.session == session] == [op for op in given if op.session == session]

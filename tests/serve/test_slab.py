@@ -1,10 +1,13 @@
 """Slots: one session each, whatever comes and goes."""
 
+import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiddenstate.serve.slab import Entry, Slab
+from hiddenstate.serve.facts import Entry, beside
+from hiddenstate.serve.slab import Slab
 from hiddenstate.state import State
 
 LIKE = State({"h": torch.zeros(2, 1, 3), "count": torch.zeros(1).long()}, {"h": 1, "count": 0})
@@ -24,17 +27,18 @@ def test_no_two_sessions_share_a_slot_and_each_keeps_its_own(data):
             slab.drop(name)
             del held[name]
             continue
-        entry = slab.entries.get(name)
+        entry = slab.entry(name)
         if entry is None:
             slab.make_room(1, {name})
             held = {kept: value for kept, value in held.items() if slab.has(kept)}
             entry = Entry(name, 0, 0)
             slab.enter(entry)
-        entry.used = turn
-        slab.scatter([entry.slot], states([turn]))
+        slab.facts.used[entry.slot] = turn
+        slab.scatter(np.array([entry.slot]), states([turn]))
         held[name] = turn
-        slots = [slab.entries[kept].slot for kept in held]
-        assert len(set(slots)) == len(slots) == len(slab) <= 4
+        slots = slab.find(list(held))
+        assert len(set(slots.tolist())) == len(slots) == len(slab) <= 4
+        assert slab.find(["nobody", *held])[0] == -1
         found = slab.gather(slots)
         assert found["count"].tolist() == list(held.values())
         assert found["h"][1, :, 2].tolist() == list(held.values())
@@ -44,23 +48,56 @@ def test_those_longest_unused_make_room_and_those_needed_do_not():
     slab = Slab(LIKE, 3)
     for used, name in enumerate("abc"):
         entry = Entry(name, 0, 0)
-        slab.enter(entry)
         entry.used = used
+        slab.enter(entry)
     slab.make_room(2, {"a", "d"})
-    assert sorted(slab.entries) == ["a"]
+    assert [name for name in "abc" if slab.has(name)] == ["a"]
 
 
 @given(slots=st.permutations(range(5)).flatmap(lambda order: st.integers(0, 5).map(lambda n: order[:n])))
 def test_any_slots_in_any_order(slots):
-    slab = Slab(LIKE, 5)
-    slab.scatter(range(5), states([10, 11, 12, 13, 14]))
-    assert slab.gather(slots)["count"].tolist() == [10 + slot for slot in slots]
-    slab.scatter(slots, states([slot for slot in slots]) if slots else states([]))
-    assert slab.gather(range(5))["count"].tolist() == [slot if slot in slots else 10 + slot for slot in range(5)]
+    slab, at = Slab(LIKE, 5), beside(np.array(slots, np.int64))
+    slab.scatter(slice(0, 5), states([10, 11, 12, 13, 14]))
+    for look in (slab.gather, slab.view):
+        assert look(at)["count"].tolist() == [10 + slot for slot in slots]
+    slab.scatter(at, states([slot for slot in slots]) if slots else states([]))
+    assert slab.gather(slice(0, 5))["count"].tolist() == [slot if slot in slots else 10 + slot for slot in range(5)]
+
+
+def test_slots_side_by_side_are_a_slice():
+    assert beside(np.array([3, 4, 5])) == slice(3, 6)
+    for slots in ([5, 4, 3], [3, 5], [3, 3, 5], []):
+        assert beside(np.array(slots, np.int64)).tolist() == slots
 
 
 def test_what_is_gathered_may_be_changed():
     slab = Slab(LIKE, 3)
     for slots in ([0, 1], [2, 0]):
-        slab.gather(slots)["h"].fill_(7.0)
-        assert not slab.gather([0, 1, 2])["h"].any()
+        slab.gather(beside(np.array(slots)))["h"].fill_(7.0)
+        assert not slab.gather(slice(0, 3))["h"].any()
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.int64, torch.uint8, torch.complex64]
+)
+def test_states_of_any_kind_of_number(dtype):
+    rows = torch.randn(3, 4).to(dtype)
+    slab = Slab(State({"h": rows[:1]}), 5)
+    for at in (slice(1, 4), np.array([4, 0, 2])):
+        slab.scatter(at, State({"h": rows.conj()}))
+        assert torch.equal(slab.gather(at)["h"], rows.conj().resolve_conj())
+
+
+def test_what_is_known_of_a_session_stays_with_its_slot():
+    slab, entry = Slab(LIKE, 2), Entry("a", 7, 6)
+    entry.seq, entry.steps, entry.opened, entry.touched, entry.anew, entry.used = 3, 9, 1.5, 2.5, False, 4
+    slab.enter(entry)
+    found = slab.entry("a")
+    assert {name: getattr(found, name) for name in Entry.__slots__} == {
+        name: getattr(entry, name) for name in Entry.__slots__
+    }
+    slab.facts.advance(np.array([found.slot]), np.array([8]), inputs=2, steps=6, now=5.0)
+    found = slab.entry("a")
+    assert (found.token, found.version, found.seq, found.steps, found.touched) == (8, 8, 5, 15, 5.0)
+    slab.drop("a")
+    assert slab.entry("a") is None

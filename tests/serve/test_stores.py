@@ -1,9 +1,16 @@
 """What every store keeps to, whatever it is made of."""
 
+import uuid
+
+import numpy as np
 import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from hiddenstate.errors import BadInput, StoreFailed
-from hiddenstate.serve.stores import Busy, Change, Claim, MemoryStore, Row, Store, open_store
+from hiddenstate.serve.stores import Advance, Blobs, Busy, Change, Claim, MemoryStore, Row, Store, open_store
+from hiddenstate.state import Format, State
 from tests.support.redis import free_port
 
 
@@ -108,6 +115,61 @@ def test_many_sessions_are_claimed_at_once(store):
 def test_a_state_may_be_any_bytes(store):
     begin(store, "a", state=bytes(range(256)) * 40)
     assert store.read("a").state == bytes(range(256)) * 40
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@given(data=st.data())
+def test_to_move_many_on_at_once_is_to_change_each(store, data):
+    """Also where some tokens hold no more, and where several inputs were applied to each."""
+    names = [uuid.uuid4().hex for _ in range(5)]
+    begin(store, *names, state=None)
+    seqs = dict.fromkeys(names, 0)
+    answers: dict[tuple[str, int], bytes] = {}
+    for _ in range(data.draw(st.integers(1, 4))):
+        moving = data.draw(st.lists(st.sampled_from(names), unique=True, min_size=1))
+        inputs = data.draw(st.integers(1, 5)) if store.chains else 1
+        tokens = [claimed(store, name).token for name in moving]
+        stale = data.draw(st.lists(st.booleans(), min_size=len(moving), max_size=len(moving)))
+        group = moved(moving, [token + 10**6 * old for token, old in zip(tokens, stale, strict=True)], seqs, inputs)
+        versions = store.advance([group], [])
+        assert [version is None for version in versions] == stale
+        for place, (name, old) in enumerate(zip(moving, stale, strict=True)):
+            if not old:
+                for ahead in range(inputs):
+                    seqs[name] += 1
+                    answers[name, seqs[name]] = bare(store, group.answers, place * inputs + ahead)
+                assert store.read(name) == Row(
+                    seqs[name], 2 * seqs[name], 5.0, 10.0, "model", bare(store, group.states, place)
+                )
+        store.release(list(zip(moving, tokens, strict=True)))
+        for name in names:
+            kept = range(max(1, seqs[name] - store.replay + 1), seqs[name] + 1)
+            found = [store.answer(name, seq) for seq in kept]
+            assert [one if isinstance(one, bytes) else one[1] for one in found] == [answers[name, seq] for seq in kept]
+            assert store.answer(name, seqs[name] - store.replay) is None
+
+
+def moved(names: list[str], tokens: list[int], seqs: dict[str, int], inputs: int) -> Advance:
+    """Sessions that have come so many inputs further, with states and answers made up."""
+    states = State({"h": torch.randn(2, len(names), 3), "c": torch.randn(2, len(names), 1)}, 1)
+    answers = State({"0": torch.randn(len(names) * inputs, 4)})
+    after = np.array([seqs[name] + inputs for name in names])
+    return Advance(
+        sessions=names,
+        tokens=np.array(tokens),
+        seqs=after,
+        steps=2 * after,
+        opened=np.full(len(names), 5.0),
+        states=Blobs(Format(states), states),
+        answers=Blobs(Format(answers), answers),
+        inputs=inputs,
+        touched=10.0,
+        fingerprint="model",
+    )
+
+
+def bare(store: Store, blobs: Blobs, row: int) -> bytes:
+    return (blobs.sealed() if store.sealed else blobs.bare())[row]
 
 
 @pytest.mark.redis

@@ -224,6 +224,50 @@ def test_no_frames_bring_the_server_down(served, session, frames):
         assert closed.value.rcvd.code == 1000
 
 
+FRAMES = st.sampled_from(
+    [
+        *[frame(torch.ones(1, 3))] * 6,
+        frame(torch.ones(2, 3)),
+        frame(torch.full((1, 3), torch.nan)),
+        frame(torch.ones(1, 3), 2),
+        frame(torch.ones(1, 3), 5),
+        b"short",
+        '{"type": "reset"}',
+        '{"type": "push", "x": [1, 1, 1]}',
+        '{"type": "nothing"}',
+    ]
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@given(frames=st.lists(FRAMES, min_size=1, max_size=20))
+def test_frames_that_come_at_once_are_answered_as_if_one_by_one(served, frames):
+    said: list[list[str | bytes]] = []
+    for at_once in (False, True):
+        session = served[0].open()
+        with talk(served[1], session) as socket:
+            told(socket)
+            if at_once:
+                for data in frames:
+                    socket.send(data)
+                said.append([socket.recv(timeout=10) for _ in frames])
+            else:
+                said.append([(socket.send(data), socket.recv(timeout=10))[1] for data in frames])
+            socket.send('{"type": "eof"}')
+            told(socket)
+        said[-1] = [one.replace(session, "") if isinstance(one, str) else one for one in said[-1]]
+    for slow, fast in zip(*said, strict=True):
+        if isinstance(slow, bytes):
+            assert fast[:8] == slow[:8]
+            torch.testing.assert_close(output(fast)[1], output(slow)[1], **CLOSE)
+        elif '"y"' in slow:
+            torch.testing.assert_close(
+                torch.tensor(json.loads(fast)["y"]), torch.tensor(json.loads(slow)["y"]), **CLOSE
+            )
+        else:
+            assert fast == slow
+
+
 def test_a_frame_over_the_limit_ends_the_stream(served, session):
     with talk(served[1], session) as socket:
         told(socket)

@@ -2,57 +2,70 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import ModelFailed, ServeError
 from ..state import Format, State, from_bytes
-from .ops import Output, Push
+from .batch import Batch, Kind, Ran, Unit
+from .facts import At, Ints
+from .inputs import Chain, Output
 from .served import Served
-from .slab import Entry
+from .slab import array_of
+from .stores import Blobs
 
-Input: TypeAlias = "tuple[Push, Entry]"
+_OF_NUMPY = (torch.float32, torch.float64)
 _FORMATS = 64  # kept at once: one for each length and nesting of output that is in use
-
-
-@dataclass(slots=True)
-class Ran:
-    """Inputs that the model took in one call, and what it made of them."""
-
-    inputs: list[Input]
-    after: State  # of as many rows
-    leaves: list[Tensor | None]  # its outputs, each (row, ...)
-    answers: list[Any]  # the same as the store keeps them, one for each row
 
 
 class Batching:
     """Runs inputs in groups of like length, and tells apart the rows that failed."""
 
-    def __init__(self, served: Served, gather: Callable[[Sequence[int]], State], *, sealed: bool, keep: bool) -> None:
-        """Run on `served`, with states from `gather`; answers are kept if `keep`, as files if `sealed`."""
-        self._served, self._gather = served, gather
-        self._sealed, self._keep = sealed, keep
+    def __init__(
+        self,
+        served: Served,
+        gather: Callable[[At], State],
+        *,
+        keep: bool,
+        put_back: Callable[[Chain], None],
+    ) -> None:
+        """Run on `served`, with states from `gather`; answers are kept if `keep`.
+
+        A chain that fails is cut to its first input, and `put_back` sees to the others.
+        """
+        self._served, self._gather, self._put_back = served, gather, put_back
+        self._keep = keep
         self._formats: dict[tuple[Any, ...], Format] = {}
 
-    def run(self, inputs: Sequence[Input]) -> list[Ran]:
-        """Return what was run; inputs that failed have their reason for a result."""
-        groups: dict[tuple[bool, int], list[Input]] = {}
+    def batches(self, units: Sequence[Unit], slots: Ints, anew: Sequence[bool]) -> list[Batch]:
+        """Return inputs in groups that go into one call each."""
+        groups: dict[tuple[bool, int, int], list[int]] = {}
         ragged = self._served.ragged
-        for one in inputs:
-            steps = one[0].steps
+        for row, unit in enumerate(units):
             # Within a factor of two of each other, so that padding never costs more than the work itself.
-            key = (one[1].anew, steps.bit_length() if ragged else steps)
-            if key in groups:
-                groups[key].append(one)
+            if type(unit) is Chain:
+                key = (anew[row], -len(unit.pushes), unit.pushes[0].steps)
             else:
-                groups[key] = [one]
+                steps: int = unit.steps  # type: ignore[union-attr]
+                key = (anew[row], 1, steps.bit_length() if ragged else steps)
+            if key in groups:
+                groups[key].append(row)
+            else:
+                groups[key] = [row]
+        if len(groups) == 1:
+            return [Batch(list(units), slots, bool(anew[0]))]
+        return [Batch([units[row] for row in rows], slots[rows], key[0]) for key, rows in groups.items()]
+
+    def run(self, batches: Sequence[Batch]) -> list[Ran]:
+        """Return what was run; inputs that failed have their reason for a result."""
         ran: list[Ran] = []
-        for group in groups.values():
-            self._run_group(group, ran)
+        for batch in batches:
+            self._run(batch, ran)
         return ran
 
     def answered(self, answer: Any) -> Output:
@@ -63,52 +76,93 @@ class Batching:
             kind, row = answer
             state = kind.state([row])
         places = map(str, range(len(self._served.layout.leaves)))
-        return Output([state.get(place) for place in places], 0, answer)
+        return Output([state.get(place) for place in places], 0, None)
 
-    def _run_group(self, group: list[Input], ran: list[Ran]) -> None:
-        kinds = {(push.steps, push.alone) for push, _ in group}
+    def _run(self, batch: Batch, ran: list[Ran]) -> None:
+        kinds = batch.kinds()
+        steps = None if len({kind.steps * kind.inputs for kind in kinds}) == 1 else batch.lengths()
         try:
-            before = None if group[0][1].anew else self._gather([entry.slot for _, entry in group])
-            steps = None if len({steps for steps, _ in kinds}) == 1 else [push.steps for push, _ in group]
-            leaves, after = self._served.run(_joined(group, steps), before, steps)
+            before = None if batch.anew else self._gather(batch.at)
+            leaves, after = self._served.run(batch.joined(self._served.layout, padded=steps is not None), before, steps)
         except Exception as error:  # whatever a user's model raises
-            if len(group) > 1:
-                # One bad input must not fail the others: halve until it is alone.
-                half = len(group) // 2
-                self._run_group(group[:half], ran)
-                self._run_group(group[half:], ran)
-            else:
-                group[0][0].result = _failure(error)
+            self._run_apart(batch, error, ran)
             return
         if len(kinds) == 1:
-            self._finish(group, leaves, after, ran)
+            self._finish(Ran(batch, kinds[0], after, self._cut(leaves, kinds[0]), None), ran)
             return
         for kind in kinds:
-            rows = [row for row, (push, _) in enumerate(group) if (push.steps, push.alone) == kind]
+            rows = [row for row, unit in enumerate(batch.apart) if Kind.of(unit) == kind]
             index = torch.tensor(rows)
-            self._finish([group[r] for r in rows], [_rows(leaf, index) for leaf in leaves], after.select(index), ran)
+            some = [None if leaf is None else leaf.index_select(0, index.to(leaf.device)) for leaf in leaves]
+            self._finish(Ran(batch.select(rows), kind, after.select(index), self._cut(some, kind), None), ran)
 
-    def _finish(self, group: list[Input], leaves: list[Tensor | None], after: State, ran: list[Ran]) -> None:
-        """Cut outputs to the steps there are, and take out the rows that failed."""
-        push = group[0][0]
-        for place, leaf in enumerate(leaves):
-            if leaf is not None and self._served.has_steps(place):
-                leaves[place] = leaf[:, 0] if push.alone else leaf[:, : push.steps]
-        bad = _bad_rows([*leaves, *(part.movedim(after.batch_axis[name], 0) for name, part in after.items())])
+    def _run_apart(self, batch: Batch, error: Exception, ran: list[Ran]) -> None:
+        """One bad input must not fail the others: halve until it is alone."""
+        unit = batch.apart[0]
+        if len(batch) > 1:
+            half = len(batch) // 2
+            self._run(batch.select(range(half)), ran)
+            self._run(batch.select(range(half, len(batch))), ran)
+        elif isinstance(unit, Chain) and len(unit) > 1:
+            self._put_back(unit)
+            self._run(batch, ran)
+        else:
+            (unit.pushes[0] if isinstance(unit, Chain) else unit).result = _failure(error)
+
+    def _finish(self, found: Ran, ran: list[Ran]) -> None:
+        """Take out the rows that failed, and cut outputs to the inputs there are."""
+        # Copies: what is kept must not change when a model uses its tensors again, or a caller changes its answer.
+        found.after = self._own(found.after, found.leaves)
+        kept = [None if leaf is None else _copy(leaf) for leaf in found.leaves] if self._keep else found.leaves
+        bad = _bad_rows(kept, of=found.kind.inputs) | _bad_rows(self._telling(found.after))
+        if self._keep:
+            found.answers = self._answers(kept)
         if bad:
-            for row in bad:
-                group[row][0].result = ModelFailed(_NAN)
-            good = [row for row in range(len(group)) if row not in bad]
+            self._fail(found.batch, bad, ran)
+            good = [row for row in range(len(found.batch)) if row not in bad]
             if not good:
                 return
-            index = torch.tensor(good)
-            group, after = [group[row] for row in good], after.select(index)
-            leaves = [_rows(leaf, index) for leaf in leaves]
-        ran.append(Ran(group, after, leaves, self._answers(leaves, len(group))))
+            found = found.select(good)
+        ran.append(found)
 
-    def _answers(self, leaves: list[Tensor | None], rows: int) -> list[Any]:
-        if not self._keep:
-            return [None] * rows
+    def _fail(self, batch: Batch, bad: set[int], ran: list[Ran]) -> None:
+        again = []
+        for row in sorted(bad):
+            unit = batch.apart[row]
+            if isinstance(unit, Chain) and len(unit) > 1:
+                self._put_back(unit)
+                again.append(row)
+            else:
+                (unit.pushes[0] if isinstance(unit, Chain) else unit).result = ModelFailed(_NAN)
+        if again:
+            self._run(batch.select(again), ran)
+
+    def _own(self, after: State, leaves: list[Tensor | None]) -> State:
+        """Return states that are nobody else's."""
+        shared = {leaf.untyped_storage().data_ptr() for leaf in leaves if leaf is not None}
+        if self._served.tidy and shared.isdisjoint([part.untyped_storage().data_ptr() for part in after.values()]):
+            return after
+        return State({name: _copy(part) for name, part in after.items()}, after.batch_axis)
+
+    def _telling(self, state: State) -> list[Tensor]:
+        """Return the parts, rows first, one of which holds a NaN if any part does."""
+        names = self._served.telling
+        return [part.movedim(state.batch_axis[name], 0) for name, part in state.items() if name in names]
+
+    def _cut(self, leaves: list[Tensor | None], kind: Kind) -> list[Tensor | None]:
+        """Return outputs `(row, step, ...)` as those of each input, `(input, ...)`, without steps that none has."""
+        cut: list[Tensor | None] = []
+        for number, leaf in enumerate(leaves):
+            if leaf is not None and self._served.has_steps(number):
+                leaf = leaf[:, : kind.steps * kind.inputs]
+                if kind.inputs > 1:
+                    leaf = leaf.reshape(-1, kind.steps, *leaf.shape[2:])
+                if kind.alone:
+                    leaf = leaf[:, 0]
+            cut.append(leaf)
+        return cut
+
+    def _answers(self, leaves: list[Tensor | None]) -> Blobs:
         state = State({str(place): leaf for place, leaf in enumerate(leaves) if leaf is not None})
         key = tuple((name, leaf.dtype, leaf.shape[1:]) for name, leaf in state.items())
         kind = self._formats.get(key)
@@ -116,9 +170,7 @@ class Batching:
             if len(self._formats) >= _FORMATS:
                 self._formats.clear()
             kind = self._formats[key] = Format(state)
-        if self._sealed:
-            return [kind.seal(row) for row in kind.rows(state)]
-        return [(kind, row) for row in kind.rows(state)]
+        return Blobs(kind, state)
 
 
 _NAN = (
@@ -137,31 +189,28 @@ def _failure(error: Exception) -> Exception:
     return failure
 
 
-def _joined(group: list[Input], steps: list[int] | None) -> Tensor:
-    """Return the pieces of a group as one tensor `(row, step, ...)`, padded where their steps differ."""
-    if steps is not None:
-        return torch.nn.utils.rnn.pad_sequence([push.piece for push, _ in group], batch_first=True)
-    source, first = group[0][0].source, group[0][0].row
-    if all([push.source is source for push, _ in group]):
-        rows = [push.row for push, _ in group]
-        if rows == list(range(first, first + len(group))):
-            return source[first : first + len(group)]
-    if all([len(push.source) == 1 for push, _ in group]):
-        return torch.cat([push.source for push, _ in group])
-    return torch.stack([push.piece for push, _ in group])
+def _copy(tensor: Tensor) -> Tensor:
+    if (held := array_of(tensor)) is None:
+        return tensor.clone(memory_format=torch.contiguous_format)
+    copy = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    array_of(copy)[...] = held
+    return copy
 
 
-def _rows(leaf: Tensor | None, index: Tensor | None) -> Tensor | None:
-    return leaf if leaf is None or index is None else leaf.index_select(0, index.to(leaf.device))
-
-
-def _bad_rows(tensors: Sequence[Tensor | None]) -> set[int]:
-    """Return the rows in which a NaN is."""
+def _bad_rows(tensors: Sequence[Tensor | None], *, of: int = 1) -> set[int]:
+    """Return the rows in which a NaN is; `of` entries of a tensor make a row."""
     floating = [tensor for tensor in tensors if tensor is not None and tensor.is_floating_point() and tensor.numel()]
     # A sum is NaN if anything in it is: one number tells that all is well.
-    if not floating or not torch.stack([tensor.sum().float() for tensor in floating]).sum().isnan():
+    if not floating or not math.isnan(_sum(floating)):
         return set()
     bad: set[int] = set()
     for tensor in floating:
-        bad.update(torch.isnan(tensor).reshape(len(tensor), -1).any(1).nonzero()[:, 0].tolist())
+        bad.update((torch.isnan(tensor).reshape(len(tensor), -1).any(1).nonzero()[:, 0] // of).tolist())
     return bad
+
+
+def _sum(tensors: Sequence[Tensor]) -> float:
+    if all([tensor.device.type == "cpu" and tensor.dtype in _OF_NUMPY for tensor in tensors]):
+        with np.errstate(all="ignore"):  # in one thread, as slots are copied
+            return sum([float(tensor.detach().resolve_neg().numpy().sum()) for tensor in tensors])
+    return float(torch.stack([tensor.sum().float() for tensor in tensors]).sum())

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 from ..errors import Overloaded, SequenceGap, SessionExists, SessionLost
 from ..state import to_bytes
 from .exporting import with_facts
-from .ops import Close, Export, Fork, Import, Info, Names, Op, Open, Push, Reset
+from .facts import Entry
+from .inputs import Push
+from .ops import Close, Export, Fork, Import, Info, Names, Op, Open, Reset
 from .served import Served
 from .session import Session
-from .slab import Entry, Slab
+from .slab import Slab
 from .stores import Change, Row, Store
 
 
@@ -128,7 +130,7 @@ class Deciding:
         if entry.anew:
             return None
         if entry.slot >= 0:
-            return self._served.format.rows(self._slab.gather([entry.slot]))[0]
+            return self._served.format.rows(self._slab.gather(slice(entry.slot, entry.slot + 1)))[0]
         assert entry.state is not None
         return read_state(self._served, self._store, entry)
 

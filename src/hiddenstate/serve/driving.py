@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from .line import Line
@@ -16,15 +17,16 @@ class Driving:
     Two threads in turn would wait for the interpreter's lock far longer than a small tick takes.
     """
 
-    def __init__(self, worker: Worker, line: Line) -> None:
-        """Drive `worker`, which takes from `line`."""
-        self._worker, self._line = worker, line
+    def __init__(self, worker: Worker, line: Line, *, max_wait: float) -> None:
+        """Drive `worker`, which takes from `line`; wait no longer than `max_wait` seconds for others to join a tick."""
+        self._worker, self._line, self._max_wait = worker, line, max_wait
         self._driver: asyncio.AbstractEventLoop | None = None  # that is about to run a tick
+        self._seen, self._since = 0, 0.0  # how many stood in line when it last looked; when it first did
 
-    def stand(self, op: Op) -> None:
-        """Take an operation of a coroutine in the running loop."""
+    def stand(self, ops: Sequence[Op]) -> None:
+        """Take operations of a coroutine in the running loop."""
         quick = self._worker.quick
-        self._line.add([op], quietly=quick)
+        self._line.add(ops, quietly=quick)
         if quick:
             self._call(asyncio.get_running_loop())
 
@@ -47,9 +49,16 @@ class Driving:
     def _call(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._driver is not loop:
             self._driver = loop
+            self._seen, self._since = 0, time.monotonic()
             loop.call_soon(self._drive, loop)
 
     def _drive(self, loop: asyncio.AbstractEventLoop) -> None:
+        standing = len(self._line)
+        # As long as others come in every turn of the loop, let them: a tick costs much the same for one as for many.
+        if standing > self._seen and time.monotonic() - self._since < self._max_wait:
+            self._seen = standing
+            loop.call_soon(self._drive, loop)
+            return
         self._driver = None  # before the tick: whoever comes after it calls anew
         if not self._worker.tick_now():
             self._line.call()

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from ..errors import BadInput
 from .driving import Driving
+from .inputs import Many, Output, Push
 from .line import Line
-from .ops import AsyncTicket, Op, Output, Push, Ticket
+from .ops import AsyncTicket, Op, Ticket
 from .served import Served
 from .slab import Slab
 from .stats import Snapshot
 from .stores import Store, open_store
-from .verbs import Verbs, checked
-from .wire import from_raw
+from .verbs import Verbs, are_numbers, checked
 from .worker import Worker
 
 _CPU = torch.device("cpu")
@@ -90,7 +90,8 @@ class Engine(Verbs):
             self._store.ttl, self._store.replay = ttl, replay
             slab = Slab(self._served.initial(), max_sessions)
             self._slab = slab
-            self._line = Line(most=max_pending, max_wait=max_wait_ms / 1e3)
+            chains = self._store.chains and self._served.every_step
+            self._line = Line(most=max_pending, max_wait=max_wait_ms / 1e3, chains=chains)
             self._worker = Worker(
                 self._served, self._store, self._line, slab=slab, batch=max_batch, limit=max_stored, clock=clock
             )
@@ -98,7 +99,7 @@ class Engine(Verbs):
             self._served.close()
             raise
         self._closed = False
-        self._driving = Driving(self._worker, self._line)
+        self._driving = Driving(self._worker, self._line, max_wait=max_wait_ms / 1e3)
         self._worker.start(self._driving.pass_on)
 
     # Inputs.
@@ -131,15 +132,22 @@ class Engine(Verbs):
         For event loops with many inputs under way: no task is made for each. `output` makes tensors of the outcome.
         """
         push = self._push(AsyncTicket(1), session, x, seq)
-        self._driving.stand(push)
+        self._driving.stand([push])
         return push
 
-    def submit_raw(self, session: str, data: bytes | memoryview, seq: int | None = None) -> Push:
-        """Do as `submit` with steps as bare bytes, in the model's dtype."""
-        x = from_raw(data, self.dtype, self.step_shape)
-        push = Push(session, AsyncTicket(1), 0, (x.unsqueeze(0), x.shape[0], False, seq))
-        self._driving.stand(push)
-        return push
+    def submit_raw(self, session: str, frames: Sequence[tuple[memoryview, int | None]]) -> list[Push]:
+        """Do as `submit` with several inputs, each as the bare bytes of its steps in the model's dtype and its number.
+
+        They are answered together: the outcome of any is there when those of all are.
+        """
+        ticket = AsyncTicket(len(frames))
+        width = self._served.layout.width
+        pushes = [
+            Push(session, ticket, place, (data, len(data) // width, False, seq))
+            for place, (data, seq) in enumerate(frames)
+        ]
+        self._driving.stand(pushes)
+        return pushes
 
     def output(self, outcome: Output) -> Any:
         """Return what an input was answered with, as `push` returns it."""
@@ -165,16 +173,18 @@ class Engine(Verbs):
         """
         if errors not in ("raise", "return"):
             raise BadInput(f"errors is {errors!r}, but it is 'raise' or 'return'.")
-        numbers = seqs if seqs is not None else [None] * len(sessions)
-        if not len(sessions) == len(xs) == len(numbers):
-            raise BadInput(
-                f"there are {len(sessions)} sessions, {len(xs)} inputs and {len(numbers)} numbers of inputs."
-            )
+        count = len(sessions) if seqs is None else len(seqs)
+        if not len(sessions) == len(xs) == count:
+            raise BadInput(f"there are {len(sessions)} sessions, {len(xs)} inputs and {count} numbers of inputs.")
         if not len(sessions):
             return []
         ticket = Ticket(len(sessions))
-        self._driving.stand_here(self._pushes(ticket, sessions, xs, numbers))
+        self._driving.stand_here(self._pushes(ticket, sessions, xs, seqs))
         results = ticket.wait(None)
+        if len(ticket.rows) == 1 and ticket.rows[0][1] == len(results) and errors == "raise":
+            return self._rebuilt(ticket.rows[0][2], xs)
+        for place, count, leaves in ticket.rows:
+            results[place : place + count] = [Output(leaves, row, None) for row in range(count)]
         if errors == "raise":
             for result in results:
                 if isinstance(result, Exception):
@@ -251,29 +261,26 @@ class Engine(Verbs):
         return push
 
     def _pushes(
-        self, ticket: Ticket, sessions: Sequence[str], xs: Sequence[Any] | Tensor, seqs: Sequence[int | None]
-    ) -> list[Push]:
-        if not isinstance(xs, Tensor) or set(map(type, sessions)) != {str}:
-            each = enumerate(zip(sessions, xs, seqs, strict=True))
-            return [self._push(ticket, session, x, seq, place) for place, (session, x, seq) in each]
-        first, alone = self._served.read(xs[0])
-        source = xs.detach().to(first.dtype)
-        source, steps = source.unsqueeze(1) if alone else source, len(first)
-        return [Push(s, ticket, place, (source, steps, alone, seqs[place])) for place, s in enumerate(sessions)]
+        self, ticket: Ticket, sessions: Sequence[str], xs: Sequence[Any] | Tensor, seqs: Sequence[int | None] | None
+    ) -> Sequence[Op]:
+        if isinstance(xs, Tensor) and set(map(type, sessions)) == {str} and (seqs is None or are_numbers(seqs)):
+            source, alone = self._served.read_rows(xs)
+            return [Many(list(sessions), ticket, 0, (source, alone, None if seqs is None else list(seqs)))]
+        each = enumerate(zip(sessions, xs, seqs or [None] * len(sessions), strict=True))
+        return [self._push(ticket, session, x, seq, place) for place, (session, x, seq) in each]
 
     def _output(self, outcome: Output, x: Any) -> Any:
         """Return an output where its input came from."""
         return self._served.output(outcome, x.device if isinstance(x, Tensor) else _CPU)
 
     def _stacked(self, outcomes: list[Output], xs: Tensor) -> Any:
-        """Return all outputs in one tensor, `(session, ...)`: as they are where they come from one call, in order."""
-        leaves = outcomes[0].leaves
-        whole = all([outcome.leaves is leaves for outcome in outcomes])
-        if whole and [outcome.row for outcome in outcomes] == list(range(len(outcomes))):
-            return self._served.rebuild([None if leaf is None else leaf.to(xs.device) for leaf in leaves])
+        """Return all outputs in one tensor, `(session, ...)`."""
         columns = zip(*([None if leaf is None else leaf[o.row] for leaf in o.leaves] for o in outcomes), strict=True)
         found = [[leaf for leaf in column if leaf is not None] for column in columns]
-        return self._served.rebuild([torch.stack(column).to(xs.device) if column else None for column in found])
+        return self._rebuilt([torch.stack(column) if column else None for column in found], xs)
+
+    def _rebuilt(self, leaves: list[Tensor | None], xs: Any) -> Any:
+        return self._served.rebuild([None if leaf is None else leaf.to(xs.device) for leaf in leaves])
 
     def _now(self, ask: Callable[[Ticket], Op]) -> Any:
         ticket = Ticket(1)
@@ -282,7 +289,7 @@ class Engine(Verbs):
 
     async def _later(self, ask: Callable[[Ticket], Op]) -> Any:
         ticket = AsyncTicket(1)
-        self._driving.stand(ask(ticket))
+        self._driving.stand([ask(ticket)])
         return _one(await ticket.future)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from ..errors import ServeError
-from .batching import Input
 from .deciding import read_state
+from .facts import Entry, beside
+from .inputs import Push
 from .ops import Export, Fork, Info, Names, Op
 from .served import Served
-from .slab import Entry, Slab
+from .slab import Slab
 from .stores import Busy, Claim, Store
 
 _LOOK_ONLY = (Info, Export, Fork)  # of the session they are asked of, these change nothing
@@ -32,7 +35,9 @@ class Finding:
         for op in ops:
             if type(op) is Names:
                 continue
-            entry = self._slab.entries.get(op.session)
+            entry = self._slab.entry(op.session)
+            if entry is not None:
+                entry.fingerprint = self._served.fingerprint
             if entry is not None and not shared:
                 entries[op.session] = entry
             elif shared and isinstance(op, _LOOK_ONLY):
@@ -57,12 +62,12 @@ class Finding:
             self.claimed[session] = claim.token
         if claim.row is None:
             assert entry is not None
-            entry.token = claim.token
+            entry.token = self._slab.facts.token[entry.slot] = claim.token
             return entry
         self._slab.drop(session)
         return _entry(session, claim)
 
-    def warm(self, inputs: list[Input]) -> None:
+    def warm(self, inputs: list[tuple[Push, Entry]]) -> None:
         """Give each session a slot, and bring the states of those that had none into theirs."""
         cold = [one for one in inputs if one[1].slot < 0]
         if not cold:
@@ -83,7 +88,7 @@ class Finding:
                 rows.append(row)
             entry.state = None
         if slots:
-            self._slab.scatter(slots, self._served.format.state(rows))
+            self._slab.scatter(beside(np.array(slots)), self._served.format.state(rows))
 
 
 def _entry(session: str, claim: Claim) -> Entry:

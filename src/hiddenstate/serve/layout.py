@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class Leaf:
             )
             axes = (self.rows, self.rows + 1) if rows_first else (self.rows + 1, self.rows)
             return apart.movedim(axes, (0, 1))
-        return tensor.movedim((self.rows, self.steps), (0, 1))
+        return tensor if (self.rows, self.steps) == (0, 1) else tensor.movedim((self.rows, self.steps), (0, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,11 @@ class Layout:
     leaves: tuple[Leaf | None, ...]  # None where the output holds a None
     tree: Any  # how the output is nested
     sample: Tensor  # (steps, *step_shape)
+
+    @property
+    def width(self) -> int:
+        """How many bytes one step has."""
+        return self.dtype.itemsize * math.prod(self.step_shape)
 
     def input(self, rows: Tensor) -> Tensor:
         """Return `rows (row, step, ...)` as the model takes them; of one step where it knows no other."""

@@ -10,15 +10,22 @@ from collections import deque
 from collections.abc import Sequence
 
 from ..errors import Overloaded, ServeError
+from .inputs import Chain, Many, Push
 from .ops import PENDING, Names, Op
+
+_LONGEST = 32  # inputs of one session in a tick
+_MOST_STEPS = 64  # of all of them
 
 
 class Line:
     """Operations that wait for their tick. Callers add from any thread; one thread takes, and says when it is done."""
 
-    def __init__(self, *, most: int, max_wait: float) -> None:
-        """Let at most `most` wait at once, and none longer than `max_wait` seconds for others to join its tick."""
-        self._most, self._max_wait = most, max_wait
+    def __init__(self, *, most: int, max_wait: float, chains: bool = False) -> None:
+        """Let at most `most` wait at once, and none longer than `max_wait` seconds for others to join its tick.
+
+        With `chains`, inputs that wait behind one of their own session are taken together with it.
+        """
+        self._most, self._max_wait, self._chains = most, max_wait, chains
         self._changed = threading.Condition(threading.Lock())
         self._ready: deque[Op] = deque()
         # Of each session that has an operation ready or under way, those that come after it.
@@ -37,27 +44,21 @@ class Line:
 
     def add(self, ops: Sequence[Op], *, quietly: bool = False) -> None:
         """Let operations stand in line, all or none; `quietly` when the caller itself will see to their tick."""
+        count = _inputs(ops)
         with self._changed:
             if self._closed:
                 raise ServeError("the engine is closed: it takes no more inputs.")
-            if self._size + len(ops) > self._most:
+            if self._size + count > self._most:
                 raise Overloaded(
-                    f"{self._size} operations are waiting and {len(ops)} more would make it over {self._most}. "
+                    f"{self._size} operations are waiting and {count} more would make it over {self._most}. "
                     f"Try again in a moment, or let more wait: Engine(max_pending=...)."
                 )
-            self._size += len(ops)
-            behind, ready = self._behind, self._ready
+            self._size += count
             for op in ops:
-                if type(op) is Names:
-                    ready.append(op)
-                elif op.session in behind:
-                    queue = behind[op.session]
-                    if queue is None:
-                        queue = behind[op.session] = deque()
-                    queue.append(op)
+                if type(op) is Many:
+                    self._stand_together(op)
                 else:
-                    behind[op.session] = None
-                    ready.append(op)
+                    self._stand(op)
             if not quietly:
                 self._call()
 
@@ -77,7 +78,7 @@ class Line:
         with self._changed:
             self._wake()
             self._taken = time.monotonic()
-            return [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
+            return self._pop(limit)
 
     def take(self, limit: int, *, timeout: float) -> list[Op] | None:
         """Return the operations of the next tick when called, or after `timeout`; None when closed and empty."""
@@ -96,21 +97,34 @@ class Line:
             self._called = False
             if self._ready:
                 self._wait_for_company(min(limit, self._expected))
-            taken = [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
+            taken = self._pop(limit)
             self._expected = max(1, len(taken))
             return taken
 
     def done(self, ops: Sequence[Op]) -> None:
         """Let those behind these operations come forward."""
         with self._changed:
-            self._size -= len(ops)
+            self._size -= _inputs(ops)
             behind = self._behind
             for op in ops:
-                if type(op) is not Names and (queue := behind.pop(op.session)):
-                    self._ready.append(queue.popleft())
-                    behind[op.session] = queue
+                if type(op) is Names:
+                    continue
+                for session in op.sessions if type(op) is Many else (op.session,):
+                    if queue := behind.pop(session):
+                        self._ready.append(queue.popleft())
+                        behind[session] = queue
             if self._closed:
                 self._call()
+
+    def put_back(self, chain: Chain) -> None:
+        """Let all but the first input of a chain that was taken stand in line again, before those behind them."""
+        first, *others = chain.pushes
+        with self._changed:
+            queue = self._behind[chain.session]
+            if queue is None:
+                queue = self._behind[chain.session] = deque()
+            queue.extendleft(reversed(others))
+        chain.pushes = [first]
 
     def delay(self, op: Op, seconds: float) -> None:
         """Let an operation that was taken come again later, before those behind it."""
@@ -123,6 +137,45 @@ class Line:
         with self._changed:
             self._closed = True
             self._call()
+
+    def _stand(self, op: Op) -> None:
+        behind = self._behind
+        if type(op) is Names:
+            self._ready.append(op)
+        elif op.session in behind:
+            queue = behind[op.session]
+            if queue is None:
+                queue = behind[op.session] = deque()
+            queue.append(op)
+        else:
+            behind[op.session] = None
+            self._ready.append(op)
+
+    def _stand_together(self, many: Many) -> None:
+        sessions = dict.fromkeys(many.sessions)
+        if len(sessions) == len(many) and self._behind.keys().isdisjoint(sessions):
+            self._behind.update(sessions)
+            self._ready.append(many)
+        else:
+            for push in many.apart():
+                self._stand(push)
+
+    def _pop(self, limit: int) -> list[Op]:
+        taken: list[Op] = []
+        ready = self._ready
+        while ready and limit > 0:
+            op = ready.popleft()
+            if type(op) is Many:
+                if len(op) > limit:
+                    op, rest = op.split(limit)
+                    ready.appendleft(rest)
+                limit -= len(op)
+            else:
+                if self._chains and type(op) is Push and (queue := self._behind[op.session]):
+                    op = _chained(op, queue)
+                limit -= 1
+            taken.append(op)
+        return taken
 
     def _call(self) -> None:
         self._called = True
@@ -147,3 +200,23 @@ class Line:
             left = end - time.monotonic()
             if left <= 0 or not self._changed.wait(left):
                 return
+
+
+def _inputs(ops: Sequence[Op]) -> int:
+    return sum([len(op) if isinstance(op, Chain | Many) else 1 for op in ops])
+
+
+def _chained(first: Push, queue: deque[Op]) -> Op:
+    """Return an input together with those of its kind behind it: 2, 4, 8 or so.
+
+    In powers of two, so that many sessions have chains of the same length and go into one call.
+    """
+    fitting, most = 1, min(_LONGEST, _MOST_STEPS // first.steps)
+    for op in queue:
+        if fitting >= most or type(op) is not Push or op.steps != first.steps or op.alone != first.alone:
+            break
+        fitting += 1
+    count = 1 << (fitting.bit_length() - 1)
+    if count == 1:
+        return first
+    return Chain([first, *(queue.popleft() for _ in range(count - 1))])  # type: ignore[list-item]

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from torch import Tensor
 class Ticket:
     """What a caller waits on: the results of one or more operations."""
 
-    __slots__ = ("_left", "_lock", "began", "results")
+    __slots__ = ("_left", "_lock", "began", "results", "rows")
 
     def __init__(self, count: int) -> None:
         """Wait for `count` results."""
@@ -25,6 +25,7 @@ class Ticket:
 
     def _expect(self, count: int) -> None:
         self.results: list[Any] = [None] * count
+        self.rows: list[tuple[int, int, list[Tensor | None]]] = []  # results that came at once: place, count, outputs
         self.began = time.perf_counter()
         self._left = count
 
@@ -32,6 +33,12 @@ class Ticket:
         """Take a result; True when it was the last. Called by the engine's thread alone."""
         self.results[place] = result
         self._left -= 1
+        return not self._left
+
+    def put_rows(self, place: int, count: int, leaves: list[Tensor | None]) -> bool:
+        """Take the outputs of `count` inputs, from `place` on; True when they were the last."""
+        self.rows.append((place, count, leaves))
+        self._left -= count
         return not self._left
 
     @property
@@ -116,42 +123,15 @@ class Op:
         self.result: Any = PENDING
         self.patience = 0.0  # until when it waits for another worker's lease, once it has met one
 
+    def fail(self, error: Exception) -> None:
+        """Let it fail, unless it has a result already."""
+        if self.result is PENDING:
+            self.result = error
 
-class Output(NamedTuple):
-    """What the model gave for one row of a call: made into tensors of its own only when the caller takes it."""
-
-    leaves: list[Tensor | None]  # each (row, ...)
-    row: int
-    answer: Any  # the same as the store keeps it: a file, or a format and bare bytes
-
-
-class Push(Op):
-    """Apply a piece of input: one row of a tensor that may hold those of many."""
-
-    __slots__ = ("alone", "row", "seq", "source", "steps")
-
-    def __init__(self, session: str, ticket: Ticket, place: int, kind: tuple[Tensor, int, bool, int | None]) -> None:
-        """Apply row `place` of `(row, steps, ...)`: that, its steps, whether they are one bare step, its number."""
-        # Not through super: there may be hundreds of these in a tick.
-        self.session = session
-        self.ticket = ticket
-        self.place = self.row = place
-        self.result = PENDING
-        self.patience = 0.0
-        self.source, self.steps, self.alone, self.seq = kind
-
-    @property
-    def piece(self) -> Tensor:
-        """The piece `(steps, ...)`."""
-        return self.source[self.row]
-
-    async def outcome(self) -> Any:
-        """Return the result, or raise what the input failed with; from then on `seq` is the number it was given."""
-        assert isinstance(self.ticket, AsyncTicket)
-        (result,) = await self.ticket.future
-        if isinstance(result, Exception):
-            raise result
-        return result
+    def settle(self, tickets: list[Ticket]) -> None:
+        """Give the result to the ticket, and add that to `tickets` when it was the last."""
+        if self.ticket.put(self.place, self.result):
+            tickets.append(self.ticket)
 
 
 class Open(Op):

@@ -15,9 +15,9 @@ from ..cells import layers, unwrap
 from ..errors import BadInput, CarryWarning, ModelFailed, NotServable
 from ..state import Format, State
 from .fingerprint import fingerprint
+from .inputs import Output
 from .laws import check_rows, check_split_law, lengths_may_differ
 from .layout import find_layout, output_of
-from .ops import Output
 from .wire import named_tensors, to_raw
 
 
@@ -37,7 +37,12 @@ class Served:
         self.layout = find_layout(self.model, example)
         check_split_law(self.model, self.layout)
         self.fingerprint = fingerprint(model)
+        # Torch's own layers leave the state that they are given alone, and give back another.
+        self.tidy = all(type(layer.module) in (nn.RNN, nn.LSTM, nn.GRU) for layer in self._layers)
         self._names = {layer.name: {part: layer.part(part) for part in layer.spec.parts} for layer in self._layers}
+        # The parts one of which holds a NaN if any does: of these layers, a NaN in the cell is one in the output too.
+        names = [(part, name) for parts in self._names.values() for part, name in parts.items()]
+        self.telling = frozenset(name for part, name in names if part == "h" or not self.tidy)
         self._modes = [(module, module.training) for module in self.model.modules()]
         with warnings.catch_warnings():
             warnings.simplefilter("error", CarryWarning)
@@ -66,18 +71,32 @@ class Served:
                 x = torch.as_tensor(x)
             except (TypeError, ValueError, RuntimeError, OverflowError) as error:
                 raise BadInput(f"x is {type(x).__name__} and cannot be made a tensor: {error}") from None
-        shape, wanted = self.layout.step_shape, self.layout.dtype
+        shape = self.layout.step_shape
         alone = x.shape == shape
         if not alone and (x.dim() != len(shape) + 1 or x.shape[1:] != shape or not len(x)):
             raise BadInput(
                 f"x has shape {tuple(x.shape)}, but one step of this model has {shape}, and a piece has steps in front "
                 f"of that, one or more. A session is one row: there is no batch axis."
             )
-        if x.dtype != wanted:
-            if x.is_complex() or (x.is_floating_point() and not wanted.is_floating_point):
-                raise BadInput(f"x is {x.dtype}, but this model takes {wanted}, and a cast would lose what is in it.")
-            x = x.to(wanted)
-        return (x.detach().unsqueeze(0) if alone else x.detach()), alone
+        x = self._cast(x)
+        return (x.unsqueeze(0) if alone else x), alone
+
+    def read_rows(self, xs: Tensor) -> tuple[Tensor, bool]:
+        """Return pieces `(row, steps, ...)` of one row or more, and whether they were given as bare steps."""
+        shape = self.layout.step_shape
+        alone = xs.shape[1:] == shape
+        if not alone and (xs.dim() != len(shape) + 2 or xs.shape[2:] != shape or not xs.shape[1]):
+            self.read(xs[0])  # says what is wrong
+        xs = self._cast(xs)
+        return (xs.unsqueeze(1) if alone else xs), alone
+
+    def _cast(self, x: Tensor) -> Tensor:
+        wanted = self.layout.dtype
+        if x.dtype == wanted:
+            return x.detach()
+        if x.is_complex() or (x.is_floating_point() and not wanted.is_floating_point):
+            raise BadInput(f"x is {x.dtype}, but this model takes {wanted}, and a cast would lose what is in it.")
+        return x.detach().to(wanted)
 
     def run(
         self, x: Tensor, state: State | None, steps: Sequence[int] | None = None
@@ -99,6 +118,11 @@ class Served:
         leaf = self.layout.leaves[place]
         return self.layout.steps_axis is None or (leaf is not None and leaf.steps is not None)
 
+    @property
+    def every_step(self) -> bool:
+        """Whether all outputs have one entry for each step, so that several pieces may be run as one."""
+        return all(self.has_steps(place) for place, leaf in enumerate(self.layout.leaves) if leaf is not None)
+
     def initial(self) -> State:
         """Return the state of one session that starts anew, as far as it shows from outside."""
         with torch.no_grad():
@@ -114,11 +138,7 @@ class Served:
         leaf = made.leaves[0]
         if leaf is None or not self.layout.tree.is_leaf():
             return None
-        if made.answer is not None:  # its last bytes, whichever way it is kept
-            data: bytes = made.answer if isinstance(made.answer, bytes) else made.answer[1]
-            size = leaf[0].numel() * leaf.element_size()
-            return data[len(data) - size :]
-        return to_raw(leaf[made.row])
+        return to_raw(leaf[made.row]) if made.blobs is None else made.blobs.bare()[made.row]
 
     def rebuild(self, leaves: Sequence[Tensor | None]) -> Any:
         """Return an output nested as the model nests it."""
@@ -160,9 +180,12 @@ class Served:
         return [torch.stack(column, dim=1) if column else None for column in columns], state
 
     def _ordered(self, output: Any, sizes: tuple[int, int]) -> list[Tensor | None]:
-        leaves, tree = _pytree.tree_flatten(output)
         layout = self.layout
-        if tree != layout.tree and str(tree) != str(layout.tree):
+        if type(output) is Tensor and layout.tree.is_leaf():
+            leaves, tree = [output], layout.tree
+        else:
+            leaves, tree = _pytree.tree_flatten(output)
+        if tree is not layout.tree and tree != layout.tree and str(tree) != str(layout.tree):
             raise ModelFailed(
                 "the model's output is nested otherwise than it was at start, so it cannot be told apart."
             )

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .ops import Op, Push, Ticket
+from .inputs import Chain, Many, Push
+from .ops import Op, Ticket
 
 _KEPT = 1024  # ticks and answers that quantiles look back on
 
@@ -42,14 +43,18 @@ class Stats:
     def tick(self, ops: Sequence[Op], tickets: Sequence[Ticket], began: float) -> None:
         """Count one tick, which answered these tickets."""
         now = time.perf_counter()
-        lengths = [op.steps for op in ops if type(op) is Push]
-        failed = len([op for op in ops if isinstance(op.result, Exception)])
+        single = [op for op in ops if not isinstance(op, Chain | Many)]
+        chained = [push for op in ops if isinstance(op, Chain) for push in op.pushes]
+        many = [op for op in ops if isinstance(op, Many)]
+        lengths = [op.steps for op in [*single, *chained] if type(op) is Push]
+        together = sum([len(op) for op in many])
+        failed = len([op for op in [*single, *chained] if isinstance(op.result, Exception)])
         with self._lock:
             self._ticks += 1
-            self._inputs += len(lengths)
-            self._steps += sum(lengths)
+            self._inputs += len(lengths) + together
+            self._steps += sum(lengths) + sum([op.steps * len(op) for op in many])
             self._failures += failed
-            self._lately.append((len(ops), now - began))
+            self._lately.append((len(single) + len(chained) + together, now - began))
             self._latencies.extend([now - ticket.began for ticket in tickets])
 
     def snapshot(self) -> Snapshot:

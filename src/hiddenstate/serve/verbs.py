@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from ..errors import BadInput, SessionLost, StateMismatch
@@ -147,3 +147,8 @@ def checked(session: str) -> str:
 def named(session: str | None) -> str:
     """Return a session's name, made up where none is given."""
     return uuid.uuid4().hex if session is None else checked(session)
+
+
+def are_numbers(seqs: Sequence[Any]) -> bool:
+    """Say whether these are numbers of inputs, or None."""
+    return all([seq is None or (type(seq) is int and seq >= 1) for seq in seqs])

@@ -7,25 +7,29 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from ..errors import Overloaded, ServeError
-from .batching import Batching, Input, Ran
+from .batch import Batch, Ran
+from .batching import Batching
 from .deciding import Deciding, Plan
+from .facts import Entry
 from .finding import Finding
+from .inputs import Chain, Many, Push, singly
 from .line import Line
-from .ops import LATER, PENDING, Op, Output, Push, tell
+from .ops import LATER, PENDING, Op, Ticket, tell
+from .parting import Parting
 from .served import Served
-from .slab import Entry, Slab
+from .slab import Slab
 from .stats import Stats
-from .stores import Advance, Store
+from .stores import Advance, Blobs, Store
 
 _log = logging.getLogger(__name__)
 _SWEPT_AT_ONCE = 1000
 _PATIENCE = 30.0  # seconds after which an operation that others keep in the way of gives up
 _QUICK = 0.01  # seconds
 _LOOK_AGAIN = 0.05  # seconds after which inputs are seen to whose own event loop has ended meanwhile
-_tuple = tuple.__new__  # makes a named tuple in half the time, which counts with hundreds in a tick
 
 
 def _in_some_mode() -> bool:
@@ -56,17 +60,22 @@ class Worker:
         """Serve up to `batch` operations in a tick, and keep up to `limit` sessions in the store."""
         self.stats = Stats()
         self._served, self._store, self._line, self._slab = served, store, line, slab
-        self._batch, self._clock = min(batch, slab.slots), clock
-        self._batching = Batching(served, slab.gather, sealed=store.sealed, keep=store.replay > 0)
+        self._batch, self._clock = min(batch, slab.count), clock
+        gather = slab.view if served.tidy else slab.gather
+        self._batching = Batching(served, gather, keep=store.replay > 0, put_back=line.put_back)
         self._deciding = Deciding(served, store, slab, limit=limit, answered=self._batching.answered)
         self._sweep_every = None if store.ttl is None else min(30.0, max(0.05, store.ttl / 4))
         self._finding = Finding(served, store, slab, wait=self._wait)
         self._claimed = self._finding.claimed
+        self._parting = Parting(slab, store, self._batching, put_back=line.put_back)
         self._number = 0  # of the tick
+        self._later: list[tuple[Op, float]] = []  # what is to come again, once this tick is over
         self._turn = threading.Lock()  # held by whichever thread is within a tick
         self._seconds = 0.0  # that a tick takes, lately
         self._pass_on: Callable[[Op], None] = lambda op: line.call()  # what is left after a tick of the thread's own
-        self._thread = threading.Thread(target=self._loop, name="hiddenstate-engine", daemon=True)
+        # A new thread would compute with as many threads as there are cores, whatever this one was told.
+        threads = torch.get_num_threads()
+        self._thread = threading.Thread(target=self._loop, args=(threads,), name="hiddenstate-engine", daemon=True)
 
     def start(self, pass_on: Callable[[Op], None]) -> None:
         """Begin; `pass_on` decides who sees to what is left after a tick of the thread's own."""
@@ -94,20 +103,29 @@ class Worker:
             self._turn.release()
         return True
 
-    def _loop(self) -> None:
+    def _loop(self, threads: int) -> None:
+        torch.set_num_threads(threads)
         swept = time.monotonic()
         while True:
             ops = self._line.take(self._batch, timeout=_LOOK_AGAIN)
             if ops is None:
                 return
-            with self._turn:
-                if ops:
-                    self._tick(ops)
-                if self._sweep_every is not None and time.monotonic() - swept >= self._sweep_every:
-                    swept = time.monotonic()
-                    self._sweep()
+            late = self._sweep_every is not None and time.monotonic() - swept >= self._sweep_every
+            if ops or late:  # never for nothing: whoever finds the turn taken has to wait for this thread
+                with self._turn:
+                    if ops:
+                        self._tick_on(ops)
+                    if late:
+                        swept = time.monotonic()
+                        self._sweep()
             if (first := self._line.first) is not None:
                 self._pass_on(first)
+
+    def _tick_on(self, ops: list[Op]) -> None:
+        try:
+            self._tick(ops)
+        except BaseException:  # a model may well call sys.exit: nobody else is to wait forever for that
+            _log.exception("a tick was interrupted")
 
     def _sweep(self) -> None:
         assert self._store.ttl is not None
@@ -121,66 +139,71 @@ class Worker:
         began, worked = time.perf_counter(), time.thread_time()
         self._number += 1
         try:
-            self._serve([op for op in ops if not op.ticket.cancelled])
+            self._serve([op for op in ops if self._wanted(op)])
         except ServeError as error:
             self._give_up(ops, error)
         except Exception as error:  # a mistake of ours must not end the thread that all callers wait for
             _log.exception("a tick failed")
             self._give_up(ops, ServeError(f"the engine failed within a tick: {type(error).__name__}: {error}"))
-        done = [op for op in ops if op.result is not LATER]
+        except BaseException:
+            self._give_up(ops, ServeError("the engine was interrupted within a tick. Repeat the input with its seq."))
+            raise
+        finally:
+            self._answer(ops, began)
+            # Of the processor, not of the clock: waiting for the interpreter's lock says nothing about the tick.
+            self._seconds += 0.2 * (time.thread_time() - worked - self._seconds)
+
+    def _answer(self, ops: list[Op], began: float) -> None:
+        done = [op for op in singly(ops) if op.result is not LATER]
         self._line.done(done)
-        tickets = [op.ticket for op in done if op.ticket.put(op.place, op.result)]
-        self.stats.tick(ops, tickets, began)
-        # Of the processor, not of the clock: time spent waiting for the interpreter's lock says nothing about the tick.
-        self._seconds += 0.2 * (time.thread_time() - worked - self._seconds)
+        later, self._later = self._later, []
+        for op, seconds in later:  # now, and not before: from here on another thread may take it
+            self._line.delay(op, seconds)
+        tickets: list[Ticket] = []
+        for op in done:
+            op.settle(tickets)
+        self.stats.tick(done, tickets, began)
         tell(tickets)
+
+    def _wanted(self, op: Op) -> bool:
+        if type(op) is Chain and op.cancelled:
+            self._line.put_back(op)
+        return not op.ticket.cancelled
 
     def _give_up(self, ops: Sequence[Op], error: Exception) -> None:
         """Fail what has no answer; the store alone now knows how these sessions are."""
         for op in ops:
+            if type(op) is Many and op.result is PENDING:
+                op.apart()
+        for op in singly(ops):
             if op.result is PENDING:
-                op.result = error
+                op.fail(error)
                 self._slab.drop(op.session)
 
     def _serve(self, ops: list[Op]) -> None:
         now = self._clock()
+        batches: list[Batch]
         self._claimed.clear()
         self._deciding.begin()
         try:
             if self._store.others_wrote():
                 self._slab.clear()
-            inputs, others = self._at_hand(ops, now)
+            if self._store.shared:
+                batches, others = [], singly(ops, apart=True)
+            else:
+                batches, others = self._parting.part(ops, now, self._number)
+            inputs: list[tuple[Push, Entry]] = []
             plans = self._decide(others, self._finding.look_up(others), now, inputs) if others else []
-            self._finding.warm(inputs)
-            self._commit(self._batching.run(inputs), plans, now)
+            if inputs:
+                self._finding.warm(inputs)
+                batches += self._parting.batches([push for push, _ in inputs], self._number)
+            self._commit(self._batching.run(batches), plans, now)
         finally:
             if self._claimed:
                 self._store.release(list(self._claimed.items()))
 
-    def _at_hand(self, ops: list[Op], now: float) -> tuple[list[Input], list[Op]]:
-        """Part inputs that come next in a session whose state is in its slot from everything else."""
-        if self._store.shared:
-            return [], ops
-        inputs: list[Input] = []
-        others: list[Op] = []
-        entries, number = self._slab.entries, self._number
-        oldest = -1.0 if self._store.ttl is None else now - self._store.ttl
-        for op in ops:
-            entry = entries.get(op.session)
-            if (
-                entry is not None
-                and type(op) is Push
-                and (op.seq is None or op.seq == entry.seq + 1)
-                and entry.touched >= oldest
-            ):
-                entry.used = number
-                inputs.append((op, entry))
-            else:
-                others.append(op)
-        return inputs, others
-
     def _decide(
-        self, ops: list[Op], entries: dict[str, Entry], now: float, inputs: list[Input]
+        self, ops: list[Op], entries: dict[str, Entry], now: float, inputs: list[tuple[Push, Entry]]
     ) -> list[tuple[Op, Plan]]:
         """Answer what can be answered, add to the inputs those to be applied, and return what changes sessions."""
         plans: list[tuple[Op, Plan]] = []
@@ -212,8 +235,8 @@ class Worker:
         versions = self._store.advance([self._moved(group, now) for group in ran], changes)
         begin = 0
         for group in ran:
-            self._advance(group, versions[begin : begin + len(group.inputs)], now)
-            begin += len(group.inputs)
+            self._advance(group, versions[begin : begin + len(group.batch)], now)
+            begin += len(group.batch)
         for (op, plan), version in zip(plans, versions[begin:], strict=True):
             self._slab.drop(op.session)
             if version is None:
@@ -223,42 +246,37 @@ class Worker:
                 op.result = plan.result
 
     def _moved(self, group: Ran, now: float) -> Advance:
-        kind = self._served.format
-        states = kind.rows(group.after)
+        facts, at = self._slab.facts, group.batch.at
         return Advance(
-            sessions=[push.session for push, _ in group.inputs],
-            tokens=[entry.token for _, entry in group.inputs],
-            seqs=[entry.seq + 1 for _, entry in group.inputs],
-            steps=[entry.steps + push.steps for push, entry in group.inputs],
-            opened=[entry.opened for _, entry in group.inputs],
-            states=[kind.seal(state) for state in states] if self._store.sealed else states,
+            sessions=group.batch.sessions,
+            tokens=facts.token[at],
+            seqs=facts.seq[at] + group.kind.inputs,
+            steps=facts.steps[at] + group.kind.inputs * group.kind.steps,
+            opened=facts.opened[at],
+            states=Blobs(self._served.format, group.after),
             answers=group.answers,
+            inputs=group.kind.inputs,
             touched=now,
             fingerprint=self._served.fingerprint,
         )
 
     def _advance(self, group: Ran, versions: list[int | None], now: float) -> None:
         if None in versions:
+            # Somebody else has changed these sessions meanwhile: what was computed here never was.
+            for unit, version in zip(group.batch.apart, versions, strict=True):
+                if version is None:
+                    self._slab.drop(unit.session)
+                    self._wait(unit, 0.0)
             kept = [row for row, version in enumerate(versions) if version is not None]
-            self._slab.scatter([group.inputs[row][1].slot for row in kept], group.after.select(kept))
-        else:
-            self._slab.scatter([entry.slot for _, entry in group.inputs], group.after)
-        claimed, leaves = self._claimed, group.leaves
-        each = zip(group.inputs, versions, group.answers, strict=True)
-        for row, ((push, entry), version, answer) in enumerate(each):
-            if version is None:
-                # Somebody else has changed the session meanwhile: what was computed here never was.
-                self._slab.drop(push.session)
-                self._wait(push, 0.0)
-                continue
-            entry.token = entry.version = version
-            entry.seq = push.seq = entry.seq + 1
-            entry.steps += push.steps
-            entry.touched = now
-            entry.anew = False
-            push.result = _tuple(Output, (leaves, row, answer))
-            if claimed:
-                claimed.pop(push.session, None)
+            if not kept:
+                return
+            group, versions = group.select(kept), [version for version in versions if version is not None]
+        at, kind, facts = group.batch.at, group.kind, self._slab.facts
+        self._slab.scatter(at, group.after)
+        facts.advance(at, np.array(versions), inputs=kind.inputs, steps=kind.inputs * kind.steps, now=now)
+        group.settle(facts.seq[at])
+        for session in self._claimed and group.batch.sessions:
+            self._claimed.pop(session, None)
 
     def _wait(self, op: Op, seconds: float) -> None:
         """Let an operation come again in a later tick, unless it has done so for long enough."""
@@ -271,4 +289,4 @@ class Worker:
             )
             return
         op.result = LATER
-        self._line.delay(op, seconds)
+        self._later.append((op, seconds))

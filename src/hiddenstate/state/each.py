@@ -17,6 +17,7 @@ from .files import checksum_of_kind, from_bytes, to_bytes
 from .value import State
 
 _Bytes: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.uint8]]"
+_WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHECKSUM = re.compile(r'(\\"crc32\\": )\d+')  # as it stands in the metadata, which are JSON within JSON
 
 
@@ -49,9 +50,13 @@ class Format:
         self._seeds = {name: _seed(name, self._axes[name], part) for name, part in row.items()}
         self._frame = _CHECKSUM.sub(r"\g<1>%d", text.rstrip().replace("%", "%%"), len(row))
 
+    def pieces(self, state: State) -> list[_Bytes]:
+        """Return the bare bytes of each part, `(row, byte)`; side by side they are the rows. They may be views."""
+        return [self._matrix(name, state[name]) for name in self._spans]
+
     def rows(self, state: State) -> list[bytes]:
         """Return the bare bytes of each row, parts one after another."""
-        pieces = [self._matrix(name, state[name]) for name in self._spans]
+        pieces = self.pieces(state)
         whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
         width, data = whole.shape[1], whole.tobytes()
         return [data[at : at + width] for at in range(0, width * len(whole), width)] if width else [b""] * len(whole)
@@ -98,9 +103,10 @@ class Format:
             front = (
                 torch.view_as_real(front.resolve_conj().resolve_neg()) if front.is_complex() else front.resolve_neg()
             )
-        flat = front.reshape(len(front), -1)
-        # The axis of length one has stride 1 whatever torch thinks of the others, as a view on bytes demands.
-        return flat.contiguous().reshape(-1).unsqueeze(-1).view(torch.uint8).numpy().reshape(len(front), -1)
+        # As whole numbers of that size, since numpy does not know every kind of float; then flat, since a view on bytes
+        # demands that the last axis has stride 1, which torch need not think of an axis of length one.
+        whole = front.view(_WHOLE_NUMBERS[front.element_size()]).numpy()
+        return np.ascontiguousarray(whole).reshape(-1).view(np.uint8).reshape(len(front), -1)
 
     def _tensor(self, name: str, whole: _Bytes) -> Tensor:
         (dtype, shape), (begin, end) = self._kinds[name], self._spans[name]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...errors import StoreFailed
-from .store import Change, Claim, Row, Store
+from .store import Advance, Change, Claim, Row, Store
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -46,6 +46,8 @@ class SqliteStore(Store):
     A second engine on the same file does no harm: each sees that the other wrote, and looks again; whichever comes
     late with a change finds another version, and looks again too.
     """
+
+    chains = True
 
     def __init__(self, path: str, *, patience: float = 1.0) -> None:
         """Open or make the file; wait `patience` seconds for somebody else's lock before giving up."""
@@ -90,18 +92,18 @@ class SqliteStore(Store):
 
     def commit(self, changes: Sequence[Change]) -> list[int | None]:
         """Write everything in one transaction, on disk before this returns."""
+        return self.advance([], changes)
+
+    def advance(self, moved: Sequence[Advance], changes: Sequence[Change]) -> list[int | None]:
+        """Do so, what has moved on with one statement for each column of rows."""
+        versions: list[int | None] = []
         with self._failing("write"), self._transaction():
-            versions = self._updated(changes) or [self._apply(change) for change in changes]
-            done = [change for change, version in zip(changes, versions, strict=True) if version is not None]
-            answers = [
-                (change.row.seq % self.replay, change.session, change.row.seq, change.answer)
-                for change in done
-                if self.replay and change.row is not None and change.answer is not None
-            ]
-            if answers:
-                self._db.executemany(_ANSWER, answers)
-        self._count += sum((change.token is None) - (change.row is None) for change in done)
-        return versions
+            for group in moved:
+                versions += self._move(group)
+            done = [self._apply(change) for change in changes]
+        kept = [change for change, version in zip(changes, done, strict=True) if version is not None]
+        self._count += sum((change.token is None) - (change.row is None) for change in kept)
+        return versions + done
 
     def read(self, session: str) -> Row | None:
         """Read one row."""
@@ -149,19 +151,30 @@ class SqliteStore(Store):
         """Close the file; SQLite then folds its log back into it."""
         self._db.close()
 
-    def _updated(self, changes: Sequence[Change]) -> list[int | None] | None:
-        """Do the common tick at one go: only updates, all tokens holding. Otherwise do nothing, and return None."""
-        if any(change.row is None or change.token is None or change.anew for change in changes):
-            return None
-        values = [
-            (c.token + 1, *c.row, c.session, c.token) for c in changes if c.row is not None and c.token is not None
-        ]
+    def _move(self, group: Advance) -> list[int | None]:
+        """Write one group; None in place of a version where a token holds no more."""
+        columns = [column.tolist() for column in (group.tokens + 1, group.seqs, group.steps, group.opened)]
+        always = [group.touched] * len(group.sessions), [group.fingerprint] * len(group.sessions)
+        last = group.states.sealed(), group.sessions, group.tokens.tolist()
+        values = list(zip(*columns, *always, *last, strict=True))
+        versions: list[int | None] = [value[0] for value in values]
         self._db.execute("SAVEPOINT updates")
-        if self._db.executemany(_UPDATE, values).rowcount == len(changes):
-            self._db.execute("RELEASE updates")
-            return [value[0] for value in values]
-        self._db.execute("ROLLBACK TO updates")
-        return None
+        if self._db.executemany(_UPDATE, values).rowcount != len(values):
+            self._db.execute("ROLLBACK TO updates")
+            versions = [value[0] if self._db.execute(_UPDATE, value).rowcount else None for value in values]
+        self._db.execute("RELEASE updates")
+        if group.answers is not None and self.replay:
+            numbers, which = group.last(self.replay)
+            answers = group.answers.sealed()
+            each = zip(group.sessions, numbers.tolist(), which.tolist(), versions, strict=True)
+            rows = [
+                (seq % self.replay, session, seq, answers[place])
+                for session, seqs, places, version in each
+                if version is not None
+                for seq, place in zip(seqs, places, strict=True)
+            ]
+            self._db.executemany(_ANSWER, rows)
+        return versions
 
     def _forget(self, sessions: Sequence[str]) -> None:
         places = range(max(self.replay, _PLACES))
@@ -182,6 +195,9 @@ class SqliteStore(Store):
         else:
             version = change.token + 1
             done = self._db.execute(_UPDATE, (version, *change.row, change.session, change.token)).rowcount
+        if done and self.replay and change.answer is not None:
+            seq = change.row.seq
+            self._db.execute(_ANSWER, (seq % self.replay, change.session, seq, change.answer))
         return version if done else None
 
     @contextmanager

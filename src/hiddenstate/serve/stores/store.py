@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ...state import Format, State
+
+Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 
 class Row(NamedTuple):
@@ -42,26 +49,67 @@ class Change(NamedTuple):
     anew: bool = False  # earlier answers are dropped
 
 
+class Blobs:
+    """Rows of one kind, on their way to a store that takes them as it likes."""
+
+    __slots__ = ("_rows", "_state", "kind")
+
+    def __init__(self, kind: Format, state: State) -> None:
+        """Take the rows of `state`, which are of that kind."""
+        self.kind, self._state = kind, state
+        self._rows: list[bytes] | None = None
+
+    def bare(self) -> list[bytes]:
+        """Return the bare bytes of each."""
+        if self._rows is None:
+            self._rows = self.kind.rows(self._state)
+        return self._rows
+
+    def sealed(self) -> list[bytes]:
+        """Return each as a file."""
+        return [self.kind.seal(row) for row in self.bare()]
+
+    def pieces(self) -> list[Any]:
+        """Return the same as arrays of bytes, `(row, byte)`, that lie side by side, and that nobody else changes."""
+        return self.kind.pieces(self._state)
+
+    def select(self, rows: Sequence[int]) -> Blobs:
+        """Return these rows alone."""
+        return Blobs(self.kind, self._state.select(list(rows)))
+
+
 class Advance(NamedTuple):
     """Sessions that one call of the model has moved on, column by column: there may be hundreds in a tick."""
 
     sessions: list[str]
-    tokens: list[int]
-    seqs: list[int]
-    steps: list[int]
-    opened: list[float]
-    states: list[bytes]
-    answers: list[Any]
+    tokens: Ints
+    seqs: Ints  # of the last input applied to each
+    steps: Ints
+    opened: Floats
+    states: Blobs
+    answers: Blobs | None  # to the inputs applied: those of the first session, then those of the second
+    inputs: int  # applied to each
     touched: float
     fingerprint: str
 
     def changes(self) -> list[Change]:
-        """Return the same one by one."""
-        each = zip(*self[:7], strict=True)
+        """Return the same one by one, as files, where one input was applied to each."""
+        assert self.inputs == 1
+        answers = [None] * len(self.sessions) if self.answers is None else self.answers.sealed()
+        numbers = (column.tolist() for column in (self.tokens, self.seqs, self.steps, self.opened))
+        each = zip(self.sessions, *numbers, self.states.sealed(), answers, strict=True)
         return [
             Change(session, token, Row(seq, steps, opened, self.touched, self.fingerprint, state), answer)
             for session, token, seq, steps, opened, state, answer in each
         ]
+
+    def last(self, count: int) -> tuple[Ints, Ints]:
+        """Return the numbers of the last inputs of each session, `(session, input)`, and which answers are theirs."""
+        if self.inputs == 1:
+            return self.seqs[:, None], np.arange(len(self.seqs))[:, None]
+        ahead = np.arange(max(0, self.inputs - count), self.inputs)
+        numbers = self.seqs[:, None] - (self.inputs - 1) + ahead
+        return numbers, np.arange(len(self.seqs))[:, None] * self.inputs + ahead
 
 
 class Store(ABC):
@@ -71,6 +119,7 @@ class Store(ABC):
     """
 
     shared = False  # several workers may use it at once: every change needs a claim
+    chains = False  # takes several inputs of one session in one tick
     sealed = True  # states and answers are kept as files (bytes), rather than as the engine has them
 
     replay = 8  # how many answers of each session are kept

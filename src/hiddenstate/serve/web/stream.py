@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ from fastapi import APIRouter, HTTPException, WebSocket, WebSocketDisconnect
 from torch import Tensor
 
 from ...errors import BadInput, HiddenStateError
-from ..ops import Push
+from ..inputs import Push, outcomes
 from ..wire import from_json, named_tensors, pack, parse_json, to_json
 from .desk import Desk
 from .failures import facts_of
@@ -71,10 +72,12 @@ class Talk:
     def __init__(self, socket: WebSocket, desk: Desk, key: str) -> None:
         """Talk through `socket` to the session that the engine knows as `key`."""
         self._socket, self._desk, self._key = socket, desk, key
-        # What is to be answered, in order. It is short: a client that does not read is not read from either.
-        self._answers: asyncio.Queue[Push | Awaitable[str | bytes] | None] = asyncio.Queue(max(1, desk.limits.window))
-        step = desk.engine.dtype.itemsize * math.prod(desk.engine.step_shape)
-        self._longest = _HEAD + desk.limits.steps * step  # bytes of a frame
+        self._answers: deque[list[Push] | Awaitable[str | bytes] | None] = deque()  # what is to be answered, in order
+        self._frames: list[tuple[memoryview, int | None]] = []  # that came together, and have yet to stand in line
+        self._window = max(1, desk.limits.window)
+        self._under_way = 0
+        self._changed: asyncio.Future[None] | None = None  # what reader and writer wait for
+        self._step = desk.engine.dtype.itemsize * math.prod(desk.engine.step_shape)  # bytes
         self._verbs: dict[str, Callable[[dict[str, Any]], Awaitable[str | bytes]]] = {
             "push": self._push_json,
             "reset": self._reset,
@@ -86,9 +89,13 @@ class Talk:
         reader = asyncio.ensure_future(self._read())
         try:
             await self._socket.send_text(await self._ready({}))
-            while (answer := await self._answers.get()) is not None:
-                text = await self._settled(answer)
-                await (self._socket.send_text(text) if isinstance(text, str) else self._socket.send_bytes(text))
+            while (answer := await self._next()) is not None:
+                if isinstance(answer, list):
+                    await self._send_all(answer)
+                else:
+                    text = await self._settled(answer)
+                    await (self._socket.send_text(text) if isinstance(text, str) else self._socket.send_bytes(text))
+                    self._done(1)
             if not reader.result():
                 return
             seq = (await self._desk.engine.ainfo(self._key)).seq
@@ -110,16 +117,46 @@ class Talk:
                     return False
                 data, text = frame.get("bytes"), frame.get("text")
                 if data is not None:
-                    await self._answers.put(self._push_bytes(data))
-                    continue
-                answer = self._heed(text or "")
-                if answer is None:
-                    return True
-                # It stands in line only once it has begun to run, and so must before the next frame is read.
-                await asyncio.sleep(0)
-                await self._answers.put(answer)
+                    self._push_bytes(data)
+                else:
+                    self._flush()
+                    answer = self._heed(text or "")
+                    if answer is None:
+                        return True
+                    # It stands in line only once it has begun to run, and so must before the next frame is read.
+                    await asyncio.sleep(0)
+                    self._answer(answer)
+                self._under_way += 1
+                # A client that does not read is not read from either.
+                while self._under_way >= self._window:
+                    await self._change()
         finally:
-            await self._answers.put(None)
+            self._flush()
+            self._answer(None)
+
+    async def _next(self) -> list[Push] | Awaitable[str | bytes] | None:
+        while not self._answers:
+            await self._change()
+        return self._answers.popleft()
+
+    def _answer(self, answer: list[Push] | Awaitable[str | bytes] | None) -> None:
+        self._answers.append(answer)
+        self._notify()
+
+    def _done(self, count: int) -> None:
+        self._under_way -= count
+        self._notify()
+
+    async def _change(self) -> None:
+        """Wait until an answer is to be given, or one has been: reader and writer look again, each for its own."""
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        await self._changed
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None and not changed.done():
+            changed.set_result(None)
 
     def _heed(self, text: str) -> Awaitable[str | bytes] | None:
         """Return what is to be answered to a text frame, None for the end."""
@@ -135,16 +172,49 @@ class Talk:
         except HiddenStateError as error:
             return _failed(error)
 
-    def _push_bytes(self, data: bytes) -> Push | Awaitable[str | bytes]:
+    def _push_bytes(self, data: bytes) -> None:
+        """Take a binary frame; all those that come in one turn of the event loop stand in line together."""
         try:
-            seq = int.from_bytes(data[:_HEAD], "little") or None
-            if len(data) < _HEAD or (seq is not None and seq >= 2**62):
+            seq = int.from_bytes(data[:_HEAD], "little")
+            size = len(data) - _HEAD
+            if size < 0 or seq >= 2**62:
                 raise BadInput(f"a binary frame begins with the number of the input, {_HEAD} bytes.")
-            if len(data) > self._longest:
+            if size > self._desk.limits.steps * self._step:
                 raise BadInput(f"the frame has more steps than the {self._desk.limits.steps} that are taken at most.")
-            return self._desk.engine.submit_raw(self._key, memoryview(data)[_HEAD:], seq)
+            if not size or size % self._step:
+                raise BadInput(
+                    f"the frame has {size} bytes of input, but a step has {self._step}, and one or more are needed."
+                )
         except HiddenStateError as error:
-            return _failed(error)
+            self._flush()
+            self._answer(_failed(error))
+            return
+        if not self._frames:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._frames.append((memoryview(data)[_HEAD:], seq or None))
+
+    def _flush(self) -> None:
+        if self._frames:
+            frames, self._frames = self._frames, []
+            try:
+                self._answer(self._desk.engine.submit_raw(self._key, frames))
+            except HiddenStateError as error:
+                for _ in frames:
+                    self._answer(_failed(error))
+
+    async def _send_all(self, pushes: list[Push]) -> None:
+        engine, send = self._desk.engine, self._socket.send_bytes
+        for push, outcome in zip(pushes, await outcomes(pushes), strict=True):
+            if isinstance(outcome, HiddenStateError):
+                facts = facts_of(outcome, self._socket)
+                await self._socket.send_text(json.dumps({"type": "error", **facts}))
+                continue
+            body = engine.output_raw(outcome)
+            if body is None:
+                body = pack(named_tensors(engine.output(outcome)))
+            assert push.seq is not None
+            await send(push.seq.to_bytes(_HEAD, "little") + body)
+        self._done(len(pushes))
 
     async def _push_json(self, content: dict[str, Any]) -> str:
         seq = content.get("seq")
@@ -163,7 +233,7 @@ class Talk:
     async def _ready(self, content: dict[str, Any]) -> str:
         engine = self._desk.engine
         info = await engine.ainfo(self._key)
-        facts = {"seq": info.seq, "steps": info.steps, "window": self._answers.maxsize}
+        facts = {"seq": info.seq, "steps": info.steps, "window": self._window}
         shape, dtype = list(engine.step_shape), str(engine.dtype).removeprefix("torch.")
         return json.dumps({"type": "ready", **facts, "step_shape": shape, "dtype": dtype, "outputs": engine.outputs})
 
@@ -173,27 +243,20 @@ class Talk:
         except HTTPException as error:
             raise BadInput(str(error.detail)) from None
 
-    async def _settled(self, answer: Push | Awaitable[str | bytes]) -> str | bytes:
+    async def _settled(self, answer: Awaitable[str | bytes]) -> str | bytes:
         try:
-            if not isinstance(answer, Push):
-                return await answer
-            outcome = await answer.outcome()
-            engine = self._desk.engine
-            body = engine.output_raw(outcome)
-            if body is None:
-                body = pack(named_tensors(engine.output(outcome)))
-            return (answer.seq or 0).to_bytes(_HEAD, "little") + body
+            return await answer
         except HiddenStateError as error:
             return json.dumps({"type": "error", **facts_of(error, self._socket)})
 
     def _abandon(self) -> None:
         """Let go of answers that nobody will read."""
-        while not self._answers.empty():
-            answer = self._answers.get_nowait()
+        for answer in self._answers:
             if isinstance(answer, asyncio.Future):
                 answer.cancel()
             elif asyncio.iscoroutine(answer):
                 answer.close()
+        self._answers.clear()
 
 
 async def _failed(error: HiddenStateError) -> str | bytes:
