@@ -53,15 +53,23 @@ class Hook:
         if not _disabled:
             _disabled.append(torch.compiler.disable(_call))  # type: ignore[no-untyped-call]
             torch._dynamo.decorators.skip(Hook.__call__)
-        return _disabled[0](self._fn, args)
+            torch._dynamo.decorators.skip(_looked_at)
+        return _disabled[0](self._fn, args) if _looked_at() else self._fn(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as a hook that does nothing."""
         return Hook, ()
 
 
+def _looked_at() -> bool:
+    """Say whether Dynamo looks at what is run in this thread; that it is loaded does not mean that it does."""
+    watching = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+    return watching is None or watching() is not None
+
+
 # The mark by which Dynamo leaves a function alone.
 Hook.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]
+_looked_at._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
