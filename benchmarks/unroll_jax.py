@@ -18,7 +18,7 @@ import torch
 
 import hiddenstate as hs
 from timing import compare
-from unroll import GRUCell, LSTMCell, TanhCell
+from unroll_rivals import GRUCell, LSTMCell, TanhCell
 
 SHAPES = ((32, 100, 128), (1, 1000, 256), (64, 256, 512))
 Cell = Callable[[dict, object, jax.Array], tuple[object, jax.Array]]
