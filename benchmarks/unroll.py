@@ -36,7 +36,6 @@ CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
     """Give up what takes longer, as soon as it comes back to Python."""
-
     late, reason = [], f"took more than {seconds:.0f} s"
 
     def stop(*_: object) -> None:
