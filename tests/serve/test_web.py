@@ -321,7 +321,8 @@ def test_shutting_down_answers_what_is_under_way(model):
             ]
             for thread in threads:
                 thread.start()
-            time.sleep(0.3)
+            while engine.pending + engine.stats().inputs < 3:  # until all have arrived
+                time.sleep(0.01)
         for thread in threads:
             thread.join()
     assert sorted(answer.json()["seq"] for answer in answers) == [1, 2, 3]

@@ -203,6 +203,8 @@ class Line:
 
 
 def _inputs(ops: Sequence[Op]) -> int:
+    if len(ops) == 1 and type(ops[0]) is Push:
+        return 1
     return sum([len(op) if isinstance(op, Chain | Many) else 1 for op in ops])
 
 

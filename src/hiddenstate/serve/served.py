@@ -130,8 +130,7 @@ class Served:
 
     def output(self, made: Output, device: torch.device) -> Any:
         """Return one row's output, in tensors of its own, nested as the model nests it."""
-        leaves = [None if leaf is None else leaf[made.row].to(device, copy=True) for leaf in made.leaves]
-        return self.rebuild(leaves)
+        return self.rebuild([None if leaf is None else _own(leaf[made.row], device) for leaf in made.leaves])
 
     def raw(self, made: Output) -> bytes | None:
         """Return the bare bytes of one row's output, None where it is not one tensor."""
@@ -210,6 +209,10 @@ class Served:
                 parts[layer.part(part)] = tensor
                 axes[layer.part(part)] = own.batch_axis[part]
         return State(parts, axes)
+
+
+def _own(row: Tensor, device: torch.device) -> Tensor:
+    return row.clone() if row.device == device else row.to(device)
 
 
 def _spread(leaf: Tensor | None, rows: Tensor, total: int) -> Tensor | None:

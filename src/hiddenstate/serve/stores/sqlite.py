@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...errors import StoreFailed
+from .lookup import Lookup
 from .store import Advance, Change, Claim, Row, Store
 
 _SCHEMA = """
@@ -22,7 +23,7 @@ CREATE TABLE IF NOT EXISTS answers (place INTEGER PRIMARY KEY, seq INTEGER NOT N
 # Where an answer lies: those of one tick side by side, so that a commit writes few pages. Numbers are never used again,
 # and so no session can find an answer of another.
 _PLACE = "((? << 40) | (SELECT number FROM sessions WHERE id = ?))"
-_ANSWER = f"INSERT OR REPLACE INTO answers (place, seq, data) VALUES ({_PLACE}, ?, ?)"
+_ANSWER = "INSERT OR REPLACE INTO answers (place, seq, data) VALUES (?, ?, ?)"
 _FORGET = f"DELETE FROM answers WHERE place = {_PLACE}"
 _ROW = "version, seq, steps, opened, touched, fingerprint, state"
 _INSERT = (
@@ -33,10 +34,14 @@ _UPDATE = (
     "UPDATE sessions SET version = ?, seq = ?, steps = ?, opened = ?, touched = ?, fingerprint = ?, state = ? "
     "WHERE id = ? AND version = ?"
 )
+_MOVE = "UPDATE sessions SET version = ?, seq = ?, steps = ?, touched = ?, state = ? WHERE number = ? AND version = ?"
 _DELETE = "DELETE FROM sessions WHERE id = ? AND version = ?"
 _HOLDS = "SELECT 1 FROM sessions WHERE id = ? AND version = ?"
 _PLACES = 16  # of answers that an engine with another replay may have left
 _FORMAT = 1
+_PAGE = 16384  # bytes: a few states of some KiB each, so that a commit writes few pages and none runs over
+_LOG = 32 * 2**20 // _PAGE  # pages
+_REMEMBERED = 50_000  # sessions whose numbers are known without asking
 _ASKED_AT_ONCE = 500  # SQLite takes no more than 999 parameters everywhere
 
 
@@ -54,9 +59,10 @@ class SqliteStore(Store):
         self._path = path
         try:
             self._db = sqlite3.connect(path, timeout=patience, isolation_level=None, check_same_thread=False)
+            self._db.execute(f"PRAGMA page_size = {_PAGE}")  # of a file that is made only now
             self._db.execute("PRAGMA journal_mode = WAL")
             # Sessions change again and again: the longer the log, the more of it need never be folded back.
-            self._db.execute("PRAGMA wal_autocheckpoint = 8000")
+            self._db.execute(f"PRAGMA wal_autocheckpoint = {_LOG}")
             self._db.execute("PRAGMA cache_size = -32768")  # KiB at most: the pages of a tick or two
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
@@ -75,6 +81,7 @@ class SqliteStore(Store):
                 f"{path} has version {found} of the format of sessions, but this library reads {_FORMAT}."
             )
         (self._seen,) = self._db.execute("PRAGMA data_version").fetchone()
+        self._numbers = Lookup()
         self._swept = 0  # the number up to which the sweep has come
 
     def claim(self, wanted: Sequence[tuple[str, int]]) -> list[Claim | Any]:
@@ -82,11 +89,10 @@ class SqliteStore(Store):
         rows: dict[str, Claim] = {}
         names = [session for session, _ in wanted]
         with self._failing("read"):
-            for begin in range(0, len(names), _ASKED_AT_ONCE):
-                some = names[begin : begin + _ASKED_AT_ONCE]
-                marks = ", ".join("?" * len(some))
-                query = f"SELECT id, {_ROW} FROM sessions WHERE id IN ({marks})"
-                for session, version, *row in self._db.execute(query, some):
+            for some in _parted(names):
+                query = f"SELECT id, number, {_ROW} FROM sessions WHERE id IN ({_marks(some)})"
+                for session, number, version, *row in self._db.execute(query, some):
+                    self._remember(session, number)
                     rows[session] = Claim(version, version, Row(*row))
         return [rows.get(name) for name in names]
 
@@ -134,6 +140,7 @@ class SqliteStore(Store):
             seen = self._db.execute(query, (self._swept, limit)).fetchall()
             gone = [session for _, session, touched in seen if touched < before]
             if gone:
+                self._numbers = Lookup()
                 self._forget(gone)
                 self._db.executemany("DELETE FROM sessions WHERE id = ?", [(session,) for session in gone])
         self._swept = seen[-1][0] if len(seen) == limit else 0
@@ -145,6 +152,8 @@ class SqliteStore(Store):
         with self._failing("read"):
             (now,) = self._db.execute("PRAGMA data_version").fetchone()
         before, self._seen = self._seen, now
+        if before != now:
+            self._numbers = Lookup()
         return bool(before != now)
 
     def close(self) -> None:
@@ -153,28 +162,46 @@ class SqliteStore(Store):
 
     def _move(self, group: Advance) -> list[int | None]:
         """Write one group; None in place of a version where a token holds no more."""
-        columns = [column.tolist() for column in (group.tokens + 1, group.seqs, group.steps, group.opened)]
-        always = [group.touched] * len(group.sessions), [group.fingerprint] * len(group.sessions)
-        last = group.states.sealed(), group.sessions, group.tokens.tolist()
-        values = list(zip(*columns, *always, *last, strict=True))
-        versions: list[int | None] = [value[0] for value in values]
-        self._db.execute("SAVEPOINT updates")
-        if self._db.executemany(_UPDATE, values).rowcount != len(values):
-            self._db.execute("ROLLBACK TO updates")
-            versions = [value[0] if self._db.execute(_UPDATE, value).rowcount else None for value in values]
-        self._db.execute("RELEASE updates")
+        numbers = self._numbers_of(group.sessions)
+        columns = [column.tolist() for column in (group.tokens + 1, group.seqs, group.steps)]
+        last = [group.touched] * len(numbers), group.states.sealed(), numbers, group.tokens.tolist()
+        values = list(zip(*columns, *last, strict=True))
+        versions: list[int | None] = list(columns[0])
+        self._db.execute("SAVEPOINT moves")
+        if self._db.executemany(_MOVE, values).rowcount != len(values):
+            self._db.execute("ROLLBACK TO moves")
+            versions = [value[0] if self._db.execute(_MOVE, value).rowcount else None for value in values]
+        self._db.execute("RELEASE moves")
         if group.answers is not None and self.replay:
-            numbers, which = group.last(self.replay)
+            seqs, which = group.last(self.replay)
             answers = group.answers.sealed()
-            each = zip(group.sessions, numbers.tolist(), which.tolist(), versions, strict=True)
+            each = zip(numbers, seqs.tolist(), which.tolist(), versions, strict=True)
             rows = [
-                (seq % self.replay, session, seq, answers[place])
-                for session, seqs, places, version in each
+                ((seq % self.replay << 40) | number, seq, answers[row])
+                for number, those, rows, version in each
                 if version is not None
-                for seq, place in zip(seqs, places, strict=True)
+                for seq, row in zip(those, rows, strict=True)
             ]
             self._db.executemany(_ANSWER, rows)
         return versions
+
+    def _numbers_of(self, sessions: list[str]) -> list[int]:
+        """Return the number of each session, -1 where there is none."""
+        found: list[int] = self._numbers.all(sessions).tolist()
+        if -1 not in found:
+            return found
+        known: dict[str, int] = {}
+        for some in _parted(sessions):
+            known.update(self._db.execute(f"SELECT id, number FROM sessions WHERE id IN ({_marks(some)})", some))
+        for session, number in known.items():
+            self._remember(session, number)
+        return [known.get(session, -1) for session in sessions]
+
+    def _remember(self, session: str, number: int) -> None:
+        if self._numbers.names.get(session) != number:
+            if len(self._numbers.names) >= _REMEMBERED:
+                self._numbers = Lookup()
+            self._numbers.add(session, number)
 
     def _forget(self, sessions: Sequence[str]) -> None:
         places = range(max(self.replay, _PLACES))
@@ -186,6 +213,8 @@ class SqliteStore(Store):
             if held is None:
                 return None
             self._forget([change.session])
+        if change.row is None or change.token is None:
+            self._numbers.remove(change.session)
         if change.row is None:
             return 0 if self._db.execute(_DELETE, (change.session, change.token)).rowcount else None
         if change.token is None:
@@ -196,8 +225,8 @@ class SqliteStore(Store):
             version = change.token + 1
             done = self._db.execute(_UPDATE, (version, *change.row, change.session, change.token)).rowcount
         if done and self.replay and change.answer is not None:
-            seq = change.row.seq
-            self._db.execute(_ANSWER, (seq % self.replay, change.session, seq, change.answer))
+            seq, (number,) = change.row.seq, self._numbers_of([change.session])
+            self._db.execute(_ANSWER, ((seq % self.replay << 40) | number, seq, change.answer))
         return version if done else None
 
     @contextmanager
@@ -220,3 +249,11 @@ class SqliteStore(Store):
                 f"the store {self._path} could not {verb}: {error}. Nothing was acknowledged; sessions are as they "
                 f"were, and inputs may be repeated when the disk has room or the other user of the file has let go."
             ) from error
+
+
+def _parted(names: list[str]) -> Iterator[list[str]]:
+    return (names[begin : begin + _ASKED_AT_ONCE] for begin in range(0, len(names), _ASKED_AT_ONCE))
+
+
+def _marks(names: list[str]) -> str:
+    return ", ".join("?" * len(names))
