@@ -14,7 +14,7 @@ from .native import CompiledRunner
 from .pieces import Piece, make_piece
 from .scan import Loop, PythonRunner, Runner
 from .split import Split, Stage
-from .sums import Sum, Sums, Values
+from .sums import Sum, Sums
 from .sweep import Sweep
 from .tracing import Trace
 
@@ -30,6 +30,7 @@ class Bound:
     same: dict[fx.Node, Tensor] = field(default_factory=dict)
     varying: dict[fx.Node, Tensor] = field(default_factory=dict)  # (time, ...)
     totals: dict[fx.Node, Tensor] = field(default_factory=dict)
+    multiply: Callable[[Tensor, Tensor], Tensor] = field(default=torch.mm)  # by which sums over all steps are taken
 
     def fixed(self, node: fx.Node) -> Tensor:
         """Return a value that is the same at all steps."""
@@ -94,6 +95,8 @@ class Schedule:
     def backward(self, bound: Bound, carry: Sequence[Tensor]) -> list[Tensor]:
         """Run the backward pass from the gradients of the final state; returns those of the first."""
         assert self._back is not None
+        if isinstance(self._run_loop, CompiledRunner):
+            bound.multiply = self._run_loop.multiply
         return self._back.run(bound, carry)
 
     def loops(self) -> list[Loop]:
@@ -124,15 +127,7 @@ class Schedule:
     def sums(self) -> tuple[list[Sum | None], list[Sum | None]]:
         """Return how the gradients of weights and of first states are summed over time."""
         assert self._back is not None
-        return [*map(self._summed, self._back.to_weights)], [*map(self._summed, self._back.to_firsts)]
-
-    def _summed(self, total: Sum | None) -> Sum | None:
-        def summed(values: Values) -> Tensor:
-            assert total is not None
-            with self.products():
-                return total(values)
-
-        return None if total is None else summed
+        return self._back.to_weights, self._back.to_firsts
 
     def products(self) -> AbstractContextManager[None]:
         """Return what products around the loops are computed in: by our own code, where the loops are ours."""

@@ -25,6 +25,10 @@ class Values(Protocol):
 
     steps: int
 
+    @property
+    def multiply(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """By which products over all steps are taken."""
+
     def fixed(self, node: fx.Node) -> Tensor:
         """Return a value that is the same at all steps."""
 
@@ -147,7 +151,7 @@ class Sums:
             # All steps side by side along the axis that is summed over: sum_t A_t B_t = [A_1 A_2 …] [B_1; B_2; …].
             a, b = values.along(base), values.along(right)
             if turned:
-                return a.flatten(0, 1).t() @ b.flatten(0, 1)
+                return values.multiply(a.flatten(0, 1).t(), b.flatten(0, 1))
             return a.movedim(0, -2).flatten(-2) @ b.movedim(0, -3).flatten(-3, -2)
 
         return product

@@ -100,12 +100,13 @@ def own_products() -> Iterator[None]:
 
 class _OwnProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.mm.default and _worth(*args):
+        if func is torch.ops.aten.mm.default and worth(*args):
             return multiply(*args)
         return func(*args, **(kwargs or {}))
 
 
-def _worth(a: Tensor, b: Tensor) -> bool:
+def worth(a: Tensor, b: Tensor) -> bool:
+    """Say whether a product is large, and of plain numbers."""
     plain = all(type(part) in (Tensor, nn.Parameter) and part.device.type == "cpu" for part in (a, b))
     if not plain or a.dtype not in _TYPES or a.is_neg() or b.is_neg() or not (a.layout is b.layout is torch.strided):
         return False

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..scan import Loop, Ran
 from .compiling import load, torch_products
-from .products import addresses, own_around_loops, own_products, parallel
+from .products import addresses, multiply, own_around_loops, own_products, parallel, worth
 from .values import Unsupported
 from .writing import Writer
 
@@ -56,6 +56,10 @@ class CompiledRunner:
     def products(self) -> AbstractContextManager[None]:
         """Return what products around the loop are computed in: by our own code, where that is the quicker one."""
         return own_products() if self._own else nullcontext()
+
+    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return one product around the loop."""
+        return multiply(a, b) if self._own and worth(a, b) else a @ b
 
     def _parts(self) -> int:
         """Return how many threads take rows of their own."""
