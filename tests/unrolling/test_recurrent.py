@@ -212,3 +212,22 @@ def test_tokens_run_through_a_stack_of_one():
     tokens = torch.randint(7, (2, 5))
     assert stack(tokens)[0].shape == (2, 5, HIDDEN)
     torch.testing.assert_close(stack(tokens[0])[0], stack(tokens)[0][0])
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of what Dynamo does where a graph breaks
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_model_runs_its_stack_as_it_is(backend):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stack, self.head = hs.Recurrent(TanhCell, INPUT, HIDDEN, num_layers=2), nn.Linear(HIDDEN, 2)
+
+        def forward(self, x):
+            return self.head(self.stack(x * 2)[0]) + hs.unroll(self.stack, x)[0].sum()
+
+    model, x = Model(), torch.randn(3, 5, INPUT)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend)
+    torch.testing.assert_close(compiled(x), model(x))
+    one, two = (torch.autograd.grad(m(x).cos().sum(), list(model.parameters())) for m in (compiled, model))
+    torch.testing.assert_close(one, two)

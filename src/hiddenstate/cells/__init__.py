@@ -3,7 +3,7 @@
 from .adapter import Adapter, Spec
 from .custom import CellAdapter
 from .finding import Layer, Layers, as_layer, layers, register, unwrap
-from .hooks import Handle, Hook
+from .hooks import Handle, Hook, uncompiled
 from .native import Form, flatten, rebuild
 from .probing import undisturbed
 
@@ -21,6 +21,7 @@ __all__ = [
     "layers",
     "rebuild",
     "register",
+    "uncompiled",
     "undisturbed",
     "unwrap",
 ]

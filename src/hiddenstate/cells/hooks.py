@@ -5,12 +5,40 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def uncompiled(fn: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that runs out of Dynamo's sight: a graph that is being compiled breaks there."""
+
+    @wraps(fn)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if "torch._dynamo" not in sys.modules:  # nothing is compiled yet, and it takes a second to load
+            return fn(*args, **kwargs)
+        if not disabled:
+            disabled.append(torch.compiler.disable(fn))  # type: ignore[no-untyped-call]
+            torch._dynamo.decorators.skip(call)
+            torch._dynamo.decorators.skip(_looked_at)
+        return disabled[0](*args, **kwargs) if _looked_at() else fn(*args, **kwargs)
+
+    disabled: list[Callable[P, T]] = []
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # the mark by which Dynamo leaves it alone
+    return call
+
+
+def _looked_at() -> bool:
+    """Say whether Dynamo looks at what is run in this thread; that it is loaded does not mean that it does."""
+    watching = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+    return watching is None or watching() is not None
 
 
 class Hook:
@@ -44,39 +72,14 @@ class Hook:
         """Be called with `(module, args, kwargs, result)` after each call, with `always` also when it raised."""
         return Handle(module, module.register_forward_hook(self, with_kwargs=True, always_call=always))
 
+    @uncompiled
     def __call__(self, *args: Any) -> Any:
         """Call what was wrapped."""
-        if self._fn is None:
-            return None
-        if "torch._dynamo" not in sys.modules:  # nothing is compiled yet, and it takes a second to load
-            return self._fn(*args)
-        if not _disabled:
-            _disabled.append(torch.compiler.disable(_call))  # type: ignore[no-untyped-call]
-            torch._dynamo.decorators.skip(Hook.__call__)
-            torch._dynamo.decorators.skip(_looked_at)
-        return _disabled[0](self._fn, args) if _looked_at() else self._fn(*args)
+        return None if self._fn is None else self._fn(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as a hook that does nothing."""
         return Hook, ()
-
-
-def _looked_at() -> bool:
-    """Say whether Dynamo looks at what is run in this thread; that it is loaded does not mean that it does."""
-    watching = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
-    return watching is None or watching() is not None
-
-
-# The mark by which Dynamo leaves a function alone.
-Hook.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]
-_looked_at._torchdynamo_disable = True  # type: ignore[attr-defined]
-
-
-def _call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    return fn(*args)
-
-
-_disabled: list[Callable[..., Any]] = []  # `_call` as Dynamo leaves it alone, made once it is loaded
 
 
 class Handle:

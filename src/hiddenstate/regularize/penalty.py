@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Callable
 from types import TracebackType
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadInput, HiddenStateWarning, NotRecurrent
-from ..recording import layers
+from ..recording import Handle, Hook, layers
 from .masking import Lengths
 from .runs import Run, joined, read_run
 from .terms import activity, norm_stabilizer, temporal
@@ -98,14 +97,13 @@ class Penalty:
         terms = ", ".join(f"{name}={value:g}" for name, value in self.coefficients.items())
         return f"Penalty({terms}; {len(self._layers)} layers{'' if self._handles else ', closed'})"
 
-    def _hook(self) -> list[Any]:
+    def _hook(self) -> list[Handle]:
         handles = []
         if all(layer.module is not self._model for layer in self._layers):
-            handles.append(self._model.register_forward_pre_hook(_Hook(self._begin)))
-            handles.append(self._model.register_forward_hook(_Hook(self._end), always_call=True))
+            handles.append(Hook(_weakly(self._begin)).before(self._model))
+            handles.append(Hook(_weakly(self._end)).after(self._model, always=True))
         for number, layer in enumerate(self._layers):
-            hook = _Hook(self._note, number)
-            handles.append(layer.module.register_forward_hook(hook, with_kwargs=True))
+            handles.append(Hook(_weakly(self._note, number)).after(layer.module))
         return handles
 
     def _begin(self, *_: Any) -> None:
@@ -128,7 +126,7 @@ class Penalty:
         before = next((old for old in reversed(self._runs) if old.layer == run.layer), None)
         if before is None or not before.goes_on_with(run):
             self._runs.append(run)
-            run.steps[0].register_hook(_Spent(self._forget, run.call))  # type: ignore[no-untyped-call]
+            run.steps[0].register_hook(_Spent(_weakly(self._forget, run.call)))  # type: ignore[no-untyped-call]
             self._forget_old()
         else:
             before.steps.append(run.steps[0])
@@ -163,41 +161,24 @@ class Penalty:
         return torch.zeros((), device=next((p.device for p in self._model.parameters()), None))
 
 
-class _Hook:
-    """Calls a method as long as its Penalty is there; a copy of the model is not watched, so a copy of this is mute."""
+def _weakly(method: Callable[..., None], *first: Any) -> Callable[..., None]:
+    """Return a function that calls a method as long as its Penalty is there."""
+    reference = WeakMethod(method)
 
-    def __init__(self, method: Callable[..., None] | None, *first: Any) -> None:
-        self._method = None if method is None else WeakMethod(method)
-        self._first = first
-        self._run: Callable[..., None] = self._called
-        self._shielded = False
+    def call(*args: Any) -> None:
+        found = reference()
+        if found is not None:
+            found(*first, *args)
 
-    def __call__(self, *args: Any) -> None:
-        if not self._shielded and "torch._dynamo" in sys.modules:  # not before: it takes a second to load
-            # A graph would bake in what is kept on the side.
-            self._run, self._shielded = torch.compiler.disable(self._called), True  # type: ignore[no-untyped-call]
-            torch._dynamo.decorators.skip(_Hook.__call__)
-        self._run(*args)
-
-    def _called(self, *args: Any) -> None:
-        method = None if self._method is None else self._method()
-        if method is not None:
-            method(*self._first, *args)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (None,)
+    return call
 
 
-class _Spent(_Hook):
-    """Calls its method when a gradient comes by that leaves no graph behind it."""
+class _Spent(Hook):
+    """Calls its function when a gradient comes by that leaves no graph behind it."""
 
     def __call__(self, *_: Any) -> None:
         if not torch.is_grad_enabled():  # a gradient of a gradient is yet to come otherwise, and the graph stays
-            self._called()
-
-
-# The mark by which Dynamo leaves a function alone.
-_Hook.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]
+            super().__call__()
 
 
 def _in_backward() -> bool:

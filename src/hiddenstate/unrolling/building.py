@@ -14,7 +14,6 @@ from ..errors import Untraceable
 from .capture import Captures, Pass
 from .fast import Run, backward_pass, execute, forward_pass, plain
 from .native import CompiledRunner, Unsupported
-from .onchip import OnChipRunner
 from .scan import Loop, PythonRunner, Runner
 from .schedule import Schedule
 from .split import split
@@ -71,6 +70,8 @@ def _compile_to_c(schedule: Schedule, run: Run) -> str:
 
 def _compile_on_chip(schedule: Schedule, run: Run) -> str:
     """Have each loop run as one kernel that holds its weights, or where that cannot be its body as few kernels."""
+    from .onchip import OnChipRunner  # only here: most who import us have no GPU
+
     runners: list[Runner] = []
     reasons = []
     exact = torch.get_float32_matmul_precision() == "highest"

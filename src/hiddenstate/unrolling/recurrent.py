@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from ..cells import Adapter, Layer, Spec, as_layer, flatten, rebuild, register
+from ..cells import Adapter, Layer, Spec, as_layer, flatten, rebuild, register, uncompiled
 from ..errors import BadInput, StateMismatch
 from ..state import State
 from .checks import Lengths, Task, read
@@ -53,6 +53,7 @@ class Recurrent(nn.Module):
             width = sum(int(getattr(cell, "output_size", hidden_size)) for cell in made)
         self.output_size = width
 
+    @uncompiled
     def forward(
         self,
         x: Tensor | PackedSequence,

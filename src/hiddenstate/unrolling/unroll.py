@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..cells import as_layer
+from ..cells import as_layer, uncompiled
 from ..errors import BadInput
 from ..state import State
 from .checks import Lengths, read
@@ -17,6 +17,7 @@ from .fused import run_fused
 from .recurrent import Recurrent
 
 
+@uncompiled
 def unroll(
     cell: nn.Module,
     x: Tensor,
