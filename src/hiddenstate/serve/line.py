@@ -109,6 +109,9 @@ class Line:
             for op in ops:
                 if type(op) is Names:
                     continue
+                if type(op) is Many and len(op) == len(behind) and not any(behind.values()):
+                    behind.clear()  # nobody is behind any of them, and there is nobody else
+                    continue
                 for session in op.sessions if type(op) is Many else (op.session,):
                     if queue := behind.pop(session):
                         self._ready.append(queue.popleft())

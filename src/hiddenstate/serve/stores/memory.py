@@ -124,12 +124,7 @@ class MemoryStore(Store):
         """Write what has become of these rows of a group: answers and states first, and then that they hold."""
         self._make_room(0)
         if self._kept and group.answers is not None:
-            numbers, which = group.last(self._kept)
-            pieces = group.answers.pieces()
-            if len(places) < len(group.seqs) or numbers.size < group.inputs * len(numbers):
-                pieces = [piece[which[rows].ravel()] for piece in pieces]
-            holders = places[:, None] * self._kept + numbers[rows] % self._kept
-            self._keep(holders.ravel(), numbers[rows].ravel(), pieces, group.answers.kind)
+            self._keep_all(group, places, rows)
         which = (self._facts[_STATE][places] == 0).astype(np.int64)
         self._states.write(2 * places + which, [piece[rows] for piece in group.states.pieces()], None)
         facts = np.empty((7, len(places)), np.int64)
@@ -139,6 +134,18 @@ class MemoryStore(Store):
         times[_OPENED], times[_TOUCHED] = group.opened[rows], group.touched
         self._facts[:, places] = facts
         self._states.drop(2 * places + 1 - which)
+
+    def _keep_all(self, group: Advance, places: Ints, rows: slice | Ints) -> None:
+        assert group.answers is not None
+        pieces, kind = group.answers.pieces(), group.answers.kind
+        if group.inputs == 1:
+            numbers = group.seqs[rows]
+            holders = places * self._kept + numbers % self._kept
+            self._keep(holders, numbers, [piece[rows] for piece in pieces], kind)
+            return
+        each, which = group.last(self._kept)
+        holders = places[:, None] * self._kept + each[rows] % self._kept
+        self._keep(holders.ravel(), each[rows].ravel(), [piece[which[rows].ravel()] for piece in pieces], kind)
 
     def _keep(self, holders: Ints, numbers: Ints, pieces: list[Any], kind: Any) -> None:
         self._numbers[holders] = numbers

@@ -105,8 +105,6 @@ class Advance(NamedTuple):
 
     def last(self, count: int) -> tuple[Ints, Ints]:
         """Return the numbers of the last inputs of each session, `(session, input)`, and which answers are theirs."""
-        if self.inputs == 1:
-            return self.seqs[:, None], np.arange(len(self.seqs))[:, None]
         ahead = np.arange(max(0, self.inputs - count), self.inputs)
         numbers = self.seqs[:, None] - (self.inputs - 1) + ahead
         return numbers, np.arange(len(self.seqs))[:, None] * self.inputs + ahead
