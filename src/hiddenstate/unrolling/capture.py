@@ -83,7 +83,9 @@ class Captures:
         if captured is None:
             with self._lock:
                 captured = self._captured(key, tensors)
-        return self._run(tensors) if captured is None else captured(tensors)
+        if captured is not None:
+            return captured(tensors)
+        return self._run([tensor.detach() for tensor in tensors])  # compiled code would ask where they come from
 
     def _captured(self, key: Hashable, tensors: list[Tensor]) -> Captured | None:
         """Return the recording, made now if this number of steps keeps coming back."""
@@ -98,7 +100,7 @@ class Captures:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of what torch's compiler thinks of the user's settings
                 made = Captured(self._record, tensors)
-                self._check(made(tensors), self._run(tensors))
+                self._check(made(tensors), self._run([tensor.detach() for tensor in tensors]))
         except (Untraceable, RuntimeError):  # whatever its compiler meets, the pass runs as it did before
             made = None
         self._known[key] = made
