@@ -114,7 +114,7 @@ def _fuses() -> bool:
 
 
 def _fused(loop: Loop) -> Callable[..., Any] | None:
-    return torch.compile(loop.body.call, dynamic=False, fullgraph=True) if _fuses() else None
+    return torch.compile(loop.body.call, dynamic=False) if _fuses() else None
 
 
 def _try_out(schedule: Schedule, run: Run) -> None:

@@ -55,10 +55,13 @@ class PythonRunner:
     def __init__(self, loop: Loop, call: Callable[..., Any] | None = None) -> None:
         """Run this loop, its body by `call` where there is a better way than its graph's own."""
         self.loop, self._call = loop, loop.body.call if call is None else call
+        self._dense = call is not None  # code is compiled for strides too, which would else depend on how many steps
 
     def __call__(self, carry: Sequence[Tensor], fixed: Sequence[Tensor], along: Sequence[Tensor], *, steps: int) -> Ran:
         """Run the loop from `carry`, with `along (time, ...)`."""
         loop, carry = self.loop, list(carry)
+        if self._dense:
+            carry, along = [part.contiguous() for part in carry], [tensor.contiguous() for tensor in along]
         # unbind: taking x[t] at each step would walk over all of x again in a backward pass.
         streams = [tensor.unbind(0) for tensor in along]
         paths: list[list[Tensor]] = [[part] for part in carry]

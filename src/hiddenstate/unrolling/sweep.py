@@ -49,7 +49,7 @@ class Sweep:
             from torch.fx.experimental.proxy_tensor import make_fx
 
             traced = make_fx(every, tracing_mode="fake")(*values)
-            self._fused[key] = torch.compile(traced, dynamic=False, fullgraph=True)
+            self._fused[key] = torch.compile(traced, dynamic=False)
             while len(self._fused) > _MOST:
                 self._fused.popitem(last=False)
         return self._fused[key]
