@@ -170,6 +170,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     # The layers of cuDNN round the factors of their products; everybody may.
     torch.set_float32_matmul_precision("high")
+    warnings.filterwarnings("ignore", "RNN module weights")  # cuDNN has no flat weights in bfloat16
     print(machine(), f"· {options.clock} time")
     print(f"{'':12}{'forward':>10}{'with backward':>16}{'(middle half)':>18}{'ms':>10}{'first call':>12}{'MiB':>8}")
     for shape in options.shapes:
