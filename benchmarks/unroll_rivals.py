@@ -149,6 +149,7 @@ class Rivals:
             return self._run(torch.jit.script(self._loop(self.cell)))
 
     def _compile(self) -> Callable[[], Tensor]:
+        torch.compiler.reset()  # what was compiled for other cells counts against this one
         piece = torch.compile(self._loop(self.cell), dynamic=False)
 
         def run() -> Tensor:
