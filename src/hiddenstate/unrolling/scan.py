@@ -81,3 +81,10 @@ class PythonRunner:
 
     def _stacked(self, values: list[Tensor]) -> Tensor:
         return torch.stack(values[::-1] if self.loop.backward else values)
+
+
+def strided(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """Return a tensor that lies in memory as code was compiled for."""
+    if tensor.stride() == strides:
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

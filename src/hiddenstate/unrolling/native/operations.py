@@ -132,6 +132,20 @@ def literal(value: Any, ctype: str) -> str:
     return f"{number!r}f" if ctype == "float" else f"{number!r}"
 
 
+def arguments(node: fx.Node, read: Callable[[fx.Node], str], kind: Callable[[fx.Node], str]) -> list[str]:
+    """Return the arguments of an element-wise operation as C, given how to read a node and of what type it is."""
+    values: list[Any] = list(node.args)
+    if node.target in (aten._to_copy.default, aten.clone.default):
+        values = values[:1]
+    kinds = [kind(arg) for arg in node.all_input_nodes]
+    number = next((name for name in ("double", "float", "int64_t") if name in kinds), kind(node))
+    texts = [
+        read(value) if isinstance(value, fx.Node) else "None" if value is None else literal(value, number)
+        for value in values
+    ]
+    return [*texts, str(node.kwargs["alpha"])] if "alpha" in node.kwargs else texts
+
+
 def _power(t: str, base: str, exponent: str) -> str:
     number = float(exponent.rstrip("f"))
     if number == 2:

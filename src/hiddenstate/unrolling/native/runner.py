@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from ..scan import Loop, Ran
+from ..scan import Loop, Ran, strided
 from .compiling import load, torch_products
 from .products import addresses, multiply, own_around_loops, own_products, parallel, worth
 from .values import Unsupported
@@ -41,7 +41,7 @@ class CompiledRunner:
         """Run the loop from `carry`, with `along (time, ...)`."""
         loop, parts = self.loop, self._parts()
         rooms = [self._room(place, part, steps=steps, parts=parts) for place, part in enumerate(carry)]
-        same = [_strided(tensor, strides) for tensor, strides in zip(fixed, self._strides, strict=True)]
+        same = [strided(tensor, strides) for tensor, strides in zip(fixed, self._strides, strict=True)]
         streams = [tensor.contiguous() for tensor in along]
         kept = [torch.empty((steps, *shape), dtype=dtype) for shape, dtype in self._kept]
         tensors = [*rooms, *same, *streams, *kept]
@@ -88,9 +88,3 @@ class CompiledRunner:
 
 def _bytes(count: int) -> Tensor:
     return torch.empty(max(count, 1) + 64, dtype=torch.uint8)
-
-
-def _strided(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    if tuple(tensor.stride()) == strides:
-        return tensor
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)

@@ -14,7 +14,7 @@ from .factors import Factors
 from .grouping import Item, Order
 from .inlining import inlined
 from .memory import Memory, axis_of_join
-from .operations import FILLED, POINTWISE, SPLITS, is_view, literal, view
+from .operations import FILLED, POINTWISE, SPLITS, arguments, is_view, literal, view
 from .page import Page
 from .prelude import LOOP, PRELUDE, fill
 from .rows import Rows
@@ -147,28 +147,10 @@ class Writer:
         reads: list[str] = []
         for node in nodes:
             ctype = ctype_of(node)
-            arguments = self._arguments(node, lambda arg: names.get(arg) or self._element(arg, index))
-            reads.append(f"const {ctype} {names[node]} = {POINTWISE[node.target](ctype, *arguments)};")
+            given = arguments(node, lambda arg: names.get(arg) or self._element(arg, index), ctype_of)
+            reads.append(f"const {ctype} {names[node]} = {POINTWISE[node.target](ctype, *given)};")
         writes = [f"{self.memory.own(node).at(index)} = {names[node]};" for node in stores]
         self.page.nest(item.shape, [*reads, *writes], by_rows=self.rows.has(nodes[0]))
-
-    def _arguments(self, node: fx.Node, read: Callable[[fx.Node], str]) -> list[str]:
-        values = [value for value in node.args]
-        if node.target is aten._to_copy.default or node.target is aten.clone.default:
-            values = values[:1]
-        if "alpha" in node.kwargs:
-            values.append(node.kwargs["alpha"])
-        ctype = _working_type(node)
-        return [
-            read(value)
-            if isinstance(value, fx.Node)
-            else "None"
-            if value is None
-            else literal(value, ctype)
-            if node.kwargs.get("alpha") is not value
-            else str(value)
-            for value in values
-        ]
 
     def _outside(self, user: fx.Node, inside: set[fx.Node]) -> bool:
         return user not in inside or user in self.inlined
@@ -205,7 +187,7 @@ class Writer:
                 place = shown
             return place.at(index)
 
-        return POINTWISE[node.target](ctype_of(node), *self._arguments(node, read))
+        return POINTWISE[node.target](ctype_of(node), *arguments(node, read, ctype_of))
 
     def _join(self, node: fx.Node) -> None:
         whole, axis, first = self.memory.own(node), axis_of_join(node), 0
@@ -254,12 +236,3 @@ def _broadcast(place: Place, shape: tuple[int, ...]) -> tuple[tuple[int, ...], t
     shift = len(shape) - len(place.shape)
     strides = [0 if size == 1 else stride for size, stride in zip(place.shape, place.strides, strict=True)]
     return shape, (*([0] * shift), *strides)
-
-
-def _working_type(node: fx.Node) -> str:
-    """Return the type in which numbers in the code are compared or computed with."""
-    types = [ctype_of(arg) for arg in node.all_input_nodes]
-    for ctype in ("double", "float", "int64_t"):
-        if ctype in types:
-            return ctype
-    return ctype_of(node)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..native.values import Unsupported
-from ..scan import Loop, Ran
+from ..scan import Loop, Ran, strided
 from .compiling import Launchable
 from .kernel import Kernel
 from .plan import Plan
@@ -43,7 +43,7 @@ class OnChipRunner:
         ]
         for room, part, count in zip(rooms, carry, self._slots, strict=True):
             room[steps if loop.backward and not count else 0].copy_(part)
-        same = [_strided(tensor, strides) for tensor, strides in zip(fixed, self._strides, strict=True)]
+        same = [strided(tensor, strides) for tensor, strides in zip(fixed, self._strides, strict=True)]
         streams = [tensor.contiguous() for tensor in along]
         kept = [torch.empty((steps, *shape), dtype=dtype, device=device) for shape, dtype in self._kept]
         work = torch.empty(max(2 * kernel.work, 1), dtype=torch.uint8, device=device)
@@ -55,9 +55,3 @@ class OnChipRunner:
             for room, count in zip(rooms, self._slots, strict=True)
         ]
         return Ran(last, [None if count else room for room, count in zip(rooms, self._slots, strict=True)], kept)
-
-
-def _strided(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    if tuple(tensor.stride()) == strides:
-        return tensor
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import fx
 
-from ..native.operations import FILLED, POINTWISE, literal
+from ..native.operations import FILLED, POINTWISE, arguments, literal
 from ..native.values import Unsupported, dense, shape_of
 from .indexing import Along, Index, at, broadcast, part_of_join, through
 from .plan import JOINED, REDUCED, Plan, stored, worked
@@ -236,20 +235,6 @@ def slots(plan: Plan, place: int) -> int:
     if plan.loop.path[place]:
         return 0
     return 2 if {plan.carried[place], plan.results[place]} & plan.multiplied else 1
-
-
-def arguments(node: fx.Node, read: Callable[[fx.Node], str], kind: Callable[[fx.Node], str]) -> list[str]:
-    """Return the arguments of an element-wise operation as expressions."""
-    values: list[Any] = list(node.args)
-    if node.target in (aten._to_copy.default, aten.clone.default):
-        values = values[:1]
-    kinds = [kind(arg) for arg in node.all_input_nodes]
-    number = next((name for name in ("double", "float", "int64_t") if name in kinds), kind(node))
-    texts = [
-        read(value) if isinstance(value, fx.Node) else "None" if value is None else literal(value, number)
-        for value in values
-    ]
-    return [*texts, str(node.kwargs["alpha"])] if "alpha" in node.kwargs else texts
 
 
 def _largest(terms: Sequence[str]) -> str:
