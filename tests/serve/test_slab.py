@@ -64,6 +64,21 @@ def test_any_slots_in_any_order(slots):
     assert slab.gather(slice(0, 5))["count"].tolist() == [slot if slot in slots else 10 + slot for slot in range(5)]
 
 
+@given(data=st.data())
+def test_what_was_written_last_is_what_is_read(data):
+    slab, held = Slab(LIKE, 5), [0] * 5
+    for turn in range(1, data.draw(st.integers(2, 12))):
+        first = data.draw(st.integers(0, 4))
+        at = slice(first, data.draw(st.integers(first + 1, 5)))
+        slots = list(range(5))[at]
+        if data.draw(st.booleans()):
+            slab.scatter(at if data.draw(st.booleans()) else np.array(slots), states([turn] * len(slots)))
+            held[at] = [turn] * len(slots)
+        else:
+            look = data.draw(st.sampled_from([slab.gather, slab.view]))
+            assert look(at)["count"].tolist() == look(np.array(slots))["count"].tolist() == held[at]
+
+
 def test_slots_side_by_side_are_a_slice():
     assert beside(np.array([3, 4, 5])) == slice(3, 6)
     for slots in ([5, 4, 3], [3, 5], [3, 3, 5], []):

@@ -28,6 +28,7 @@ class Slab:
             shape[self._axes[name]] = slots
             self._parts[name] = part.new_zeros(shape)
         self._arrays = {name: array_of(part) for name, part in self._parts.items()}
+        self._fresh: tuple[slice, State] | None = None  # the last states written, as long as nobody needs them in place
         self._free = list(range(slots - 1, -1, -1))  # the lowest is given first, so that those in use lie together
         self._names: list[str | None] = [None] * slots
         self.count = slots
@@ -84,10 +85,14 @@ class Slab:
         """Return the same as `gather`, not to be changed: where it can be, it is what lies in the slots itself."""
         if not isinstance(at, slice):
             return self.gather(at)
+        if self._fresh is not None and self._fresh[0] == at:
+            return self._fresh[1]
+        self._put_down()
         return State({name: part[_along(self._axes[name], at)] for name, part in self._parts.items()}, self._axes)
 
     def gather(self, at: At) -> State:
         """Return the states in these slots, as rows in that order, which may be changed: what is in a slot is not."""
+        self._put_down()
         count = at.stop - at.start if isinstance(at, slice) else len(at)
         parts = {}
         for name, part in self._parts.items():
@@ -102,7 +107,26 @@ class Slab:
         return State(parts, self._axes)
 
     def scatter(self, at: At, state: State) -> None:
-        """Write the rows of `state` to these slots."""
+        """Write the rows of `state` to these slots; it is the slab's from now on.
+
+        Often the same sessions come tick after tick: then what one tick leaves, the next one takes, and no slot is
+        written at all.
+        """
+        again = self._fresh is not None and isinstance(at, slice) and self._fresh[0] == at
+        if not again:
+            self._put_down()
+        self._fresh = None
+        if isinstance(at, slice) and all(state[n].dtype == p.dtype for n, p in self._parts.items()):
+            self._fresh = at, state
+        else:
+            self._write(at, state)
+
+    def _put_down(self) -> None:
+        if self._fresh is not None:
+            fresh, self._fresh = self._fresh, None
+            self._write(*fresh)
+
+    def _write(self, at: At, state: State) -> None:
         for name, part in self._parts.items():
             axis, new = self._axes[name], state[name].to(part)
             held = self._arrays[name]
