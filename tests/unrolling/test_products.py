@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hiddenstate.unrolling.native import products
+from hiddenstate.unrolling.native import compiling, products
+from hiddenstate.unrolling.native.kernel import KERNEL
 
 pytestmark = pytest.mark.skipif(not products.own_in_loops(), reason="no compiler, or not the processor for it")
 
@@ -100,3 +101,16 @@ def test_without_the_kernel_loops_use_torchs_products(monkeypatch, tmp_path):
         assert not products.own_around_loops()
     finally:
         products._compiled.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("without", ["-mno-avx512f", "-mno-avx"])
+def test_processors_with_shorter_vectors_are_served_too(without, dtype, monkeypatch):
+    monkeypatch.setattr(compiling, "_FLAGS", (*compiling._FLAGS, without))
+    found = compiling.library(KERNEL)
+    monkeypatch.setattr(
+        products, "addresses", lambda: {name: products._address(found, name) for name in products._NAMES}
+    )
+    for m, k, n in ((1, 1, 1), (7, 33, 50), (64, 130, 200)):
+        a, b = torch.randn(m, k, dtype=dtype), torch.randn(k, n, dtype=dtype)
+        torch.testing.assert_close(products.multiply(a, b), a @ b, rtol=1e-4, atol=1e-4)
