@@ -107,7 +107,16 @@ class Multiplied(Normed):
         return torch.tanh(self.recurrent(self.inner(x) * self.recurrent(h)))
 
 
-CELLS = {type_.__name__: type_ for type_ in (Gates, ResetFirst, Normed, Competing, Projected, Ticking, Multiplied)}
+class Leaky(Normed):
+    """Units that never meet: no product with a weight in the loop."""
+
+    def forward(self, x, h):
+        return torch.relu(h * self.norm.weight + self.inner(x))
+
+
+CELLS = {
+    type_.__name__: type_ for type_ in (Gates, ResetFirst, Normed, Competing, Projected, Ticking, Multiplied, Leaky)
+}
 every_cell = pytest.mark.parametrize("cell_type", CELLS.values(), ids=CELLS)
 
 
@@ -178,7 +187,8 @@ def test_a_row_of_nan_stays_alone(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("cell_type", "exchanges"), [(Gates, (1, 1)), (Normed, (3, 2)), (ResetFirst, (2, 2)), (Multiplied, (2, 2))]
+    ("cell_type", "exchanges"),
+    [(Gates, (1, 1)), (Normed, (3, 2)), (ResetFirst, (2, 2)), (Multiplied, (2, 2)), (Leaky, (0, 0))],
 )
 def test_blocks_meet_no_more_often_than_they_must(cell_type, exchanges, monkeypatch):
     monkeypatch.setattr(building, "is_wide", lambda run: True)
@@ -202,11 +212,6 @@ class Shifting(Normed):
         return torch.tanh(self.inner(x) + self.recurrent(h) + h.roll(1, -1))
 
 
-class Leaky(Normed):
-    def forward(self, x, h):
-        return h * 0.9 + self.inner(x)
-
-
 class Attending(Normed):
     def forward(self, x, h):
         return torch.tanh(self.inner(x) + (h.unsqueeze(1) @ h.unsqueeze(2)).squeeze(2) + self.recurrent(h))
@@ -221,7 +226,6 @@ REFUSED = {
     "float64": (lambda: Gates().double(), "torch.float64 has no kernel here"),
     "narrow": (Narrow, "the parts of its state are 4 units wide"),
     "shifting": (Shifting, "index_select.default has no kernel here"),
-    "leaky": (Leaky, "no product with a weight"),
     "attending": (Attending, "aten.bmm.default has no kernel here"),
     "mixing": (Mixing, "rows are added up in a step"),
 }

@@ -71,7 +71,7 @@ class Sizes:
     def registers(self, products: Sequence[Product]) -> int:
         """Registers of a thread that hold weights and results of products."""
         held = sum(4 * self.depth(product) * self.columns(product) for product in products)
-        return held + max(4 * self.tiles * self.columns(product) for product in products)
+        return held + max((4 * self.tiles * self.columns(product) for product in products), default=0)
 
     def time(self, extent: Extent, products: Sequence[Product], *, exchanges: int) -> float:
         """Return about how many microseconds a step takes; the weights are a fit to measured times on an H200."""
