@@ -50,9 +50,13 @@ def make_piece(
     return Piece(fx.GraphModule({}, graph), tuple(inputs), (*outputs, *(node for _, node in sums)))
 
 
-def value_of(node: fx.Node) -> Any:
-    """Return the fake tensor that tells a node's shape and dtype."""
-    return node.meta["val"]
+def descendants(graph: fx.Graph, roots: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return these nodes and all that depend on them."""
+    seen = set(roots)
+    for node in graph.nodes:
+        if any(arg in seen for arg in node.all_input_nodes):
+            seen.add(node)
+    return seen
 
 
 def _placeholder(graph: fx.Graph, node: fx.Node) -> fx.Node:

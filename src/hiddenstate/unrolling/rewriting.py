@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .pieces import descendants
+
 aten = torch.ops.aten
 
 
@@ -21,7 +23,7 @@ def rewrite(graph: fx.Graph, states: Iterable[fx.Node]) -> None:
     """
     for node in list(graph.nodes):
         if node.target is aten.mm.default:
-            _take_joined_apart(graph, node, _depending(graph, states))
+            _take_joined_apart(graph, node, descendants(graph, states))
     for node in list(graph.nodes):
         if node.target is aten.mm.default:
             _multiply_pieces(graph, node)
@@ -94,11 +96,3 @@ def _value(arg: Any) -> Any:
 def _joined_axis(node: fx.Node) -> int:
     dim = int(node.args[1]) if len(node.args) > 1 else 0  # type: ignore[arg-type]
     return dim % int(node.meta["val"].dim())
-
-
-def _depending(graph: fx.Graph, states: Iterable[fx.Node]) -> set[fx.Node]:
-    found = set(states)
-    for node in graph.nodes:
-        if any(arg in found for arg in node.all_input_nodes):
-            found.add(node)
-    return found

@@ -28,6 +28,13 @@ class Loop:
     path: tuple[bool, ...]  # for each carried value: is it wanted at all steps, or only at the end?
     backward: bool = False  # from the last step to the first
 
+    def nodes(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node], list[fx.Node]]:
+        """Return the nodes of the body's own graph: what is carried, fixed and along, and its results."""
+        graph, middle = self.body.call.graph, self.carried + len(self.fixed)
+        given = [node for node in graph.nodes if node.op == "placeholder"]
+        results = list(next(node for node in graph.nodes if node.op == "output").args[0])
+        return given[: self.carried], given[self.carried : middle], given[middle:], results
+
     def order(self, steps: int) -> range:
         """Return the steps in the order in which they run."""
         return range(steps - 1, -1, -1) if self.backward else range(steps)

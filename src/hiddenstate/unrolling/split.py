@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .pieces import descendants
 from .tracing import Trace
 
 aten = torch.ops.aten
@@ -64,9 +65,9 @@ def split(trace: Trace, *, wide: bool) -> Split:
     loop = _ancestors(trace.news)
     back = _ancestors(_some([*trace.to_weights, *trace.to_firsts, trace.to_x, *trace.to_states]))
     back_loop = _ancestors(_some(trace.to_states))
-    on_input = _descendants(trace.graph, [*trace.inputs, *_some([trace.grad_out])])
-    on_state = _descendants(trace.graph, trace.states)
-    on_grad = _descendants(trace.graph, _some(trace.grad_news))
+    on_input = descendants(trace.graph, [*trace.inputs, *_some([trace.grad_out])])
+    on_state = descendants(trace.graph, trace.states)
+    on_grad = descendants(trace.graph, _some(trace.grad_news))
     stages: dict[fx.Node, Stage] = {}
     for node in trace.graph.nodes:
         if node.op != "call_function" or node not in forward | back:
@@ -156,14 +157,6 @@ def _ancestors(roots: Iterable[fx.Node]) -> set[fx.Node]:
         if node not in seen:
             seen.add(node)
             waiting += node.all_input_nodes
-    return seen
-
-
-def _descendants(graph: fx.Graph, roots: Iterable[fx.Node]) -> set[fx.Node]:
-    seen = set(roots)
-    for node in graph.nodes:
-        if any(arg in seen for arg in node.all_input_nodes):
-            seen.add(node)
     return seen
 
 

@@ -33,14 +33,12 @@ class Rows:
     def __init__(self, loop: Loop, items: Sequence[Item]) -> None:
         """Look at a body and the order of its work; the first of what it carries tells the number of rows."""
         graph = loop.body.call.graph
-        given = [node for node in graph.nodes if node.op == "placeholder"]
-        carried, along = given[: loop.carried], given[loop.carried + len(loop.fixed) :]
-        results: list[fx.Node] = list(next(node for node in graph.nodes if node.op == "output").args[0])
+        carried, fixed, along, results = loop.nodes()
         self.count = (*shape_of(carried[0]), 0)[0] if carried else 0
         self.sums = [
             not path and _adds_to(node, result) for node, result, path in zip(carried, results, loop.path, strict=False)
         ]
-        self.kinds: dict[fx.Node, Kind] = {node: Kind.SAME for node in given}
+        self.kinds: dict[fx.Node, Kind] = dict.fromkeys((*carried, *fixed, *along), Kind.SAME)
         for node in (*carried, *along):
             if shape_of(node)[:1] == (self.count,):
                 self.kinds[node] = Kind.ROWS

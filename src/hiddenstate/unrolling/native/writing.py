@@ -33,10 +33,7 @@ class Writer:
     def __init__(self, loop: Loop) -> None:
         """Write the loop's body."""
         self.loop, self.graph = loop, loop.body.call.graph
-        given = [node for node in self.graph.nodes if node.op == "placeholder"]
-        self.carried, rest = given[: loop.carried], given[loop.carried :]
-        self.fixed, self.along = rest[: len(loop.fixed)], rest[len(loop.fixed) :]
-        self.results: list[fx.Node] = list(next(node for node in self.graph.nodes if node.op == "output").args[0])
+        self.carried, self.fixed, self.along, self.results = loop.nodes()
         self.page, self.order = Page(), Order(self.graph)
         self.rows = Rows(loop, self.order.items)
         self.memory = Memory(self.page, self.rows)

@@ -25,7 +25,7 @@ class Launchable:
         """Compile and load it."""
         major, minor = torch.cuda.get_device_capability(device)
         image = compiled(source, f"sm_{major}{minor}")
-        self._device, self._shared, self._image = device, shared, image
+        self._device, self._shared = device, shared
         self._function = ctypes.c_void_p()
         module, driver = ctypes.c_void_p(), _driver()
         with torch.cuda.device(device):

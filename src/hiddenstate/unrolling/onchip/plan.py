@@ -35,10 +35,7 @@ class Plan:
     def __init__(self, loop: Loop) -> None:
         """Look through the body, or raise `Unsupported`."""
         self.loop, self.graph = loop, loop.body.call.graph
-        given = [node for node in self.graph.nodes if node.op == "placeholder"]
-        self.carried, rest = given[: loop.carried], given[loop.carried :]
-        self.fixed, self.along = rest[: len(loop.fixed)], rest[len(loop.fixed) :]
-        self.results: list[fx.Node] = list(next(node for node in self.graph.nodes if node.op == "output").args[0])
+        self.carried, self.fixed, self.along, self.results = loop.nodes()
         self.extent = _extent(self.carried)
         self.levels: dict[fx.Node, int] = {}
         self.enters = False  # whether a step begins with what all blocks made in the step before
