@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -23,17 +23,11 @@ class Launchable:
 
     def __init__(self, source: str, device: torch.device, *, shared: int) -> None:
         """Compile and load it."""
-        major, minor = torch.cuda.get_device_capability(device)
-        image = compiled(source, f"sm_{major}{minor}")
         self._device, self._shared = device, shared
-        self._function = ctypes.c_void_p()
-        module, driver = ctypes.c_void_p(), _driver()
-        with torch.cuda.device(device):
-            torch.cuda.current_stream(device).synchronize()  # makes sure that torch's context is the current one
-            _check(driver.cuModuleLoadData(ctypes.byref(module), image))
-            _check(driver.cuModuleGetFunction(ctypes.byref(self._function), module, b"run"))
-            _check(driver.cuFuncSetAttribute(self._function, _SHARED_LIMIT, ctypes.c_int(shared)))
-        finalize(self, _unload, device, module).atexit = False  # by then the driver may be gone
+        key = (hashlib.sha256(source.encode()).hexdigest(), device)
+        if key not in _functions:
+            _functions[key] = _loaded(source, device, shared)
+        self._function = _functions[key]
 
     def __call__(self, steps: int, tensors: Sequence[Tensor], *, grid: int, threads: int) -> None:
         """Run the kernel on the current stream."""
@@ -46,13 +40,22 @@ class Launchable:
             _check(launch(self._function, grid, 1, 1, threads, 1, 1, self._shared, stream, pointers))
 
 
-def _unload(device: torch.device, module: ctypes.c_void_p) -> None:
+# By source and device. Once loaded, a kernel stays: some recorded graph may hold it, and it is small.
+_functions: dict[tuple[str, torch.device], ctypes.c_void_p] = {}
+
+
+def _loaded(source: str, device: torch.device, shared: int) -> ctypes.c_void_p:
+    major, minor = torch.cuda.get_device_capability(device)
+    image = compiled(source, f"sm_{major}{minor}")
+    function, module, driver = ctypes.c_void_p(), ctypes.c_void_p(), _driver()
     with torch.cuda.device(device):
-        torch.cuda.synchronize(device)  # it may still be running
-        _driver().cuModuleUnload(module)
+        torch.cuda.current_stream(device).synchronize()  # makes sure that torch's context is the current one
+        _check(driver.cuModuleLoadData(ctypes.byref(module), image))
+        _check(driver.cuModuleGetFunction(ctypes.byref(function), module, b"run"))
+        _check(driver.cuFuncSetAttribute(function, _SHARED_LIMIT, ctypes.c_int(shared)))
+    return function
 
 
-@lru_cache(maxsize=128)
 def compiled(source: str, architecture: str) -> bytes:
     """Return a kernel's machine code, or raise `Unsupported` where there is no compiler."""
     library, program = _compiler(), ctypes.c_void_p()
