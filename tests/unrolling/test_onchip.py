@@ -1,5 +1,7 @@
 """A loop as one kernel gives what the plain loop gives: on a chip made of threads, and where there is a GPU on that."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from hiddenstate.unrolling import building
 from hiddenstate.unrolling.checks import read
 from hiddenstate.unrolling.fast import prepare
 from hiddenstate.unrolling.native import Unsupported
+from hiddenstate.unrolling.onchip import compiling
 from hiddenstate.unrolling.onchip.plan import Plan
 from tests.support.chip import emulated
 
@@ -246,6 +249,44 @@ def test_weights_that_do_not_fit_say_so(monkeypatch):
     schedule = building.build(run_of(Gates(512), torch.randn(3, 3, INPUT)))
     with pytest.raises(Unsupported, match="its weights do not fit on the chip"):
         emulated(schedule)
+
+
+class Driver:
+    """A driver that notes what is asked of it, and answers every call with one code."""
+
+    def __init__(self, code=0):
+        self.code, self.calls = code, []
+
+    def __getattr__(self, name):
+        return lambda *given: self.calls.append(name) or self.code
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """A driver in place of CUDA's, and nothing loaded so far."""
+    made = Driver()
+    stream = type("Stream", (), {"synchronize": lambda self: None, "cuda_stream": 0})()
+    monkeypatch.setattr(compiling, "_driver", lambda: made)
+    monkeypatch.setattr(compiling, "compiled", lambda source, architecture: b"")
+    monkeypatch.setattr(compiling, "_functions", {})
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    return made
+
+
+def test_a_kernel_is_loaded_once_for_each_device_and_launched_whole(driver):
+    for device in ("cuda:0", "cuda:0", "cuda:1"):
+        launchable = compiling.Launchable("text", torch.device(device), shared=64)
+        launchable(3, [torch.zeros(2)], grid=2, threads=128)
+    assert driver.calls.count("cuModuleLoadData") == 2
+    assert driver.calls.count("cuLaunchCooperativeKernel") == 3
+
+
+def test_what_the_driver_refuses_is_a_reason(driver):
+    driver.code = 720
+    with pytest.raises(Unsupported, match="CUDA answers with error 720"):
+        compiling.Launchable("text", torch.device("cuda:0"), shared=64)
 
 
 # On a GPU
