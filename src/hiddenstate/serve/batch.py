@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..state import State
-from .facts import At, Ints, beside
+from .facts import At, beside
 from .inputs import Chain, Many, Output, Push
 from .layout import Layout
-from .stores import Blobs
+from .stores import Blobs, Ints
 
 Unit: TypeAlias = "Push | Chain"
 _tuple = tuple.__new__  # makes a named tuple in half the time, which counts with hundreds in a tick

@@ -13,11 +13,11 @@ from torch import Tensor
 from ..errors import ModelFailed, ServeError
 from ..state import Format, State, from_bytes
 from .batch import Batch, Kind, Ran, Unit
-from .facts import At, Ints
+from .facts import At
 from .inputs import Chain, Output
 from .served import Served
 from .slab import array_of
-from .stores import Blobs
+from .stores import Blobs, Ints
 
 _OF_NUMPY = (torch.float32, torch.float64)
 _FORMATS = 64  # kept at once: one for each length and nesting of output that is in use

@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-Ints: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
-Floats: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
+from .stores import Floats, Ints
+
 At: TypeAlias = "slice | Ints"  # slots: those from one to another, or any
 
 

@@ -9,11 +9,10 @@ import numpy as np
 
 from .batch import Batch, Unit
 from .batching import Batching
-from .facts import Ints
 from .inputs import Chain, Many, Push
 from .ops import Op
 from .slab import Slab
-from .stores import Store
+from .stores import Ints, Store
 
 _Bools: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"
 _LARGEST = 2**63 - 1  # no session comes so far

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..state import State
-from .facts import At, Entry, Facts, Ints
-from .stores import Lookup
+from .facts import At, Entry, Facts
+from .stores import Ints, Lookup
 
 _WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -1,8 +1,21 @@
 """Where sessions are kept: in memory, in a SQLite file, or in a Redis that several workers share."""
 
-from .lookup import Lookup
+from .lookup import Floats, Ints, Lookup
 from .memory import MemoryStore
 from .opening import open_store
 from .store import Advance, Blobs, Busy, Change, Claim, Row, Store
 
-__all__ = ["Advance", "Blobs", "Busy", "Change", "Claim", "Lookup", "MemoryStore", "Row", "Store", "open_store"]
+__all__ = [
+    "Advance",
+    "Blobs",
+    "Busy",
+    "Change",
+    "Claim",
+    "Floats",
+    "Ints",
+    "Lookup",
+    "MemoryStore",
+    "Row",
+    "Store",
+    "open_store",
+]

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 MISSING = -1
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .lookup import Lookup
-from .sheets import NONE, Ints, Sheets
+from .lookup import Ints, Lookup
+from .sheets import NONE, Sheets
 from .store import Advance, Change, Claim, Row, Store
 
 # What is kept of a session beside its state and answers: one table of numbers, so that all of it changes at once,

@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+from .lookup import Ints
+
 Matrix: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
 _SPARSE = 4  # a sheet of which fewer than one row in so many is still held is written anew

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...state import Format, State
-
-Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
-Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+from .lookup import Floats, Ints
 
 
 class Row(NamedTuple):
