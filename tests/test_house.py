@@ -14,8 +14,8 @@ import hiddenstate
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "src").rglob("*.py"))
 
-LINES_OF_A_FILE = 300
-LINES_OF_A_FUNCTION = 50  # without its docstring; 40 is what one aims at
+LINES_OF_A_FILE = 400
+LINES_OF_A_FUNCTION = 70  # without its docstring; 40 is what one aims at
 POSITIONAL = 3  # where users call it
 POSITIONAL_INSIDE = 6
 
@@ -111,7 +111,7 @@ def test_a_file_keeps_to_the_budgets(path):
         ("class StateManager: ...", "StateManager does not say"),
         ("class BaseCell: ...", "BaseCell does not say"),
         ("def do_it(): ...", "do_it does not say"),
-        ("def f():\n" + "    x = 1\n" * 50, "f has 51 lines, at most 50"),
+        ("def f():\n" + "    x = 1\n" * 70, "f has 71 lines, at most 70"),
         ("def f(a, b, c, d): ...", "f takes 4 positional parameters, at most 3"),
         ("class A:\n    def f(self, a, b, c, d): ...", "A.f takes 4 positional"),
         ("class A:\n    @staticmethod\n    def f(a, b, c, d): ...", "A.f takes 4 positional"),

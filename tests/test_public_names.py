@@ -17,7 +17,7 @@ FRONT_DOOR = {
     *("record", "load_recording", "tap", "Trajectory", "diagnose", "Monitor", "report"),
 }
 NAMESPACES = {"errors", "measure", "pool", "regularize", "plot", "serve"}
-LOADED_ON_FIRST_USE = {"plot", "serve", "report"}
+LOADED_ON_FIRST_USE = {"Monitor", "diagnose", "plot", "serve", "report"}
 
 PARTS = sorted(found.name for found in pkgutil.iter_modules(hiddenstate.__path__) if not found.name.startswith("_"))
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from . import errors, measure, pool, regularize
 from .carry import Bridge, Carry, Learned, Noise, Streams, check_split, tbptt
 from .cells import layers, register
-from .diagnosis import Monitor, diagnose
 from .recording import Trajectory, load_recording, record, tap
 from .state import State, load
 from .unrolling import Recurrent, explain, unroll
@@ -59,9 +58,12 @@ __all__ = [
     "unroll",
 ]
 
-# What loads on first use, because it brings a plotting library or a web stack: name -> "module" or "module:attribute".
+# What loads on first use, because it brings a plotting library, a web stack or much code of our own:
+# name -> "module" or "module:attribute".
 # A name here has its twin under TYPE_CHECKING, so that editors and mypy see it.
 _LAZY: dict[str, str] = {
+    "Monitor": "hiddenstate.diagnosis:Monitor",
+    "diagnose": "hiddenstate.diagnosis:diagnose",
     "plot": "hiddenstate.plot",
     "report": "hiddenstate.reporting:report",
     "serve": "hiddenstate.serve",
@@ -70,6 +72,8 @@ _LAZY: dict[str, str] = {
 if TYPE_CHECKING:
     from . import plot as plot
     from . import serve as serve
+    from .diagnosis import Monitor as Monitor
+    from .diagnosis import diagnose as diagnose
     from .reporting import report as report
 
 if not TYPE_CHECKING:  # a checker that saw this would believe in every name

@@ -1,4 +1,4 @@
-"""Under DistributedDataParallel each process carries its own rows."""
+"""Models within the wrappers of torch.distributed are carried and recorded; with DDP each process has its own rows."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hiddenstate.carry import Carry
+from hiddenstate.recording import record
 from tests.support.models import Deep
 
 
@@ -53,3 +57,49 @@ def test_each_rank_carries_its_own_rows_and_gradients_are_shared(tmp_path):
             torch.testing.assert_close(torch.tensor(state[name], dtype=torch.float64), part)
         for parameter, grad in zip(model.parameters(), grads, strict=True):
             torch.testing.assert_close(torch.tensor(grad, dtype=torch.float64), parameter.grad)
+
+
+@pytest.fixture
+def group(tmp_path):
+    """A process group of one."""
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def sharded(model, device):
+    mesh = init_device_mesh(device, (1,))
+    fully_shard(model.gru, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def checkpointing(model, device):
+    model.gru = checkpoint_wrapper(model.gru)
+    return model
+
+
+WRAPPERS = {
+    "DistributedDataParallel": lambda model, device: DistributedDataParallel(model),
+    "fully_shard": sharded,
+    "checkpoint_wrapper": checkpointing,
+    "FullyShardedDataParallel": lambda model, device: FullyShardedDataParallel(model, use_orig_params=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # about views that a fused layer returns
+@pytest.mark.parametrize("wrap", WRAPPERS)
+def test_a_wrapped_model_is_heard_under_the_names_of_the_plain_one(wrap, group):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if wrap == "FullyShardedDataParallel" and device == "cpu":
+        pytest.skip("FullyShardedDataParallel wants a GPU")
+    plain = Deep().to(device)
+    x = torch.randn(2, 8, 3, device=device)
+    whole = plain(x)
+    model = WRAPPERS[wrap](plain, device)
+    with Carry(model) as carry, record(model) as rec:
+        pieces = torch.cat([model(x[:, :3]), model(x[:, 3:])], dim=1)
+        pieces.sum().backward()
+        assert list(carry.state) == ["encoder.lstm.h", "encoder.lstm.c", "gru.h"]
+    torch.testing.assert_close(pieces, whole)
+    assert [run.h.shape[1] for run in rec.runs("gru")] == [3, 5]

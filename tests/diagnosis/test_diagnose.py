@@ -3,6 +3,7 @@
 import copy
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import hiddenstate as hs
+from hiddenstate.cells import Adapter, Spec
 from hiddenstate.diagnosis.catalog import CONSEQUENCES, TITLES
 from hiddenstate.diagnosis.checks import CHECKS
 from tests.diagnosis.patients.asked import ASKED
@@ -35,6 +37,7 @@ def test_an_unusual_model_gets_no_warning_and_no_error_either(name):
     assert report.failed == {}
 
 
+@pytest.mark.filterwarnings("ignore:.*not used in this call:hiddenstate.errors.HiddenStateWarning")
 @pytest.mark.parametrize("name", ASKED)
 def test_a_published_mistake_is_found(name):
     codes, make = ASKED[name]
@@ -368,3 +371,126 @@ def test_unfamiliar_names_do_not_keep_a_cell_from_being_examined():
             return torch.tanh(self.a(x))
 
     assert hs.diagnose(Cell()).codes[0] == "HS103"
+
+
+class Spare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(3, 8, batch_first=True)
+        self.spare = nn.LSTM(3, 8)
+        self.cell = nn.GRUCell(3, 8)
+        self.requires_grad_(False)
+
+    def forward(self, x):
+        return self.gru(x)[0]
+
+
+def test_layers_that_were_never_called_are_named_to_the_user_and_in_the_report():
+    told = "spare, cell were not used in this call, so nothing is said of them; a layer whose weights are used without"
+    with pytest.warns(hs.errors.HiddenStateWarning, match=f"hs.diagnose\\(Spare\\): {told} calling it is not heard"):
+        report = hs.diagnose(Spare(), torch.randn(4, 6, 3))
+    assert any(note.startswith(told) for note in report.assumed)
+    assert report.ok, report.text()
+
+
+def test_the_warning_points_to_the_line_that_asked():
+    with pytest.warns(hs.errors.HiddenStateWarning) as caught:
+        hs.diagnose(Spare(), torch.randn(4, 6, 3))
+    assert caught[0].filename == __file__
+
+
+def test_a_layer_whose_calls_cannot_be_read_is_named():
+    class Odd(nn.Module):
+        hidden_size = 8
+
+        def __init__(self):
+            super().__init__()
+            self.map = nn.Linear(3, 8)
+
+        def forward(self, x, hidden=None):
+            return self.map(x.value), "no state at all"
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru, self.odd = nn.GRU(3, 8, batch_first=True), Odd()
+
+        def forward(self, x):
+            return self.gru(x)[0] + self.odd(SimpleNamespace(value=x))[0]
+
+    with pytest.warns(
+        hs.errors.HiddenStateWarning, match=r"odd was called in a way that cannot be read \(NotRecurrent"
+    ):
+        hs.diagnose(Model(), torch.randn(4, 6, 3))
+
+
+class Leaky(nn.Module):
+    """A layer of a kind of its own: it runs whole sequences, and its arguments and state have names of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.drive, self.recurrent = nn.Linear(3, 8), nn.Linear(8, 8)
+
+    def run(self, seq, memory=None):
+        trace, steps = seq.new_zeros(len(seq), 8) if memory is None else memory["trace"], []
+        for x in seq.unbind(1):
+            trace = 0.5 * trace + 0.5 * torch.tanh(self.drive(x) + self.recurrent(trace))
+            steps.append(trace)
+        return torch.stack(steps, dim=1), {"trace": trace}
+
+    def forward(self, seq, memory=None):
+        return self.run(seq, memory)
+
+
+class LeakyAdapter(Adapter):
+    kind, fused = "leaky", True
+
+    def spec(self, module):
+        return Spec(("trace",), {"trace": 8}, input_size=3)
+
+    def initial(self, module, batch):
+        return hs.State({"trace": torch.zeros(batch, 8)})
+
+    def to_state(self, module, native, *, batch=None):
+        return hs.State(native)
+
+    def to_native(self, module, state, *, batched=True):
+        return dict(state)
+
+    def split(self, module, result):
+        return result
+
+
+hs.register(Leaky, LeakyAdapter())
+
+
+class AroundLeaky(nn.Module):
+    def __init__(self, read):
+        super().__init__()
+        self.leaky, self.head, self.read = Leaky(), nn.Linear(8, 2), read
+
+    def forward(self, x):
+        return self.head(self.read(*self.leaky(memory={"trace": x.new_zeros(len(x), 8)}, seq=x)))
+
+
+@pytest.mark.parametrize(
+    ("read", "codes"),
+    [
+        (lambda out, memory: out, ()),
+        (lambda out, memory: out[:, -1], ()),
+        (lambda out, memory: memory["trace"], ()),
+        (lambda out, memory: out[:, 0], ("HS109",)),
+        (lambda out, memory: out.flip(0), ("HS110",)),
+    ],
+)
+def test_a_registered_layer_that_runs_sequences_is_examined_like_any_other(read, codes):
+    report = hs.diagnose(AroundLeaky(read), torch.randn(4, 8, 3))
+    assert report.codes[:1] == codes, report.text()
+    assert report.failed == {}
+
+
+def test_a_registered_layer_is_examined_alone_and_without_input():
+    for inputs in ((), (torch.randn(4, 8, 3),)):
+        report = hs.diagnose(Leaky(), *inputs)
+        assert report.ok, report.text()
+        assert report.failed == {}

@@ -14,7 +14,7 @@ from tests.diagnosis.patients.sick import SICK
 def seen(model, *inputs, lengths=None):
     patient = admit(model, inputs, lengths=lengths, batch_axis=0, thresholds=Thresholds())
     with patient.undisturbed():
-        settle(patient, patient.run(watch=True), 0.0)
+        settle(patient, patient.run(collect=True), 0.0)
         return directions(patient)
 
 

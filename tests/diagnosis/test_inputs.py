@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from hiddenstate.diagnosis.reading import read_inputs
-from hiddenstate.diagnosis.tree import ends
+from hiddenstate.state import ends
 
 
 class Any(nn.Module):

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import hiddenstate as hs
+from hiddenstate.cells import unheard
 from hiddenstate.diagnosis import CsvWriter, JsonlWriter
 
 
@@ -43,16 +44,18 @@ def batches(count, *, bad=None):
     return made
 
 
-def test_watching_changes_neither_weights_nor_hooks():
+def test_watching_changes_no_weight_and_leaves_nothing_in_the_model():
     torch.manual_seed(1)
     model = Model()
     twin = copy.deepcopy(model)
     data = batches(7)
     optimizers = [torch.optim.Adam(m.parameters()) for m in (model, twin)]
+    before = [sorted(vars(module)) for module in model.modules()]
     with hs.Monitor(model, optimizers[0], every=2):
         train(model, optimizers[0], data)
     train(twin, optimizers[1], data)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert [sorted(vars(module)) for module in model.modules()] == before
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
@@ -193,3 +196,120 @@ def test_a_copy_of_a_watched_model_is_free(tmp_path):
 def test_an_interval_that_is_none_is_refused(every):
     with pytest.raises(hs.errors.BadInput, match=rf"every is {every}, but a whole number"):
         hs.Monitor(Model(), every=every)
+
+
+class Step(nn.Module):
+    """What a training framework wraps around a model: its own forward is never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.decoder = Model(), nn.GRU(3, 8, batch_first=True)
+
+    def forward(self, x):
+        return self.net(x)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda step, x: step(x),
+        lambda step, x: step.net(x),
+        lambda step, x: step.net.forward(x),
+        lambda step, x: step.net.lstm(x)[0],
+        lambda step, x: step.net.lstm.forward(hx=None, input=x)[0],
+    ],
+)
+def test_a_call_of_any_module_that_holds_a_layer_counts(call):
+    step = Step()
+    with hs.Monitor(step, every=2) as monitor:
+        for x in batches(5):
+            call(step, x).square().mean().backward()
+    assert monitor.step == 5
+    assert monitor.history["step"].tolist() == [0, 2, 4]
+    assert (monitor.history["net.lstm.gradient_first"] > 0).all()
+
+
+def test_modules_called_one_after_the_other_are_one_training_call_until_one_comes_again():
+    step = Step()
+    with hs.Monitor(step, every=1) as monitor:
+        for x in batches(3):
+            (step.net(x).mean() + step.decoder(x)[0].mean()).backward()
+        assert monitor.step == 3
+        step.decoder(batches(1)[0])
+        assert monitor.step == 4, "it came again without the other"
+        step.net(batches(1)[0])
+        assert monitor.step == 4
+        for count in (5, 6):
+            step(batches(1)[0])
+            assert monitor.step == count, "the model itself always begins a new one"
+    assert (monitor.history["decoder.norm"][:4] > 0).all()
+    assert (monitor.history["net.lstm.norm"] > 0).all()
+
+
+def test_calls_in_eval_mode_and_calls_of_our_own_do_not_count():
+    step = Step()
+    with hs.Monitor(step, every=1) as monitor:
+        step.net.eval()
+        step.net(batches(1)[0])
+        with unheard():
+            step(batches(1)[0])
+        assert (monitor.step, str(monitor)) == (0, "0 training calls, 0 looks, 0 findings")
+        step.decoder(batches(1)[0])
+        assert monitor.step == 1
+        step.net(batches(1)[0])
+    assert "net.lstm.norm" not in monitor.history
+
+
+def test_a_call_that_raises_is_over():
+    step = Step()
+    with hs.Monitor(step, every=1) as monitor:
+        with pytest.raises(RuntimeError, match="input"):
+            step.net(torch.randn(4, 6, 5))
+        step.net.eval()
+        step.net(batches(1)[0])
+    assert monitor.step == 1
+    assert "net.lstm.norm" not in monitor.history
+
+
+@pytest.mark.parametrize("factor", [0.05, 3.0])
+def test_gradients_through_time_are_found_whatever_the_order_of_the_arguments(factor):
+    rnn = nn.RNN(3, 8, nonlinearity="relu", batch_first=True)
+    with torch.no_grad():
+        rnn.weight_hh_l0.copy_(factor * torch.eye(8))
+    with hs.Monitor(rnn, every=1) as monitor:
+        rnn(hx=torch.zeros(1, 4, 8), input=torch.randn(4, 12, 3))[0][:, -1].sum().backward()
+    assert {"HS501", "HS502"} & {e.finding.code for e in monitor.findings}
+
+
+def test_packed_sequences_of_two_calls_are_looked_at_together():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = nn.GRU(3, 8, batch_first=True)
+
+        def forward(self, *packed):
+            return sum(self.gru(one)[1].sum() for one in packed)
+
+    packed = [pack_padded_sequence(torch.randn(3, n, 3), torch.tensor([n, 4, 1]), batch_first=True) for n in (6, 5)]
+    model = Twice()
+    with hs.Monitor(model, every=1) as monitor:
+        model(*packed).backward()
+    assert monitor.history["gru.norm"][0] > 0
+    assert monitor.findings == []
+
+
+def test_copies_for_several_devices_are_refused_by_name():
+    model = Model()
+    with hs.Monitor(model), pytest.raises(hs.errors.HiddenStateError, match=r"nn.DataParallel copies .* Monitor"):
+        model._replicate_for_data_parallel()
+
+
+def test_a_compiled_model_is_looked_at_and_so_is_one_that_is_compiled_in_part():
+    step = Step()
+    step.net = torch.compile(step.net, backend="eager")
+    for model, call in ((step, step.net), (step.net, step.net)):
+        with hs.Monitor(model, every=1) as monitor:
+            for x in batches(2):
+                call(x).square().mean().backward()
+        assert monitor.step == 2
+        assert any(name.endswith("lstm.gradient_first") for name in monitor.history)

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 import hiddenstate as hs
+from hiddenstate.cells import listeners
 from hiddenstate.integrations import monitor_callback
+from tests.support.calling import WAYS, Calling
 
 
 def test_without_lightning_the_extra_is_named(monkeypatch):
@@ -35,11 +37,17 @@ class Trainer:
         self.optimizers, self.loggers, self.global_step = optimizers, [Logger()], 0
 
 
-def test_the_callback_watches_from_start_to_end(monkeypatch):
+@pytest.fixture
+def lightning(monkeypatch):
+    """A stand-in for Lightning."""
     stand_in = type(sys)("lightning.pytorch")
     stand_in.Callback = Callback
     monkeypatch.setitem(sys.modules, "lightning", type(sys)("lightning"))
     monkeypatch.setitem(sys.modules, "lightning.pytorch", stand_in)
+
+
+@pytest.mark.usefixtures("lightning")
+def test_the_callback_watches_from_start_to_end():
     model = nn.GRU(3, 4, batch_first=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer, callback = Trainer([optimizer]), monitor_callback(every=1)
@@ -52,7 +60,37 @@ def test_the_callback_watches_from_start_to_end(monkeypatch):
     assert callback.monitor.step == 2
     assert len(trainer.loggers[0].logged) == 2
     assert "hiddenstate/model.norm" in trainer.loggers[0].logged[0][1]
-    assert not model._forward_hooks
+    assert not listeners(model)
+
+
+class Wrapped(nn.Module):
+    """A module whose training step calls a part of it, as many LightningModules do."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.net = Calling(nn.GRU(3, 4, batch_first=True), way)
+
+    def training_step(self, batch):
+        return self.net(batch).square().mean()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.usefixtures("lightning")
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # torch's, of reentrant checkpoints
+def test_a_step_that_calls_a_part_of_the_module_is_heard(way):
+    module = Wrapped(way)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    trainer, callback = Trainer([optimizer]), monitor_callback(every=1)
+    callback.on_train_start(trainer, module)
+    for step in range(3):
+        trainer.global_step = step
+        module.training_step(torch.randn(2, 5, 3)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    callback.on_train_end(trainer, module)
+    assert callback.monitor.step == 3
+    assert sum("hiddenstate/net.rnn.norm" in numbers for _, numbers in trainer.loggers[0].logged) == 3
+    assert not any(listeners(part) for part in module.modules())
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed")

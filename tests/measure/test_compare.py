@@ -217,3 +217,13 @@ def test_what_cannot_be_compared_is_refused(options, message):
 def test_a_model_without_states_is_refused():
     with pytest.raises(NotRecurrent, match="Linear has no recurrent layer"):
         hs.measure.compare(model=nn.Linear(2, 2), inputs=[torch.zeros(3, 2)])
+
+
+def test_a_carried_state_is_neither_used_nor_changed_by_running_texts():
+    model = Reader()
+    expected = hs.measure.compare(model=model, inputs=TEXTS, tokenize=letters).states
+    with hs.Carry(model) as carry:
+        model(torch.randint(26, (2, 4)))
+        before = carry.state
+        torch.testing.assert_close(hs.measure.compare(model=model, inputs=TEXTS, tokenize=letters).states, expected)
+        assert all(torch.equal(carry.state[part], before[part]) for part in before)

@@ -320,6 +320,28 @@ def test_a_carried_state_is_neither_used_nor_changed():
     carry.close()
 
 
+@pytest.mark.parametrize("measure", [hs.measure.memory, hs.measure.jacobians], ids=lambda measure: measure.__name__)
+@pytest.mark.parametrize("make", [lambda: nn.GRU(3, 4), lambda: hs.Recurrent(nn.GRUCell, 3, 4)], ids=["gru", "own"])
+def test_nobody_who_listens_hears_a_measurement(measure, make):
+    layer, x = make(), torch.randn(2, 5, 3)
+    with hs.record(layer) as recording, hs.regularize.Penalty(layer, activity=1.0) as penalty:
+        measure(layer, x)
+        assert not list(recording)
+        with pytest.raises(BadInput, match="no run to pay for"):
+            penalty()
+
+
+def test_tokens_may_be_given_to_the_embedding_by_name():
+    class Named(Tagger):
+        def forward(self, tokens):
+            y = self.gru(self.embed(input=tokens))[0]
+            return self.head(self.norm(y.transpose(1, 2)).transpose(1, 2))
+
+    model, named, tokens = Tagger(), Named(), torch.randint(11, (2, 5))
+    named.load_state_dict(model.state_dict())
+    torch.testing.assert_close(hs.measure.memory(named, tokens).curve, hs.measure.memory(model, tokens).curve)
+
+
 def test_interrupting_keeps_what_is_done(monkeypatch):
     layer, x = CELLS["tensor"].cell(), CELLS["tensor"].x(batch=2, steps=5)
     whole = hs.measure.memory(layer, x)

@@ -39,8 +39,10 @@ def test_carrying_and_recording_rest_too_and_users_hooks_do_not():
     net.register_forward_hook(lambda *_: seen.append("user"))
     carry = hs.Carry(net)
     x = torch.randn(5, 2, 3)
-    with untouched(net), at_rest(net):
+    with hs.record(net) as recording, untouched(net), at_rest(net):
         net(x)
+        net.forward(x)
+    assert not list(recording)
     assert carry.state is None
     assert seen == ["user"]
     net(x)

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import nn
 
 import hiddenstate as hs
-from hiddenstate.recording import cellruns, folder, shards
+from hiddenstate.recording import cell_runs, folder, shards
 
 
 def run(model, x, path, calls=3, **options):
@@ -89,7 +89,7 @@ def test_memory_stays_bounded_and_files_are_few(tmp_path, monkeypatch):
 
 
 def test_a_cell_that_is_stepped_on_and_on_goes_to_disk_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(cellruns, "_PIECE", 2_000)
+    monkeypatch.setattr(cell_runs, "PART", 2_000)
     cell = nn.LSTMCell(3, 4)
 
     class Loop(nn.Module):
@@ -101,7 +101,7 @@ def test_a_cell_that_is_stepped_on_and_on_goes_to_disk_in_pieces(tmp_path, monke
             state = None
             for step in x:
                 state = self.cell(step, state)
-                assert all(steps.nbytes < 4_000 for steps in rec.cells._open.values())
+                assert all(steps.nbytes < 4_000 for steps in rec._cells._open.values())
 
     for every in (1, 3):
         model = Loop()

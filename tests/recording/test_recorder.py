@@ -73,7 +73,7 @@ def test_training_goes_on_as_if_nobody_watched(options):
         rec = hs.record(model, **options)
         assert all(torch.equal(a, b) for a, b in zip(train(model, x, rec), plain, strict=True))
         assert list(rec) == TRACKS
-        assert [len(rec.runs(track)) for track in rec] == [1, 1, 1, 1, 2, 1]
+        assert [len(rec.runs(track)) for track in rec] == [1, 1, 1, 1, 1, 1]
 
 
 @given(
@@ -105,7 +105,7 @@ def test_no_hook_and_no_attribute_is_left_behind():
     model.shared.register_forward_hook(lambda *_: None)
     before = hooks(model), attributes(model)
     with hs.record(model, gates=True):
-        assert hooks(model) != before[0]
+        assert attributes(model) != before[1]
         model(x)
     assert (hooks(model), attributes(model)) == before
     with pytest.raises(RuntimeError, match="on purpose"), hs.record(model, gates=True) as rec:
@@ -123,7 +123,7 @@ def test_an_exception_inside_a_layer_leaves_no_trace():
         with pytest.raises(RuntimeError):
             model.cell(torch.randn(2, 99))
         assert all(torch.equal(a, b) for a, b in zip(train(model, x), plain, strict=True))
-    assert [len(rec.runs(track)) for track in rec] == [1, 1, 1, 1, 2, 1]
+    assert [len(rec.runs(track)) for track in rec] == [1, 1, 1, 1, 1, 1]
     assert all(torch.equal(a, b) for a, b in zip(train(model, x), plain, strict=True))
 
 

@@ -1,16 +1,21 @@
 import copy
 import gc
 import io
+import warnings
 import weakref
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import hiddenstate as hs
+from hiddenstate.cells import listeners
 from hiddenstate.errors import BadInput, HiddenStateWarning, NotRecurrent
 from hiddenstate.regularize import Penalty, WeightDrop, activity, norm_stabilizer, temporal
+from tests.support.calling import WAYS, Calling
 from tests.support.cells import CELLS
 
 X = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
@@ -290,37 +295,53 @@ def test_whoever_never_asks_is_warned_and_keeps_a_bounded_number_of_runs():
             model(X)
         with pytest.warns(HiddenStateWarning, match=r"more than 16 times.*not asked.*torch.no_grad\(\)"):
             model(X)
-        assert len(penalty._runs) == 32
+        paid = penalty()
+        last = cost(model.seen[0]) + cost(model.seen[1])
+        assert torch.allclose(paid, last)  # the mean of 16 equal runs
 
 
-def hooks(model):
-    return [
-        len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._forward_hooks_always_called) for m in model.modules()
-    ]
+def test_runs_that_nobody_asks_for_are_let_go():
+    model, seen = Tagger(), []
+    with watch(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore", HiddenStateWarning)
+        for _ in range(20):
+            model(X)
+            seen += [weakref.ref(h) for h in model.seen]
+        model.seen = []
+        gc.collect()
+        assert sum(ref() is not None for ref in seen) == 32  # two layers in sixteen calls
+    gc.collect()
+    assert not any(ref() is not None for ref in seen)
 
 
-def test_closing_leaves_no_hook():
+def traces(model):
+    """What somebody who listens could have left in the modules."""
+    return [(set(vars(m)), len(m._forward_hooks) + len(m._forward_pre_hooks)) for m in model.modules()]
+
+
+def test_closing_leaves_no_trace():
     model = Tagger()
-    before = hooks(model)
+    before = traces(model)
     penalty = watch(model)
-    assert hooks(model) != before
+    assert [layer.name for layer in hs.layers(model) if listeners(layer.module)] == ["low", "high"]
     penalty.close()
     penalty.close()
-    assert hooks(model) == before
+    assert traces(model) == before
+    assert repr(penalty).endswith("2 layers, closed)")
     with pytest.raises(BadInput, match="this Penalty was closed"):
         penalty()
     with pytest.raises(ZeroDivisionError), watch(model):
         1 / 0  # noqa: B018
-    assert hooks(model) == before
+    assert traces(model) == before
 
 
-def test_a_penalty_that_is_dropped_leaves_no_hook():
+def test_a_penalty_that_is_dropped_leaves_no_trace():
     model = Tagger()
-    before = hooks(model)
+    before = traces(model)
     penalty = watch(model)
     del penalty
     gc.collect()
-    assert hooks(model) == before
+    assert traces(model) == before
 
 
 def test_outputs_and_gradients_of_the_model_stay_as_they_were():
@@ -353,6 +374,107 @@ def test_a_failed_call_leaves_the_next_one_whole():
             model(torch.randn(2, 5, 99))
         model(X)
         assert torch.allclose(penalty(), cost(model.seen[0]) + cost(model.seen[1]))
+
+
+KINDS = st.sampled_from([nn.RNN, nn.LSTM, nn.GRU])
+STATES = st.sampled_from([None, "zeros"])
+
+
+def start(rnn, rows, how):
+    """No state, or what the layer would start from."""
+    layer = hs.cells.as_layer(rnn)
+    return None if how is None else layer.to_native(layer.initial(rows))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(kind=KINDS, state=STATES, rows=st.integers(1, 3), steps=st.integers(1, 6), chunk=st.none() | st.integers(1, 4))
+def test_however_a_layer_is_called_it_pays_the_same(way, kind, state, rows, steps, chunk):
+    x = torch.randn(rows, steps, 3, requires_grad=True)
+    model = Calling(kind(3, 4, batch_first=True), way, chunk)
+    state = start(model.rnn, rows, state)
+    terms = cost if steps > 1 else lambda h: 2 * activity(h)
+    with watch(model) as penalty:
+        model(x, state)
+        paid = penalty()
+        paid.backward()
+    found = [weight.grad.clone() for weight in model.rnn.parameters()]
+    torch.testing.assert_close(paid, terms(model.rnn(x)[0]), atol=1e-6, rtol=1e-4)
+    model.zero_grad()
+    model(x, state)
+    terms(model.seen).backward()  # in the same way: nested states have no gradient in a reentrant checkpoint
+    for mine, weight in zip(found, model.rnn.parameters(), strict=True):
+        torch.testing.assert_close(mine, weight.grad, atol=1e-5, rtol=1e-3)
+
+
+def test_sequences_that_start_anew_within_one_call_are_runs_of_their_own():
+    class Twins(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = nn.GRU(3, 4, batch_first=True)
+
+        def forward(self, *pairs):
+            self.seen = [self.gru(x, h)[0] for x, h in pairs]
+
+    model, own = Twins(), torch.randn(1, 2, 4)
+    for states in ((None, None), (torch.zeros(1, 2, 4), torch.zeros(1, 2, 4)), (own, own), (own, own.clone())):
+        with watch(model) as penalty:
+            model((X, states[0]), (2 * X, states[1]))
+            assert torch.allclose(penalty(), (cost(model.seen[0]) + cost(model.seen[1])) / 2)
+
+
+def test_a_state_that_is_changed_on_the_way_goes_on():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = nn.GRU(3, 4, batch_first=True)
+
+        def forward(self, x):
+            h, seen = None, []
+            for step in x.split(1, dim=1):
+                out, h = self.gru(step, None if h is None else 0.9 * h)
+                seen.append(out)
+            self.seen = torch.cat(seen, dim=1)
+
+    model = Masked()
+    with watch(model) as penalty:
+        model(X)
+        assert torch.allclose(penalty(), cost(model.seen))
+
+
+def test_a_part_of_the_model_may_be_called_alone():
+    model = nn.ModuleDict({"encoder": Calling(nn.GRU(3, 4, batch_first=True), "layer(x)", 2), "other": nn.Linear(1, 1)})
+    with watch(model) as penalty:
+        for _ in range(2):
+            model["encoder"](X)
+            assert torch.allclose(penalty(), cost(model["encoder"].seen))
+
+
+def test_a_layer_deep_inside_a_reentrant_checkpoint_is_named():
+    from torch.utils.checkpoint import checkpoint
+
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.low, self.high = nn.GRU(3, 4, batch_first=True), nn.GRU(4, 4, batch_first=True)
+
+        def forward(self, x):
+            self.seen = self.high(checkpoint(lambda x: 2 * self.low(x)[0], x, use_reentrant=True))[0]
+            return self.seen
+
+    model, x = Deep(), X.clone().requires_grad_()
+    with watch(model) as penalty:
+        loss = model(x).sum() + penalty()
+        assert torch.allclose(loss, model.seen.sum() + cost(model.seen))
+        with pytest.warns(HiddenStateWarning, match="the layer low runs inside .*use_reentrant=True.*not paid for"):
+            loss.backward()
+
+
+def test_a_reentrant_checkpoint_that_went_backward_is_not_paid_for_later():
+    model, x = Calling(nn.GRU(3, 4, batch_first=True), "checkpoint(layer), reentrant"), X.clone().requires_grad_()
+    with watch(model) as penalty:
+        model(x).sum().backward()
+        with pytest.raises(BadInput, match="no run to pay for"):
+            penalty()
 
 
 def test_it_goes_with_a_carried_state():

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hiddenstate.cells import listeners
 from hiddenstate.errors import Overloaded, StoreFailed
 from hiddenstate.serve import Client, Engine
 from hiddenstate.serve.stores.sqlite import SqliteStore
@@ -289,7 +290,7 @@ def test_a_file_that_is_no_store_is_refused_and_the_model_comes_back(make, messa
     model = Deep()
     with pytest.raises(StoreFailed, match=message):
         Engine(model, f"sqlite:///{make(tmp_path)}")
-    assert not any(module._forward_hooks for module in model.modules())
+    assert not any(listeners(module) for module in model.modules())
 
 
 def _written(path, content):

@@ -26,8 +26,7 @@ def refused(make, message, error=BadInput, x=X, **arguments):
 
 
 BAD_LENGTHS = {
-    "zero": ([0, 5, 3], r"row 0 has length 0, but at least one step is needed.*keep = lengths > 0"),
-    "negative": ([5, -1, 3], r"row 1 has length -1"),
+    "negative": ([5, -1, 3], r"row 1 has length -1, but 0 or more is needed; with 0 steps a row waits"),
     "too long": ([5, 3, 6], r"row 2 has length 6, but x has 5 steps"),
     "float": (torch.tensor([5.0, 3.0, 2.0]), r"lengths are torch\.float32.*lengths\.long\(\)"),
     "mask": (torch.ones(3, 5, dtype=torch.bool), r"lengths are torch\.bool.*mask\.sum\(1\)"),

@@ -90,10 +90,15 @@ def test_cutting_a_sequence_of_a_fused_layer_anywhere_changes_nothing(make, cut)
 
 
 def rows_one_by_one(module, x, state, lengths):
-    """The oracle for lengths: every row alone, cut to its length, padded afterwards."""
+    """The oracle for lengths: every row alone, cut to its length, padded afterwards; one without steps waits."""
     outs, finals = [], []
     for row, length in enumerate(lengths):
         first = None if state is None else state.select([row])
+        if length == 0:
+            like, _ = hs.unroll(module, torch.zeros_like(x[row : row + 1]), first)
+            outs.append(torch.zeros_like(like))
+            finals.append(as_layer(module).initial(1) if first is None else first)
+            continue
         out, final = hs.unroll(module, x[row : row + 1, :length], first)
         outs.append(torch.cat([out, out.new_zeros(1, x.shape[1] - length, *out.shape[2:])], 1))
         finals.append(final)
@@ -116,7 +121,7 @@ def segments_one_by_one(module, x, state, resets):
     return [torch.cat(outs), *hs.State.cat(finals).values()]
 
 
-LENGTHS = st.lists(st.integers(1, 5), min_size=3, max_size=3)
+LENGTHS = st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any)
 RESETS = st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=3, max_size=3)
 
 
@@ -343,3 +348,32 @@ def test_what_is_no_cell_is_refused():
 def test_an_unknown_engine_is_refused():
     with pytest.raises(BadInput, match="engine is 'warp', but 'auto', 'fast' or 'loop' is needed"):
         hs.unroll(TanhCell(), torch.randn(2, 3, INPUT), engine="warp")
+
+
+@pytest.mark.parametrize("engine", ["loop", "auto"])
+@pytest.mark.parametrize(
+    "make", [lambda: nn.GRUCell(3, 4), lambda: nn.LSTM(3, 4), lambda: hs.Recurrent(nn.GRUCell, 3, 4)]
+)
+@pytest.mark.parametrize("with_state", [True, False])
+def test_where_all_rows_wait_the_state_is_the_one_that_came_in(make, engine, with_state):
+    module, x = make(), torch.full((2, 5, 3), torch.nan)
+    state = as_layer(module).initial(2).map(lambda part: torch.randn_like(part)) if with_state else None
+    out, final = hs.unroll(module, x, state, lengths=[0, 0], engine=engine)
+    assert out.shape == (2, 5, 4)
+    assert not out.any()
+    expected = as_layer(module).initial(2) if state is None else state
+    assert all(torch.equal(final[name], part) for name, part in expected.items())
+
+
+def test_chunks_of_streams_can_be_unrolled_as_they_come():
+    cell, texts = nn.GRUCell(1, 4), [torch.randn(n, 1) for n in (9, 3, 1)]
+    state, ends = None, []
+    for chunk in hs.Streams(texts, batch=2, steps=4):
+        out, state = hs.unroll(cell, chunk.x, state, lengths=chunk.lengths, resets=chunk.starts)
+        ends.append((out, chunk))
+    assert any((chunk.lengths == 0).any() for _, chunk in ends)
+    whole = {len(text): hs.unroll(cell, text[None])[0][0] for text in texts}
+    rows = [torch.cat([out[row, : chunk.lengths[row]] for out, chunk in ends]) for row in range(2)]
+    joined = [torch.cat(parts) for parts in ([whole[9]], [whole[3], whole[1]])]
+    for row, expected in zip(rows, joined, strict=True):
+        torch.testing.assert_close(row, expected)

@@ -1,12 +1,11 @@
 """How a state goes from batch to batch: carried, reset, learned, bridged, truncated."""
 
 from .bridge import Bridge
-from .carrying import Carry
-from .hooks import after, before
+from .carry import Carry
+from .check_split import Split, check_split
 from .initial import Learned, Noise
-from .splitting import Split, check_split
 from .streams import Chunk, Streams
-from .truncating import tbptt
+from .tbptt import tbptt
 
 __all__ = [
     "Bridge",
@@ -16,8 +15,6 @@ __all__ = [
     "Noise",
     "Split",
     "Streams",
-    "after",
-    "before",
     "check_split",
     "tbptt",
 ]

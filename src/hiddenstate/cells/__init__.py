@@ -1,27 +1,60 @@
-"""Who makes the next state: recurrent layers and cells, found in any model."""
+"""Who makes the next state: recurrent layers and cells, found in any model, and their calls, heard in one place."""
 
 from .adapter import Adapter, Spec
+from .call import Call
 from .custom import CellAdapter
-from .finding import Layer, Layers, as_layer, layers, register, unwrap
-from .hooks import Handle, Hook, uncompiled
+from .finding import as_layer, layers, register, unwrap
+from .invented import invented_inputs
+from .layer import Layer, Layers
+from .listener import (
+    Arguments,
+    Handle,
+    Listener,
+    Proceed,
+    Rank,
+    around,
+    attributes,
+    listen,
+    listeners,
+    may_be_recomputed,
+    recomputing,
+)
 from .native import Form, flatten, rebuild
-from .probing import undisturbed
+from .uncompiled import uncompiled
+from .unheard import unheard
+from .untouched import Snapshot, plain_object, random_streams_kept, seed, untouched
 
 __all__ = [
     "Adapter",
+    "Arguments",
+    "Call",
     "CellAdapter",
     "Form",
     "Handle",
-    "Hook",
     "Layer",
     "Layers",
+    "Listener",
+    "Proceed",
+    "Rank",
+    "Snapshot",
     "Spec",
+    "around",
     "as_layer",
+    "attributes",
     "flatten",
+    "invented_inputs",
     "layers",
+    "listen",
+    "listeners",
+    "may_be_recomputed",
+    "plain_object",
+    "random_streams_kept",
     "rebuild",
+    "recomputing",
     "register",
+    "seed",
     "uncompiled",
-    "undisturbed",
+    "unheard",
+    "untouched",
     "unwrap",
 ]

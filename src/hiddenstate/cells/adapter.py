@@ -66,12 +66,18 @@ class Adapter(ABC):
     def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
         """Part what a call returned into its output and its native state."""
 
+    def join(self, module: nn.Module, output: Any, native: Native) -> Any:
+        """Return what a call returns whose output and native state these are; `split` takes it apart again."""
+        return output, native
+
     def rows(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
         """Return how many rows a call has, and whether it is batched at all."""
         x = first_input(module, args, kwargs)
         if isinstance(x, PackedSequence):
             return int(x.batch_sizes[0]), True
-        return (x.shape[0], True) if x.dim() else (1, False)
+        if not x.dim():
+            return 1, False
+        return x.shape[1 if self.fused and not self.spec(module).batch_first else 0], True
 
     def given(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Native | None:
         """Return the native state a call was given, or None."""

@@ -13,7 +13,8 @@ from ..errors import NotRecurrent, StateMismatch
 from ..state import State
 from .adapter import Adapter, Spec, arguments, first_input, weights_like
 from .native import Form, Native, flatten, matches, names, rebuild
-from .probing import ROWS, Takes, call_initial_state, guesses, read_form, try_out, undisturbed
+from .probing import ROWS, Takes, call_initial_state, guesses, read_form, try_out
+from .untouched import untouched
 
 # What a second argument is called when it is a state; endings count too: `prev_state`, `lstm_hidden`.
 _STATE_NAMES = {"state", "states", "hidden", "hiddens", "h", "hx", "hc", "prev", "previous", "carry", "memory", "mem"}
@@ -40,7 +41,7 @@ class CellAdapter(Adapter):
 
     def spec(self, module: nn.Module) -> Spec:
         """Read the spec off an initial state of one row."""
-        with undisturbed(module), torch.no_grad():
+        with untouched(module), torch.no_grad():
             state = self.initial(module, 1)
         sizes = {name: part.numel() for name, part in state.items()}  # of one row
         size = getattr(module, "input_size", None)
@@ -112,7 +113,7 @@ class CellAdapter(Adapter):
     def _try(self, module: nn.Module, sample: Tensor | None = None) -> _Known | None:
         if hasattr(module, "initial_state"):
             known = _form_of_initial_state(module)
-            with undisturbed(module), torch.no_grad():
+            with untouched(module), torch.no_grad():
                 native = call_initial_state(module, ROWS)
             found = try_out(module, [(native, known.axes)], sample)
             return known if found is None else known._replace(takes=found.takes)
@@ -160,7 +161,7 @@ class SequenceAdapter(CellAdapter):
     def spec(self, module: nn.Module) -> Spec:
         """Read the spec off an initial state of one row; a leading axis is that of the layers."""
         known = self._form(module)
-        with undisturbed(module), torch.no_grad():
+        with untouched(module), torch.no_grad():
             state = self.initial(module, 1)
         first = next(iter(state))
         layers = state[first].shape[0] if known.axes[first] == 1 else 1
@@ -217,7 +218,7 @@ def _hidden_size(module: nn.Module) -> int:
 
 def _form_of_initial_state(module: nn.Module) -> _Known:
     # Two batch sizes tell where the rows are: the axis that grew.
-    with undisturbed(module), torch.no_grad():
+    with untouched(module), torch.no_grad():
         (two, form), (three, _) = (flatten(call_initial_state(module, batch)) for batch in (2, 3))
     axes = {}
     for name, part in two.items():

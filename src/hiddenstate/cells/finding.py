@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from torch import Tensor, nn
 
 from ..errors import NotRecurrent
-from ..state import State
-from .adapter import Adapter, Spec, arguments
+from .adapter import Adapter, arguments
 from .custom import CellAdapter, SequenceAdapter, is_cell
-from .native import Native
+from .layer import Layer, Layers
 from .torch_layers import FusedAdapter, TorchCellAdapter
 
 _own_cells = CellAdapter()
@@ -26,91 +23,14 @@ _known: dict[type[nn.Module], Adapter] = {
     nn.LSTMCell: TorchCellAdapter("lstm_cell"),
     nn.GRUCell: TorchCellAdapter("gru_cell"),
 }
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Layer:
-    """A recurrent module found in a model: its place, its kind, and how its state is made."""
-
-    name: str  # where it is in the model, "" where the model itself is the layer
-    module: nn.Module
-    adapter: Adapter
-
-    @property
-    def kind(self) -> str:
-        """The kind of layer: `lstm`, `gru_cell`, `cell` and so on."""
-        return self.adapter.kind
-
-    @property
-    def fused(self) -> bool:
-        """Whether one call runs a whole sequence, rather than one step."""
-        return self.adapter.fused
-
-    @property
-    def spec(self) -> Spec:
-        """What the state is made of."""
-        return self.adapter.spec(self.module)
-
-    @property
-    def tracks(self) -> tuple[str, ...]:
-        """One name for each layer and direction, as torch names its own weights."""
-        if not self.fused:
-            return (self.name or "l0",)
-        prefix = f"{self.name}." if self.name else ""
-        spec = self.spec
-        ends = ("", "_reverse")[: spec.directions]
-        return tuple(f"{prefix}l{depth}{end}" for depth in range(spec.layers) for end in ends)
-
-    def initial(self, batch: int) -> State:
-        """Return the state that `batch` sequences start from."""
-        return self.adapter.initial(self.module, batch)
-
-    def to_state(self, native: Native, *, batch: int | None = None) -> State:
-        """Name the parts of a state in the module's own form."""
-        return self.adapter.to_state(self.module, native, batch=batch)
-
-    def to_native(self, state: State, *, batched: bool = True) -> Native:
-        """Return a State in the module's own form."""
-        return self.adapter.to_native(self.module, state, batched=batched)
-
-    def split(self, result: Any) -> tuple[Any, Native]:
-        """Part what a call returned into its output and its native state."""
-        return self.adapter.split(self.module, result)
-
-    def rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
-        """Return how many rows a call has, and whether it is batched at all."""
-        return self.adapter.rows(self.module, args, kwargs)
-
-    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Native | None:
-        """Return the native state a call was given, or None."""
-        return self.adapter.given(self.module, args, kwargs)
-
-    def give(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], native: Native
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return a call's arguments with this native state among them."""
-        return self.adapter.give(self.module, args, kwargs, native)
-
-    def part(self, name: str) -> str:
-        """Return the name of one of its parts in a State of the whole model."""
-        return f"{self.name}.{name}" if self.name else name
-
-
-class Layers(list[Layer]):
-    """The recurrent layers of a model; printing it is a table."""
-
-    def __str__(self) -> str:
-        """Return a table with one line for each layer."""
-        if not self:
-            return "no recurrent layers"
-        head = ("name", "kind", "state", "layers", "directions", "input")
-        rows = [head, *(_row(layer) for layer in self)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-        )
-
-    __repr__ = __str__
+# What is wrapped around users' models, and where the model is in it. By name: to import them all takes long.
+_WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "OptimizedModule": "_orig_mod",
+}
 
 
 def layers(model: nn.Module) -> Layers:
@@ -157,16 +77,27 @@ def register(kind: type[nn.Module], adapter: Adapter | None = None) -> None:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the user's own model inside what torch.compile, DDP and DataParallel wrap around it."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            model = model.module
-        elif type(model).__name__ == "OptimizedModule" and isinstance(
-            inner := model._modules.get("_orig_mod"), nn.Module
-        ):
-            model = inner
-        else:
-            return model
+    """Return the user's own model inside what torch.compile, DDP, FSDP and checkpointing wrap around it."""
+    while (held := _WRAPPERS.get(type(model).__name__)) and isinstance(inner := model._modules.get(held), nn.Module):
+        model = inner
+    return model
+
+
+def holders(model: nn.Module, found: Iterable[Layer]) -> list[nn.Module]:
+    """Return the modules of a model through which its layers are reached, the model itself first."""
+    inside = {layer.module for layer in found}
+    known: dict[nn.Module, bool] = {}
+
+    def holds(module: nn.Module) -> bool:
+        if module in inside:
+            return True
+        if module not in known:
+            known[module] = False  # also ends the search where modules hold each other
+            known[module] = any([holds(child) for child in module._modules.values() if child is not None])
+        return known[module]
+
+    holds(model)
+    return [module for module, there in known.items() if there]
 
 
 def _walk(module: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Layer]:
@@ -202,13 +133,6 @@ def _is_own_cell(module: nn.Module) -> bool:
         return False  # it runs whole sequences: a model, and the layer in it is what counts
     # A decoder with a GRUCell in it also has a hidden_size and takes a hidden state: there the inner cell counts.
     return hasattr(module, "initial_state") or not any(_adapter_of(child) or _is_own_cell(child) for child in inside)
-
-
-def _row(layer: Layer) -> tuple[str, ...]:
-    spec = layer.spec
-    state = ", ".join(f"{part} {spec.sizes[part]}" for part in spec.parts)
-    width = str(spec.input_size) if spec.input_size is not None else "?"
-    return (layer.name or "(the model)", layer.kind, state, str(spec.layers), str(spec.directions), width)
 
 
 def _not_recurrent(module: object) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from ..errors import StateMismatch
+from ..state import Path, ends, mapped
 
-Native: TypeAlias = Any  # a tensor, or a nested tuple, list or dict of tensors
+Native: TypeAlias = Any  # a tensor, or a nested tuple, list, dict or dataclass of tensors
 Form: TypeAlias = Any  # the same nesting with part names in place of tensors
 
 
@@ -20,36 +22,42 @@ def flatten(native: Native) -> tuple[dict[str, Tensor], Form]:
     >>> form
     ('h', 'c')
     """
-    if isinstance(native, Tensor):
-        return {"h": native}, "h"
-    if isinstance(native, tuple | list) and len(native) == 2 and all(isinstance(part, Tensor) for part in native):
-        return {"h": native[0], "c": native[1]}, _like(native, ["h", "c"])
+    found = list(ends(native))
+    plain = isinstance(native, tuple | list) and len(native) == 2 and all(isinstance(part, Tensor) for part in native)
     parts: dict[str, Tensor] = {}
-    form = _flatten(native, "", parts)
+    for path, part in found:
+        name = _name(path, plain=plain)
+        if not isinstance(part, Tensor):
+            raise StateMismatch(
+                f"{f'part {name!r} of the state' if path else 'the state'} is {type(part).__name__}, "
+                f"but a state is a tensor, or a (nested) tuple or dict of tensors."
+            )
+        if name in parts:
+            raise StateMismatch(f"two parts of the state would both be named {name!r}: use keys without dots.")
+        parts[name] = part
     if not parts:
         raise StateMismatch(f"a state needs at least one tensor, but this is {native!r}.")
-    return parts, form
+    return parts, mapped(native, lambda path, _: _name(path, plain=plain))
 
 
 def rebuild(form: Form, parts: Mapping[str, Any]) -> Native:
     """Return the native state of this form with these parts."""
-    if isinstance(form, str):
-        return parts[form]
-    if isinstance(form, dict):
-        return {key: rebuild(inner, parts) for key, inner in form.items()}
-    return _like(form, [rebuild(inner, parts) for inner in form])
+    return mapped(form, lambda _, name: parts[name])
 
 
 def matches(form: Form, native: Native) -> bool:
     """Say whether `native` is nested as `form` is; lists and tuples count as the same."""
     if isinstance(form, str):
         return isinstance(native, Tensor)
-    if isinstance(form, dict):
+    if isinstance(form, Mapping):
         return (
-            isinstance(native, dict)
+            isinstance(native, Mapping)
             and form.keys() == native.keys()
             and all(matches(inner, native[key]) for key, inner in form.items())
         )
+    if dataclasses.is_dataclass(form):
+        fields = [field.name for field in dataclasses.fields(form)]
+        return type(native) is type(form) and all(matches(getattr(form, n), getattr(native, n)) for n in fields)
     return (
         isinstance(native, tuple | list)
         and len(form) == len(native)
@@ -59,30 +67,10 @@ def matches(form: Form, native: Native) -> bool:
 
 def names(form: Form) -> list[str]:
     """Return the part names of a form, in order."""
-    if isinstance(form, str):
-        return [form]
-    inner = form.values() if isinstance(form, dict) else form
-    return [name for part in inner for name in names(part)]
+    return [name for _, name in ends(form)]
 
 
-def _flatten(native: Native, path: str, parts: dict[str, Tensor]) -> Form:
-    if isinstance(native, Tensor):
-        if path in parts:
-            raise StateMismatch(f"two parts of the state would both be named {path!r}: use keys without dots.")
-        parts[path] = native
-        return path
-    prefix = f"{path}." if path else ""
-    if isinstance(native, dict):
-        return {key: _flatten(part, f"{prefix}{key}", parts) for key, part in native.items()}
-    if isinstance(native, tuple | list):
-        return _like(native, [_flatten(part, f"{prefix}{place}", parts) for place, part in enumerate(native)])
-    raise StateMismatch(
-        f"{f'part {path!r} of the state' if path else 'the state'} is {type(native).__name__}, "
-        f"but a state is a tensor, or a (nested) tuple or dict of tensors."
-    )
-
-
-def _like(template: Any, items: list[Any]) -> Any:
-    if hasattr(template, "_fields"):  # a named tuple takes its fields one by one
-        return type(template)(*items)
-    return type(template)(items)
+def _name(path: Path, *, plain: bool) -> str:
+    if not path:
+        return "h"
+    return "hc"[path[0]] if plain else ".".join(map(str, path))

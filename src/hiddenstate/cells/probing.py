@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .adapter import arguments, weights_like
+from .invented import invented_inputs
 from .native import Form, Native, flatten, matches
+from .unheard import unheard
+from .untouched import untouched
 
 Candidate: TypeAlias = tuple[Native, dict[str, int]]  # a native state of three rows, and the axes they are on
 Takes: TypeAlias = Literal["step", "batch first", "time first"]
@@ -23,47 +23,11 @@ ROWS = 3  # neither 1, which broadcasts, nor 2, which `h, c = state` would take 
 _STEPS = 5
 
 
-@contextmanager
-def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Put back everything a trial call may change: buffers, attributes, modes and the random streams."""
-    members = list(module.modules())
-    attributes = [(member, dict(member.__dict__)) for member in members]
-    contents = [(v, v.copy()) for _, held in attributes for v in held.values() if isinstance(v, list | dict | set)]
-    streams = random.getstate(), np.random.get_state()
-    stores: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        (store, dict(store)) for m in members for store in _stores(m)
-    ]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    devices = sorted({tensor.device.index for tensor in module.parameters() if tensor.is_cuda})
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            for member, before in attributes:
-                member.__dict__.clear()
-                member.__dict__.update(before)
-            for store, entries in stores:
-                store.clear()
-                store.update(entries)
-            for held, content in contents:
-                held.clear()
-                held.extend(content) if isinstance(held, list) else held.update(content)
-            random.setstate(streams[0])
-            np.random.set_state(streams[1])
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
-
-
 def _silence(module: nn.Module) -> None:
-    """Take all hooks away, for as long as the module is undisturbed: nobody asked to see a trial."""
+    """Take all hooks away, for as long as the module is untouched: nobody asked to see a trial."""
     for member in module.modules():
         for store in (member._forward_hooks, member._forward_pre_hooks, member._backward_hooks):
             store.clear()
-
-
-def _stores(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    return module._parameters, module._buffers, module._modules
 
 
 class Found(NamedTuple):
@@ -79,7 +43,7 @@ def try_out(module: nn.Module, natives: Sequence[Candidate], sample: Tensor | No
 
     Each comes with the axes its rows are on. `sample (batch, ...)` is a real step; without it, sizes are guessed.
     """
-    with undisturbed(module), torch.no_grad():
+    with untouched(module), unheard(), torch.no_grad():
         module.eval()  # batch normalization mixes rows in training
         _silence(module)
         steps = list(_steps(module, sample))
@@ -159,19 +123,10 @@ def _fits(module: nn.Module, x: Tensor, native: Native, takes: Takes) -> bool:
 
 
 def _steps(module: nn.Module, sample: Tensor | None) -> Iterator[Tensor]:
-    device, dtype = weights_like(module)
     if sample is not None:
         yield sample[:1].expand(ROWS, *sample.shape[1:]).contiguous()
-        return
-    hidden = getattr(module, "hidden_size", 0)
-    named = [getattr(module, name, None) for name in ("input_size", "in_features", "input_dim")]
-    widths = [inner.in_features for inner in module.modules() if isinstance(inner, nn.Linear)]
-    matrices = [parameter.shape for parameter in module.parameters(recurse=False) if parameter.dim() == 2]
-    less = [width - hidden for width in widths if isinstance(hidden, int)]
-    sizes = [*named, *widths, *less, *(n for shape in matrices for n in shape)]
-    for size in dict.fromkeys(size for size in sizes if isinstance(size, int) and size > 0):
-        yield torch.randn(ROWS, size, device=device, dtype=dtype)
-    yield torch.zeros(ROWS, device=device, dtype=torch.int64)  # a cell that embeds tokens
+    else:
+        yield from invented_inputs(module, ROWS)
 
 
 def read_form(module: nn.Module) -> Form | None:

@@ -74,7 +74,7 @@ class FusedAdapter(Adapter):
 
     def _check(self, module: nn.Module, state: State) -> None:
         spec = self.spec(module)
-        _check_parts(module, state, spec)
+        _check_parts(module, state, spec.parts)
         for part, size in spec.sizes.items():
             deep = spec.layers * spec.directions
             shape = tuple(state[part].shape)
@@ -94,12 +94,13 @@ class TorchCellAdapter(Adapter):
         """Speak for `"rnn_cell"`, `"lstm_cell"` or `"gru_cell"`."""
         self.kind = kind
         self._lstm = kind == "lstm_cell"
+        self._parts = ("h", "c") if self._lstm else ("h",)
 
     def spec(self, module: nn.Module) -> Spec:
         """Read the spec off the cell's own settings."""
         cell = cast(nn.RNNCellBase, module)
-        parts = ("h", "c") if self._lstm else ("h",)
-        return Spec(parts=parts, sizes=dict.fromkeys(parts, cell.hidden_size), input_size=cell.input_size)
+        sizes = dict.fromkeys(self._parts, cell.hidden_size)
+        return Spec(parts=self._parts, sizes=sizes, input_size=cell.input_size)
 
     def initial(self, module: nn.Module, batch: int) -> State:
         """Return zeros, as torch starts from."""
@@ -114,13 +115,13 @@ class TorchCellAdapter(Adapter):
 
     def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Native:
         """Return the tensor or the tuple (h, c) that the cell takes."""
-        spec = self.spec(module)
-        _check_parts(module, state, spec)
-        for part, size in spec.sizes.items():
-            shape = tuple(state[part].shape)
-            if state.batch_axis[part] != 0 or len(shape) != 2 or shape[1] != size:
+        _check_parts(module, state, self._parts)
+        size, axes = cast(nn.RNNCellBase, module).hidden_size, state.batch_axis
+        for part in self._parts:
+            shape = state[part].shape
+            if axes[part] != 0 or len(shape) != 2 or shape[1] != size:
                 raise StateMismatch(
-                    f"part {part!r} has shape {shape} with its batch axis at {state.batch_axis[part]}, "
+                    f"part {part!r} has shape {tuple(shape)} with its batch axis at {axes[part]}, "
                     f"but this {type(module).__name__} needs (batch, {size}). A fused layer's state has one axis more: "
                     f"take one of its layers, state[{part!r}][0]."
                 )
@@ -160,12 +161,12 @@ def _unnamed(lstm: bool, state: State, batched: bool, *, axis: int) -> Native:
     return (state["h"], state["c"]) if lstm else state["h"]
 
 
-def _check_parts(module: nn.Module, state: State, spec: Spec) -> None:
+def _check_parts(module: nn.Module, state: State, parts: tuple[str, ...]) -> None:
     if not isinstance(state, State):
         raise NotRecurrent(f"a State is needed, but this is {type(state).__name__}. Layer.to_state makes one.")
-    if set(state) != set(spec.parts):
+    if state.keys() != set(parts):
         raise StateMismatch(
-            f"the state has the parts {', '.join(state)}, but {type(module).__name__} needs {', '.join(spec.parts)}. "
+            f"the state has the parts {', '.join(state)}, but {type(module).__name__} needs {', '.join(parts)}. "
             f"hs.Bridge leads from one kind of layer to another."
         )
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ..cells import Layer, as_layer, layers, unwrap
+from ..cells import Layer, as_layer, invented_inputs, layers, unheard, untouched, unwrap
 from ..errors import BadInput, NotRecurrent
 from .budget import cut_down
 from .inputs import Inputs, Slot
@@ -68,9 +68,7 @@ def _one_step(layer: Layer, inputs: tuple[Any, ...]) -> bool:
     if layer.kind != "cell":
         return True
     try:
-        from ..cells import undisturbed
-
-        with undisturbed(layer.module), torch.no_grad():
+        with untouched(layer.module), unheard(), torch.no_grad():
             layer.module(*inputs)
     except Exception:  # it takes one step at a time, so it is given one
         return True
@@ -106,22 +104,9 @@ def _stepped(layer: Layer, inputs: tuple[Any, ...], assumed: list[str]) -> tuple
 def _sequence_for(layer: Layer) -> Tensor:
     """Return an invented sequence that the cell takes."""
     module = layer.module
-    like = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))
-    generator = torch.Generator().manual_seed(0)
-    named = [getattr(module, name, None) for name in ("input_size", "in_features", "input_dim", "n_in", "input_dims")]
-    hidden = getattr(module, "hidden_size", 0)
-    widths = [inner.in_features for inner in module.modules() if isinstance(inner, nn.Linear)]
-    matrices = [n for p in module.parameters() if p.dim() == 2 for n in p.shape]
-    sizes = [*named, *widths, *(w - hidden for w in widths if isinstance(hidden, int)), *matrices]
-    for size in dict.fromkeys(size for size in sizes if isinstance(size, int) and size > 0):
-        x = torch.randn(_ROWS, _STEPS, size, generator=generator, dtype=torch.float64).to(like)
+    for x in invented_inputs(module, _ROWS, _STEPS):
         if _takes(module, x):
             return x
-    embedding = next((inner for inner in module.modules() if isinstance(inner, nn.Embedding)), None)
-    top = embedding.num_embeddings if embedding is not None else 4
-    x = torch.randint(top, (_ROWS, _STEPS), generator=generator).to(like.device)
-    if _takes(module, x):
-        return x
     raise BadInput(
         f"no input could be invented for {type(module).__name__}: give it one, hs.diagnose(cell, x), "
         f"or let the cell say its input_size."
@@ -129,10 +114,8 @@ def _sequence_for(layer: Layer) -> Tensor:
 
 
 def _takes(module: nn.Module, x: Tensor) -> bool:
-    from ..cells import undisturbed
-
     try:
-        with undisturbed(module), torch.no_grad():
+        with untouched(module), unheard(), torch.no_grad():
             as_layer(module, sample=x[:, 0])
             Stepped(module)(x)
     except Exception:  # a trial
@@ -141,13 +124,10 @@ def _takes(module: nn.Module, x: Tensor) -> bool:
 
 
 def _invented_sequence(layer: Layer, assumed: list[str]) -> tuple[tuple[Any, ...], int]:
-    spec = layer.spec
-    like = next(layer.module.parameters())
-    generator = torch.Generator().manual_seed(0)
-    shape = (_ROWS, _STEPS) if spec.batch_first else (_STEPS, _ROWS)
-    x = torch.randn(*shape, spec.input_size or 1, generator=generator, dtype=torch.float64).to(like)
+    first = layer.spec.batch_first
+    x = next(invented_inputs(layer.module, *((_ROWS, _STEPS) if first else (_STEPS, _ROWS))))
     assumed.append(f"no input was given: one of shape {tuple(x.shape)} was invented")
-    return (x,), 0 if spec.batch_first else 1
+    return (x,), 0 if first else 1
 
 
 def settle(patient: Patient, run: Run, seconds: float) -> None:
@@ -185,12 +165,12 @@ def _with_time(patient: Patient, inputs: Inputs, run: Run) -> Inputs:
     if isinstance(x, PackedSequence):
         return inputs
     slot = inputs.slot(inputs.main)
-    calls = run.watch.calls
+    calls = run.calls
     if not calls:
         return inputs if x.dim() <= 3 else _without_time(inputs, slot)
     if inputs.batched and x.dim() == 2 and x.is_floating_point() and all(c.layer.fused and c.rows == 1 for c in calls):
         steps = calls[0].steps
-        if isinstance(calls[0].x, Tensor) and calls[0].x.dim() == 2 and steps == x.shape[0] and steps > 1:
+        if not calls[0].batched and steps == x.shape[0] and steps > 1:
             patient.memo["unbatched"] = True
             unbatched = Slot(slot.path, "sequence", None, 0, x.shape[0])
             others = tuple(unbatched if s.path == slot.path else replace(s, rows=None) for s in inputs.slots)

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..state import ends
 from .inputs import Cut, Inputs, Slot
 from .patient import Patient
 from .probes.parameters import objective
-from .tree import ends
 
 FREE = 0.3  # seconds of one forward up to which nothing is cut
 SECONDS = 1.0  # of one forward and backward that are worth their while; an examination makes about twenty

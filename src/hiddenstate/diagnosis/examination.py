@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
+from ..errors import HiddenStateWarning
 from ..measure import tracked
 from .admission import admit, settle
 from .budget import timed
@@ -13,7 +15,7 @@ from .checks.rows import another_size
 from .checks.states import infinite_values
 from .finding import Finding
 from .inputs import Cut
-from .patient import Patient
+from .patient import Patient, Run
 from .probes.shapes import base
 from .report import Report
 
@@ -24,10 +26,11 @@ def examined(patient: Patient, name: str, unwanted: frozenset[str]) -> Report:
     """Return the report of all checks; the model comes back as it was."""
     findings: list[Finding] = []
     failed: dict[str, str] = {}
-    broken = ""
+    broken = unheard = ""
     with patient.undisturbed():
         try:
-            first, seconds = timed(lambda: patient.run(watch=True))
+            first, seconds = timed(lambda: patient.run(collect=True))
+            unheard = _unheard(patient, first)
             settle(patient, first, seconds)
             if patient.cut is not None and (bad := infinite_values(first)) is not None:
                 findings.append(bad)  # a piece may well hold none
@@ -47,9 +50,28 @@ def examined(patient: Patient, name: str, unwanted: frozenset[str]) -> Report:
                 continue
             found = [found] if isinstance(found, Finding) else (found or [])
             findings += found if code in STATIC else [_with_cut(finding, patient.cut) for finding in found]
+    if unheard:  # here, since all warnings within the examination are the model's own, and silenced
+        warnings.warn(f"hs.diagnose({name}): {unheard}.", HiddenStateWarning, stacklevel=3)
+        patient.assumed.append(unheard)
     # What is not wanted is left out last, so that its consequences do not take its place.
     told = [finding for finding in _told(findings) if finding.code not in unwanted]
     return Report(told, model=name, assumed=patient.assumed, failed=failed, broken=broken)
+
+
+def _unheard(patient: Patient, run: Run) -> str:
+    """Say which layers nothing can be told of, "" where all were heard."""
+    silent = [
+        layer.label for layer in patient.layers if not run.calls.of(layer) and layer.label not in run.calls.unread
+    ]
+    told = [f"{name} was called in a way that cannot be read ({why})" for name, why in run.calls.unread.items()]
+    if silent:
+        was, it = ("was", "it") if len(silent) == 1 else ("were", "them")
+        told.insert(
+            0,
+            f"{', '.join(silent)} {was} not used in this call, so nothing is said of {it}; a layer whose weights are "
+            f"used without calling it is not heard",
+        )
+    return "; ".join(told)
 
 
 def _with_cut(finding: Finding, cut: Cut | None) -> Finding:

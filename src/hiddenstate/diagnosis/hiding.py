@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .snapshot import plain_object
+from ..cells import attributes, plain_object
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +28,7 @@ def hidden_things(model: nn.Module) -> list[Hidden]:
     found: list[Hidden] = []
     seen: set[int] = set()
     for prefix, module in model.named_modules():
-        for attribute, value in module.__dict__.items():
+        for attribute, value in attributes(module).items():
             if attribute in _TORCH_OWN or attribute.startswith("_flat_weight"):
                 continue
             holder = f"{prefix}.{attribute}" if prefix else attribute

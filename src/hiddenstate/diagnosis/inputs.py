@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from ..errors import BadInput
+from ..state import Path, ends, mapped, numbers
 from .substitutes import another_state, other_steps
-from .tree import Path, ends, mapped, numbers
 
 Kind = Literal["sequence", "features", "state", "lengths", "mask", "other"]
 _STATE_NAMES = ("hidden", "state", "hx", "h0", "h_0", "prev", "carry", "memory", "hc")

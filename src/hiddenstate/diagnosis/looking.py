@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 
-from ..cells import Layer
+from ..cells import Call
+from ..state import tensors
+from .calls import with_gradient
 from .fading import FADING, per_step
 from .finding import Finding
 from .thresholds import Thresholds
-from .tree import tensors
 
 _MOST_NODES = 100_000
+_SAME_CALL = 1e-2  # distance of arguments up to which a call may be the same one, run again
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """What one call of a layer gave."""
+
+    h: Tensor  # (batch, time, unit)
+    valid: Tensor | None  # (batch, time), None where all steps are real
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Where the gradient of one call belongs, and by what the call is known when it runs again."""
+
+    sizes: list[Tensor]
+    index: int
+    arguments: list[Tensor]
+
+    def distance(self, call: Call) -> float:
+        """Return how far the arguments are from those of this call, relative to their size; inf for other shapes."""
+        again = _arguments(call)
+        if [new.shape for new in again] != [old.shape for old in self.arguments]:
+            return float("inf")
+        pairs = [(new, old) for new, old in zip(again, self.arguments, strict=True) if old.numel()]
+        gaps = [float((new - old).abs().max() / (1 + old.abs().max())) for new, old in pairs]
+        return max(gaps, default=0.0) if all(gap == gap for gap in gaps) else float("inf")
 
 
 class Look:
@@ -23,69 +52,52 @@ class Look:
     def __init__(self, step: int) -> None:
         """Begin at this training call."""
         self.step = step
-        self.ended = False
-        self.outputs: dict[str, list[Tensor]] = {}  # layer -> (batch, time, unit) of each call
-        self.valid: dict[str, Tensor | None] = {}  # layer -> (batch, time)
+        self.outputs: dict[str, list[Output]] = {}  # layer -> of each call
         self.relu: set[str] = set()
         self.bounded: set[str] = set()
         self.back: dict[str, list[Tensor]] = {}  # layer -> size of the gradient at each step, (time,) for each call
         self.gradient = float("nan")  # of all parameters
         self.without: list[str] = []  # parameters without gradient
         self.nodes = 0
-        self._slots: dict[str, int] = {}
+        self._waiting: list[_Place] = []  # of calls without a graph, which a backward pass may run again
 
-    def enter(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See that gradients to the layer's input are noticed; return the arguments where they had to be changed."""
-        if not args or not torch.is_grad_enabled():
-            return None
-        x = args[0]
-        data = x.data if isinstance(x, PackedSequence) else x
-        if not isinstance(data, Tensor) or not data.is_floating_point():
-            return None
-        changed = None
-        if not data.requires_grad:
-            data = data.detach().requires_grad_()
-            x = x._replace(data=data) if isinstance(x, PackedSequence) else data
-            changed = ((x, *args[1:]), kwargs)
-        name, place = layer.name or "model", self._slots.get(layer.name, 0)
-        self._slots[layer.name] = place + 1
-        seen = self.back.setdefault(name, [])
-        seen.append(torch.empty(0))
+    def enter(self, call: Call) -> Call:
+        """See that gradients to the layer's input are noticed; return the call, with another input where need be."""
+        sizes = self.back.setdefault(call.layer.name or "model", [])
+        place = _Place(sizes, len(sizes), [] if torch.is_grad_enabled() else _arguments(call))
+        sizes.append(torch.empty(0))
+        if torch.is_grad_enabled():
+            return _noticed(call, place)
+        self._waiting.append(place)
+        return call
 
-        def arrived(gradient: Tensor) -> None:
-            seen[place] = _by_step(gradient.detach(), x, layer)
+    def again(self, call: Call) -> Call:
+        """Do the same for a call that runs once more within a backward pass, where it had no graph at first."""
+        sizes = self.back.get(call.layer.name or "model")
+        # With gradients torch may take other kernels, so that the last bits differ; a backward pass begins at the end.
+        places = [(place.distance(call), -place.index, place) for place in self._waiting if place.sizes is sizes]
+        distance, _, place = min(places, default=(float("inf"), 0, None))
+        if place is None or distance > _SAME_CALL:
+            return call
+        self._waiting.remove(place)
+        return _noticed(call, place)
 
-        data.register_hook(arrived)  # type: ignore[no-untyped-call]
-        return changed
-
-    def leave(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def leave(self, call: Call) -> None:
         """Keep what a layer gave."""
         try:
-            output, _ = layer.split(result)
+            output, lengths = call.output.detach(), call.lengths
         except Exception:  # a cell that returns something of its own: nothing to look at
             return
-        name = layer.name or "model"
-        valid = None
-        if isinstance(output, PackedSequence):
-            output, lengths = pad_packed_sequence(output, batch_first=True)
-            valid = torch.arange(output.shape[1]) < lengths.unsqueeze(1)
-        elif not layer.fused:
-            output = (output if output.dim() > 1 else output[None]).unsqueeze(1)
-        elif output.dim() == 2:
-            output = output[None]
-        elif not layer.spec.batch_first:
-            output = output.transpose(0, 1)
-        self.outputs.setdefault(name, []).append(output.detach())
-        self.valid[name] = valid
-        module = layer.module
+        name, module = call.layer.name or "model", call.layer.module
+        valid = None if lengths is None else torch.arange(output.shape[1]) < lengths.unsqueeze(1)
+        self.outputs.setdefault(name, []).append(Output(output, valid))
         if isinstance(module, nn.RNN | nn.RNNCell) and module.nonlinearity == "relu":
             self.relu.add(name)
-        elif layer.kind != "cell" and not getattr(module, "proj_size", 0):
+        elif isinstance(module, nn.RNNBase | nn.RNNCellBase) and not getattr(module, "proj_size", 0):
             self.bounded.add(name)
 
     def end(self, result: Any) -> None:
-        """Count the graph behind what the model returned."""
-        self.ended = True
+        """Count the graph behind what the model, or a module of it, returned."""
         waiting = [t.grad_fn for t in tensors(result).values() if t.grad_fn is not None]
         seen: set[Any] = set()
         while waiting and len(seen) < _MOST_NODES:
@@ -93,7 +105,7 @@ class Look:
             if node not in seen:
                 seen.add(node)
                 waiting.extend(inner for inner, _ in node.next_functions if inner is not None)
-        self.nodes = len(seen)
+        self.nodes = max(self.nodes, len(seen))
 
     def update(self, model: nn.Module) -> None:
         """Measure the parameters' gradients, right before they are used."""
@@ -104,18 +116,28 @@ class Look:
         self.without = [name for name, p in named if p.grad is None]
 
 
-def _by_step(gradient: Tensor, x: Any, layer: Layer) -> Tensor:
-    if isinstance(x, PackedSequence):
-        sizes: Tensor = gradient.flatten(1).norm(dim=1).square()
-        ends = x.batch_sizes.cumsum(0).tolist()
-        starts = [0, *ends[:-1]]
-        return torch.stack([sizes[a:b].sum().sqrt() for a, b in zip(starts, ends, strict=True)])
-    if not layer.fused:
-        whole: Tensor = gradient.norm()
-        return whole.reshape(1)
-    steps = gradient if gradient.dim() == 2 else gradient.transpose(0, 1) if layer.spec.batch_first else gradient
-    by_step: Tensor = steps.flatten(1).norm(dim=1)
-    return by_step
+def _arguments(call: Call) -> list[Tensor]:
+    found = [tensor.detach() for tensor in tensors((call.args, call.kwargs)).values()]
+    return [tensor if tensor.is_complex() else tensor.float() for tensor in found]
+
+
+def _noticed(call: Call, place: _Place) -> Call:
+    try:
+        call = with_gradient(call)
+        x = call.input
+    except Exception:  # a cell that is called in a way of its own: nothing to look at
+        return call
+    data = x.data if isinstance(x, PackedSequence) else x
+    # The hook must not hold the call: its tensors, and their graphs, would then live until Python looks for cycles.
+    layer, packing = call.layer, x._replace(data=data.new_empty(0)) if isinstance(x, PackedSequence) else None
+
+    def arrived(gradient: Tensor) -> None:
+        back = Call(layer, (gradient if packing is None else packing._replace(data=gradient),)).x
+        place.sizes[place.index] = back.detach().transpose(0, 1).flatten(1).norm(dim=1)
+
+    if data.requires_grad:
+        data.register_hook(arrived)  # type: ignore[no-untyped-call]
+    return call
 
 
 def judged(look: Look, limits: Thresholds) -> tuple[dict[str, float], list[Finding]]:
@@ -123,15 +145,15 @@ def judged(look: Look, limits: Thresholds) -> tuple[dict[str, float], list[Findi
     numbers: dict[str, float] = {}
     found: list[Finding] = []
     for name, pieces in look.outputs.items():
-        same = all(piece.shape[::2] == pieces[0].shape[::2] for piece in pieces)
-        h = torch.cat(pieces, dim=1) if same else pieces[-1]  # (batch, time, unit)
-        bad = _infinite(name, h, look.valid[name])
+        h, valid = _joined(pieces)
+        bad = _infinite(name, h, valid)
         if bad is not None:
             if not any(finding.code == "HS401" for finding in found):
                 found.append(bad)  # layers after the first one only pass it on
             numbers[f"{name}.finite"] = 0.0
             continue
-        found += _states(name, h, look, numbers=numbers, limits=limits)
+        values = h.flatten(0, 1) if valid is None else h[valid.to(h.device)]  # (steps of all rows, unit)
+        found += _states(name, values, look, numbers=numbers, limits=limits)
     for name, back in look.back.items():
         found += _back(name, [piece for piece in back if len(piece)], numbers, limits)
     if look.gradient == look.gradient:
@@ -142,9 +164,18 @@ def judged(look: Look, limits: Thresholds) -> tuple[dict[str, float], list[Findi
     return numbers, found
 
 
-def _states(name: str, h: Tensor, look: Look, *, numbers: dict[str, float], limits: Thresholds) -> list[Finding]:
-    valid = look.valid[name]
-    values = h[valid.to(h.device)] if valid is not None else h.flatten(0, 1)  # (steps of all rows, unit)
+def _joined(outputs: list[Output]) -> tuple[Tensor, Tensor | None]:
+    """Return the outputs of all calls along time, and which steps are real; the last where rows or units differ."""
+    if any(output.h.shape[::2] != outputs[0].h.shape[::2] for output in outputs):
+        outputs = outputs[-1:]
+    h = torch.cat([output.h for output in outputs], dim=1)
+    if all(output.valid is None for output in outputs):
+        return h, None
+    real = [torch.ones(o.h.shape[:2], dtype=torch.bool) if o.valid is None else o.valid for o in outputs]
+    return h, torch.cat(real, dim=1)
+
+
+def _states(name: str, values: Tensor, look: Look, *, numbers: dict[str, float], limits: Thresholds) -> list[Finding]:
     size = values.abs()
     numbers[f"{name}.norm"] = float(values.norm(dim=1).mean())
     spread = values.amax(0) - values.amin(0)
@@ -174,7 +205,7 @@ def _states(name: str, h: Tensor, look: Look, *, numbers: dict[str, float], limi
                 "HS403",
                 "warning",
                 name,
-                f"{dead:.0%} of {h.shape[2]} units vary by less than {limits.dead:g} over the batch (limit "
+                f"{dead:.0%} of {values.shape[1]} units vary by less than {limits.dead:g} over the batch (limit "
                 f"{limit:.0%}).",
                 "an update pushed them where no gradient brings them back",
                 "a smaller learning rate; tanh instead of ReLU",
@@ -258,7 +289,7 @@ def _without(names: list[str]) -> Finding:
 
 def growing(sizes: list[tuple[int, int]], look: Look) -> Finding | None:
     """Note the size of the graph, and say whether it has grown from look to look, over as many steps in time."""
-    steps = sum(piece.shape[1] for pieces in look.outputs.values() for piece in pieces)
+    steps = sum(output.h.shape[1] for outputs in look.outputs.values() for output in outputs)
     sizes.append((steps, look.nodes))
     recent = [nodes for steps_then, nodes in sizes[-3:] if steps_then == steps]
     if len(recent) < 3 or not recent[0] < recent[1] < recent[2] or recent[2] < 1.5 * recent[0]:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..carry import after, before
-from ..cells import Layer, layers, unwrap
+from ..cells import Call, Listener, Proceed, layers, listen, unwrap
 from ..errors import BadInput
+from ..state import tensors
 from .finding import Finding
 from .looking import Look, growing, judged
 from .thresholds import Thresholds
@@ -43,7 +43,7 @@ class _History:
     rows: list[dict[str, float]] = field(default_factory=list)
 
 
-class Monitor:
+class Monitor(Listener):
     """Looks at every n-th training call of a model; changes nothing, and tells what begins and ends to go wrong.
 
     >>> model = torch.nn.LSTM(3, 8, batch_first=True)
@@ -55,7 +55,8 @@ class Monitor:
     ([0, 2], [])
 
     Args:
-        model: The model in training; calls in eval mode do not count.
+        model: The model in training; calls in eval mode do not count. Where modules of it are called in its place,
+            such as an encoder and then a decoder, they are one training call until one of them is called again.
         optimizer: Where given, gradients are measured right before its steps, and missing parameters are named.
         every: How many training calls lie between two looks.
         writers: Where numbers and findings go as well; see `hiddenstate.diagnosis.writers`.
@@ -77,17 +78,20 @@ class Monitor:
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise BadInput(f"every is {every!r}, but a whole number of training calls from 1 is needed.")
         self._model = unwrap(model)
-        self._layers: list[Layer] = list(layers(self._model))
         self._every, self._limits = every, Thresholds.adjusted(thresholds)
         self._writers, self._on_finding = list(writers), on_finding
         self._history = _History()
         self._episodes: dict[tuple[str, str], Episode] = {}
         self._past: list[Episode] = []
         self._step = -1  # of the last training call
+        self._entries: set[nn.Module] = set()  # what was called from outside in it
+        self._within = False  # a training call is running
         self._look: Look | None = None
         self._sizes: list[tuple[int, int]] = []  # steps in time and nodes of the graph, at each look
-        self._handles: list[Any] = []
-        self._attach(optimizer)
+        self._handles: list[Any] = [listen(self._model, layers(self._model), self)]
+        if optimizer is not None:
+            self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._before_update()))
+            self._check_optimizer(optimizer)
 
     @property
     def step(self) -> int:
@@ -125,7 +129,7 @@ class Monitor:
         self._settle(look.step, found)
 
     def close(self) -> None:
-        """Bring the last look to its end, take every hook off the model, and close the writers."""
+        """Bring the last look to its end, listen no longer, and close the writers."""
         self.flush()
         for handle in self._handles:
             handle.remove()
@@ -151,45 +155,47 @@ class Monitor:
 
     __repr__ = __str__
 
-    def _attach(self, optimizer: torch.optim.Optimizer | None) -> None:
-        # The model first: a layer that is the model itself has its own hooks after these.
-        self._handles.append(before(self._model, lambda args, kwargs: self._begin()))
-        for layer in self._layers:
-            self._handles.append(before(layer.module, lambda args, kwargs, at=layer: self._enter(at, args, kwargs)))
-            self._handles.append(
-                after(layer.module, lambda args, kwargs, result, at=layer: self._leave(at, args, kwargs, result))
-            )
-        self._handles.append(after(self._model, lambda args, kwargs, result: self._end(result)))
-        if optimizer is not None:
-            self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._before_update()))
-            self._check_optimizer(optimizer)
+    def model_call(self, entry: nn.Module, run: Callable[[], Any]) -> Any:
+        """Count a call in training, and look at its graph where it is its turn."""
+        if not entry.training:
+            return run()
+        if entry is self._model or entry in self._entries or not self._entries:
+            self._begin()
+        self._entries.add(entry)
+        self._within = True
+        try:
+            result = run()
+        finally:
+            self._within = False
+        if self._look is not None:
+            self._look.end(result)
+        return result
 
-    def _begin(self) -> None:
-        if not self._model.training:
-            return
-        self.flush()
-        self._step += 1
-        if self._step % self._every == 0:
-            self._look = Look(self._step)
-
-    def _enter(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._look is None or self._look.ended or not self._model.training:
-            return None
-        return self._look.enter(layer, args, kwargs)
-
-    def _leave(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        if not self._model.training:
-            return
-        if self._look is not None and not self._look.ended:
-            self._look.leave(layer, args, kwargs, result)
-        elif self._look is None and not self._infinite and not _finite(result):
+    def layer_call(self, call: Call, proceed: Proceed) -> Call:
+        """Look at a layer where it is its turn, and else see that what it gives is finite."""
+        if not self._within:
+            return proceed(call)
+        if self._look is not None:
+            done = proceed(self._look.enter(call))
+            self._look.leave(done)
+            return done
+        done = proceed(call)
+        if not self._infinite and not _finite(done.result):
             # Out of turn: a NaN spreads to all weights within one update, and then its origin is lost.
             self._look = Look(self._step)
-            self._look.leave(layer, args, kwargs, result)
+            self._look.leave(done)
+        return done
 
-    def _end(self, result: Any) -> None:
-        if self._look is not None and not self._look.ended and self._model.training:
-            self._look.end(result)
+    def recompute(self, call: Call, proceed: Proceed) -> Call:
+        """Be told of gradients that come back to a call which had no graph when it was looked at."""
+        return proceed(call if self._look is None else self._look.again(call))
+
+    def _begin(self) -> None:
+        self.flush()
+        self._step += 1
+        self._entries = set()
+        if self._step % self._every == 0:
+            self._look = Look(self._step)
 
     def _before_update(self) -> None:
         if self._look is not None:
@@ -236,8 +242,6 @@ class Monitor:
 
 def _finite(result: Any) -> bool:
     """Say whether a layer's result is finite, judged by its final state; on a GPU asking would cost a wait."""
-    if isinstance(result, tuple | list):
-        return all(_finite(part) for part in result[1:] or result)
-    if not isinstance(result, torch.Tensor) or result.is_cuda or not result.is_floating_point():
-        return True
-    return bool(torch.isfinite(result.detach().sum()))
+    state = result[1:] or result if isinstance(result, tuple | list) else result
+    asked = [t.detach() for t in tensors(state).values() if t.is_floating_point() and not t.is_cuda]
+    return all(bool(torch.isfinite(t.sum())) for t in asked)

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ..carry import Carry
-from ..cells import Layer, as_layer, layers
+from ..cells import Layer, Snapshot, as_layer, layers, random_streams_kept, seed
+from ..state import Path, mapped, tensors
+from .calls import Calls, collected
 from .hiding import Hidden, hidden_things
 from .inputs import Cut, Inputs
-from .snapshot import Snapshot, random_streams_kept, seed
 from .thresholds import Thresholds
 from .tracing import Trace, Tracer
-from .tree import Path, mapped, tensors
-from .watching import Watch, watched
 
 RESETS = ("reset", "reset_state", "reset_hidden")
 T = TypeVar("T")
@@ -34,7 +33,7 @@ class Run:
 
     result: Any
     inputs: Inputs
-    watch: Watch
+    calls: Calls  # of its layers, where they were to be collected
     trace: Trace
 
     @property
@@ -71,7 +70,6 @@ class Patient:
                 for layer in layers(thing.value):
                     name = f"{thing.name}.{layer.name}" if layer.name else thing.name
                     self.layers.append(Layer(name, layer.module, layer.adapter))
-        self._others = others
         self.snapshot = Snapshot(self.model, *others)
         self.whole = self.inputs  # those that the targets belong to: as the user gave them, unless both were cut
         self.carry = Carry.of(self.model) if layers(self.model) else None
@@ -107,7 +105,7 @@ class Patient:
         train: bool = False,
         number: int = 0,
         grad: bool = False,
-        watch: bool = False,
+        collect: bool = False,
         trace: bool = False,
         own: bool = False,
     ) -> Run:
@@ -120,11 +118,11 @@ class Patient:
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(grad))
             stack.enter_context(torch.backends.cudnn.flags(enabled=not grad, deterministic=True, benchmark=False))
-            seen = stack.enter_context(watched(self.model, self.layers, leaves=grad)) if watch else Watch()
+            calls = stack.enter_context(collected(self.model, self.layers, leaves=grad)) if collect else Calls()
             seed(number)
             tracer = stack.enter_context(Tracer()) if trace else None
             result = self.model(*(inputs.args if own else copied(inputs.args)))
-        return Run(result, inputs, seen, tracer.trace if tracer is not None else Trace())
+        return Run(result, inputs, calls, tracer.trace if tracer is not None else Trace())
 
     def run(self, inputs: Inputs | None = None, **how: Any) -> Run:
         """Call the model once, from the state it was found in."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import BadInput
+from ..state import Path, ends, numbers
 from .inputs import Inputs, Slot, lengths_of, state_named, unpacked
-from .tree import Path, ends, numbers
 
 
 def read_inputs(model: nn.Module, args: tuple[Any, ...], *, batch_axis: int, lengths: Any) -> Inputs:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..state import tensors
+
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _CALLER = str(Path(__file__).with_name("patient.py"))
 _QUIET = {"size", "dim", "get:dtype", "get:device", "get:shape", "get:requires_grad", "get:is_cuda", "numel", "__len__"}
@@ -66,7 +68,7 @@ class Tracer(TorchFunctionMode):
             name = f"{name[2:5]}:{getattr(func.__self__, '__name__', '')}"
         output = func(*args, **kwargs)
         if name not in _QUIET:
-            inputs = tuple(_tensors([*args, *kwargs.values()]))
+            inputs = tuple(tensors((args, kwargs)).values())
             self.trace.events.append(Event(name, inputs, output, args, kwargs, line()))
         return output
 
@@ -82,11 +84,3 @@ def line() -> str:
             return f"{Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
-
-
-def _tensors(thing: Any) -> list[Tensor]:
-    if isinstance(thing, Tensor):
-        return [thing]
-    if isinstance(thing, tuple | list):
-        return [tensor for item in thing for tensor in _tensors(item)]
-    return []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..cells import Arguments, around
 from ..errors import BadInput
 
 
@@ -34,14 +34,13 @@ class Leaf:
     @contextmanager
     def planted(self, model: nn.Module) -> Iterator[None]:
         """Watch the model's embeddings for the tokens."""
-        hooks = []
-        if not self._starts:
-            hooks = [m.register_forward_hook(self._plant) for m in model.modules() if isinstance(m, nn.Embedding)]
+        embeddings = [] if self._starts else [m for m in model.modules() if isinstance(m, nn.Embedding)]
+        handles = [around(embedding, self._plant) for embedding in embeddings]
         try:
             yield
         finally:
-            for hook in hooks:
-                hook.remove()
+            for handle in handles:
+                handle.remove()
 
     def squares(self, y: Tensor) -> Tensor:
         """Return the squared size of dy/dx for a scalar y, at each row and step: (batch, time)."""
@@ -65,10 +64,12 @@ class Leaf:
             )
         return self._starts
 
-    def _plant(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        tokens = args[0] if args else None
+    def _plant(self, arguments: Arguments, run: Callable[[Arguments], Tensor]) -> Tensor:
+        output = run(arguments)
+        args, kwargs = arguments
+        tokens = args[0] if args else kwargs.get("input")
         if not isinstance(tokens, Tensor) or not self._expected(tokens):
-            return None
+            return output
         self._starts.append(output.detach().requires_grad_())
         return self._starts[-1]
 

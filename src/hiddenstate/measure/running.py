@@ -7,7 +7,7 @@ import inspect
 import torch
 from torch import Tensor, nn
 
-from ..cells import Layer, as_layer, layers, unwrap
+from ..cells import Call, Layer, as_layer, layers, unwrap
 from ..unrolling import Recurrent, unroll
 from .outputs import tensor_of
 
@@ -37,15 +37,14 @@ def run_layer(layer: Layer, x: Tensor, lengths: Tensor) -> Tensor:
         # A reverse direction begins at the last real step, and must not read what lies behind it.
         return unroll(layer.module, x, lengths=lengths.clamp(min=1), engine="loop")[0]
     options = {"engine": "loop"} if isinstance(layer.module, Recurrent) else {}
-    # Not module(...): hooks that watch the user's own runs should not see this one.
-    output = tensor_of(layer.split(layer.module.forward(x if spec.batch_first else x.transpose(0, 1), **options))[0])
-    return output if spec.batch_first else output.transpose(0, 1)
+    given = x if spec.batch_first else x.transpose(0, 1)
+    return Call(layer, (given,), result=layer.module(given, **options)).output
 
 
 def _run_cell(layer: Layer, x: Tensor) -> Tensor:
     native = layer.to_native(layer.initial(len(x)))
     outputs = []
     for step in x.unbind(1):  # not x[:, t]: the backward of each slice would be as large as x
-        output, native = layer.split(layer.module.forward(step, native))
+        output, native = layer.split(layer.module(step, native))
         outputs.append(tensor_of(output).flatten(1))
     return torch.stack(outputs, dim=1)

@@ -92,8 +92,7 @@ class System:
             x = x.unsqueeze(1 if self.spec.batch_first else 0)
         # Compiling would not pay for single steps.
         options = {"engine": "loop"} if isinstance(layer.module, Recurrent) else {}
-        # Not module(...): hooks that watch the user's own runs should not see this one.
-        result = layer.module.forward(x, native, **options)
+        result = layer.module(x, native, **options)
         return self.pack(layer.to_state(layer.split(result)[1], batch=len(vectors)))
 
     def walk(self, x: Tensor, start: Tensor | None = None) -> Tensor:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .calls import Call
+from .kernel_call import KernelCall
 
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 _generators: dict[torch.device, torch.Generator] = {}
 
 
-def takes(call: Call) -> bool:
+def takes(call: KernelCall) -> bool:
     """Say whether torch hands this call to cuDNN."""
     return call.data.is_cuda and bool(torch.backends.cudnn.is_acceptable(call.data))  # type: ignore[no-untyped-call]
 
 
-def flattened(call: Call, layer: int) -> list[Tensor]:
+def flattened(call: KernelCall, layer: int) -> list[Tensor]:
     """Return one layer's weights as copies that lie as cuDNN wants them; gradients reach the originals.
 
     A layer's weights inside those of a stack do not lie as they would in a layer of its own, and cuDNN would warn.

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from . import cudnn, onednn, stepping
-from .calls import Call, Weights
 from .exact import judge, same_bits, trusted
 from .gradients import Direct
+from .kernel_call import KernelCall, Weights
 
 Parts = tuple[Tensor, ...]
 Layered = tuple[Tensor, list[Parts], list[tuple[Tensor | None, Tensor | None]] | None]
@@ -45,7 +45,7 @@ class Pass:
     direct: Direct | None = None
 
 
-def run(call: Call, need: Need) -> tuple[tuple[Tensor, ...], list[Pass]]:
+def run(call: KernelCall, need: Need) -> tuple[tuple[Tensor, ...], list[Pass]]:
     """Return what the fused function returns, and one Pass for each layer and direction, in the order of its state."""
     x = call.data.transpose(0, 1) if call.batch_first else call.data
     if onednn.takes(call):
@@ -70,7 +70,7 @@ def run(call: Call, need: Need) -> tuple[tuple[Tensor, ...], list[Pass]]:
     return (out.transpose(0, 1) if call.batch_first else out, *final), passes
 
 
-def _layer(call: Call, layer: int, x: Tensor, state: Parts, need: Need) -> Layered:
+def _layer(call: KernelCall, layer: int, x: Tensor, state: Parts, need: Need) -> Layered:
     """Run one layer: its output, the final parts of each direction, and gates and cells where they came for free."""
     way = _way(call, layer, x, need)
     if way is None:
@@ -89,7 +89,7 @@ def _layer(call: Call, layer: int, x: Tensor, state: Parts, need: Need) -> Layer
     return out, ends, kept if judge(key, lambda: same_bits(*flat)) else None
 
 
-def _way(call: Call, layer: int, x: Tensor, need: Need) -> tuple[Any, Any] | None:
+def _way(call: KernelCall, layer: int, x: Tensor, need: Need) -> tuple[Any, Any] | None:
     """Return a key and a function for a way that keeps the gates, or None where the plain kernel must do."""
     if call.kind not in stepping.STEP or call.data.device.type != "cpu":
         return None
@@ -116,7 +116,7 @@ def _onednn(x: Tensor, state: list[Parts], weights: list[Weights]) -> tuple[Tens
 
 
 def _stepped(
-    call: Call, x: Tensor, state: list[Parts], weights: list[Weights]
+    call: KernelCall, x: Tensor, state: list[Parts], weights: list[Weights]
 ) -> tuple[Tensor, list[Parts], list[Any]]:
     outs, ends, kept = [], [], []
     sizes = None if call.batch_sizes is None else call.batch_sizes.tolist()
@@ -131,7 +131,7 @@ def _stepped(
     return outs[0] if len(outs) == 1 else torch.cat(outs, -1), ends, kept
 
 
-def _plain(call: Call, layer: int, x: Tensor, state: Parts) -> tuple[Tensor, list[Parts]]:
+def _plain(call: KernelCall, layer: int, x: Tensor, state: Parts) -> tuple[Tensor, list[Parts]]:
     alone = call.layers == 1 or not cudnn.takes(call)
     flat = list(call.weights(layer)) if alone else cudnn.flattened(call, layer)
     hx = state if call.kind == "lstm" else state[0]
@@ -143,7 +143,7 @@ def _plain(call: Call, layer: int, x: Tensor, state: Parts) -> tuple[Tensor, lis
     return out, list(zip(*(end.unbind(0) for end in ends), strict=True))
 
 
-def _between(call: Call, layer: int, out: Tensor) -> Tensor:
+def _between(call: KernelCall, layer: int, out: Tensor) -> Tensor:
     if call.dropout == 0 or not call.training or layer == call.layers - 1:
         return out
     return cudnn.dropout(out, call.dropout) if cudnn.takes(call) else torch.dropout(out, call.dropout, True)
@@ -154,13 +154,13 @@ def _sides(state: Parts) -> list[Parts]:
     return list(zip(*(part.unbind(0) for part in state), strict=True))
 
 
-def _tracks(call: Call, layer: int) -> list[Weights]:
+def _tracks(call: KernelCall, layer: int) -> list[Weights]:
     flat = call.weights(layer)
     each = len(flat) // call.directions
     return [Weights.of(flat[d * each : (d + 1) * each], call.bias) for d in range(call.directions)]
 
 
-def _passes(call: Call, layer: int, ends: tuple[Tensor, Tensor], state: Parts, kept: Any) -> list[Pass]:
+def _passes(call: KernelCall, layer: int, ends: tuple[Tensor, Tensor], state: Parts, kept: Any) -> list[Pass]:
     x, out = (tensor.detach() for tensor in ends)
     units = out.shape[-1] // call.directions
     passes = []

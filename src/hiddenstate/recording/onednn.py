@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .calls import Call, Weights
 from .exact import judge
+from .kernel_call import KernelCall, Weights
 
 _LSTM = 2  # oneDNN's number for the kind of network
 
 
-def takes(call: Call) -> bool:
+def takes(call: KernelCall) -> bool:
     """Say whether torch hands this call to oneDNN."""
     if call.kind != "lstm" or call.batch_sizes is not None or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ..cells import Layer
+from ..cells import Call
+from ..state import State
 from .padded import Layout
 
 
@@ -38,28 +38,30 @@ class Outputs:
         return False
 
 
-def outputs(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> dict[int, Outputs]:
+def outputs(call: Call) -> dict[int, Outputs]:
     """Return the outputs of the last layer by their place in the state; nothing where they are not as wide as h."""
-    spec = layer.spec
-    out, _ = layer.split(result)
-    rows, batched = layer.rows(args, kwargs)
-    packed = out if isinstance(out, PackedSequence) else None
-    values = (out if packed is None else packed.data).detach()
-    if packed is None:
-        values = values if batched else values.unsqueeze(0 if spec.batch_first else 1)
-        values = values.transpose(0, 1) if spec.batch_first else values
-    layout = Layout.of(values, None if packed is None else packed.batch_sizes, packed)
-    given = layer.given(args, kwargs)
-    state = layer.initial(rows) if given is None else layer.to_state(given, batch=rows)
+    layer, spec, out = call.layer, call.layer.spec, call.output_native
     units = spec.sizes[spec.parts[0]]
+    packed = out if isinstance(out, PackedSequence) else None
+    values = call.output.detach().transpose(0, 1).flatten(2) if packed is None else packed.data.detach()
     if values.shape[-1] != units * spec.directions:
         return {}
+    layout = Layout.of(values, None if packed is None else packed.batch_sizes, packed)
     first = (spec.layers - 1) * spec.directions
+    given = call.given
+    state = layer.initial(call.rows) if given is None else given
     return {
         first + d: Outputs(
             layout.pad(values[..., d * units : (d + 1) * units]).clone(),
             layout,
-            {name: part[first + d].detach().clone() for name, part in state.items()},
+            {name: _rows(state, name, first + d) for name in state},
         )
         for d in range(spec.directions)
     }
+
+
+def _rows(state: State, name: str, place: int) -> Tensor:
+    """Return one part of one layer and direction, `(batch, unit)`; of a layer that stacks none, all of it."""
+    part, axis = state[name].detach(), state.batch_axis[name]
+    rows = part[place] if axis == 1 and part.dim() == 3 else part.movedim(axis, 0).flatten(1)
+    return rows.clone()

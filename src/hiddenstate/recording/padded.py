@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from . import gradients, reconstruction
-from .calls import GATES, Weights
+from .kernel_call import GATES, Weights
 from .layerwise import Need, Pass
 
 

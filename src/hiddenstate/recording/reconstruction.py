@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .calls import Weights
+from .kernel_call import Weights
 
 if TYPE_CHECKING:
     from .padded import Padded

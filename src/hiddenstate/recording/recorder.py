@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import warnings
+from collections.abc import Callable
 from os import PathLike
 from types import TracebackType
 from typing import Any
@@ -10,18 +12,17 @@ from weakref import WeakSet
 
 from torch import nn
 
-from ..cells import Handle, Hook, Layer, as_layer, layers
-from ..errors import BadInput, NotRecurrent, UnknownTrack
+from ..cells import Call, Handle, Layer, Listener, Proceed, as_layer, layers, listen
+from ..errors import BadInput, NotRecurrent, RecordingWarning, UnknownTrack
 from ..unrolling import Recurrent
-from . import scenes
-from .cellruns import CellRuns
-from .ears import CellEar, FusedEar, StackEar
+from .cell_runs import CellRuns, CellTrack
 from .folder import Folder, Loaded
+from .fused_runs import FusedRuns
+from .layer_recorders import CellRecorder, FusedRecorder, LayerRecorder, StackRecorder
 from .opening import Tracks
 from .recording import Recording
 from .takes import Options, Take
 from .trajectory import Trajectory
-from .watching import unwatch, unwind, watch
 
 
 class Recorder(Recording):
@@ -38,14 +39,15 @@ class Recorder(Recording):
                 f"found by its initial_state(batch), or by hidden_size and forward(x, state); else by hs.register."
             )
         self.every = options.every
-        self._options = options
+        self.options = options
         self._chosen = choose(found, tracks)
         self._model = model
         self._cells = CellRuns(options, self.keep, streaming=to is not None)
-        self._ears = self._listeners(found)
+        self._fused = FusedRuns(options, self.keep, streaming=to is not None)
+        self._hearing = _Hearing(self, self._recorders(found))
         self._runs: dict[str, list[Take]] = {}
         self._lock = threading.RLock()
-        self._handles: list[Handle] = []
+        self._handle: Handle | None = None
         self._thread: threading.Thread | None = None
         self._older: WeakSet[threading.Thread] = WeakSet()
         self._to = to
@@ -60,28 +62,20 @@ class Recorder(Recording):
         self._thread = threading.current_thread()
         self._older = WeakSet(threading.enumerate())
         _under_way.append(self)
-        for ear, scene in self._ears:
-            watch(ear.layer.module, scene, ear)
-        if not any(ear.layer.module is self._model for ear, _ in self._ears):
-            self._handles = [
-                Hook(lambda *_: self._cells.enter(self.hears())).before(self._model),
-                Hook(lambda *_: self._cells.leave()).after(self._model, always=True),
-            ]
+        self._handle = listen(self._model, [each.layer for each in self._hearing.recorders.values()], self._hearing)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop listening, leave no hook behind, and close the runs that are still open."""
-        for ear, _ in self._ears:
-            unwatch(ear.layer.module, ear)
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        unwind([ear for ear, _ in self._ears])
+        assert self._handle is not None
+        self._handle.remove()
         _under_way.remove(self)
         self._thread = None
-        self._cells.close_all()
+        self.close_runs()
+        if kind is None:
+            self._hearing.report_silent()
         if self._folder is not None:
             self._hand_over(everything=True)
             self._folder.close()
@@ -105,10 +99,26 @@ class Recorder(Recording):
                 self._hand_over()
                 self._folder.flush()
 
-    @property
-    def cells(self) -> CellRuns:
-        """The runs of cells that are under way."""
-        return self._cells
+    def model_call(self, entry: nn.Module, run: Callable[[], Any]) -> Any:
+        """Let runs begin and end with a call of the model; a layer that is called by itself makes no such call."""
+        here = threading.current_thread()
+        if not self.hears() or entry in self._hearing.recorders:
+            try:
+                return run()
+            finally:
+                self._fused.close_all(here)
+        self.close_runs(here)
+        self._cells.inside.add(here)
+        try:
+            return run()
+        finally:
+            self._cells.inside.discard(here)
+            self.close_runs(here)
+
+    def close_runs(self, thread: threading.Thread | None = None) -> None:
+        """End the runs that are under way, or those of one thread."""
+        self._cells.close_all(thread)
+        self._fused.close_all(thread)
 
     def keep(self, take: Take, *, last: bool = True) -> None:
         """Keep a run, in memory or on disk."""
@@ -116,7 +126,7 @@ class Recorder(Recording):
             if self._folder is not None and not last:
                 self._folder.add(take, last=False)
                 return
-            if self._folder is not None or self._options.device is not None or self.every > 1:
+            if self._folder is not None or self.options.device is not None or self.every > 1:
                 take.settle()
             self._runs.setdefault(take.track, []).append(take)
             if self._folder is not None:
@@ -139,8 +149,8 @@ class Recorder(Recording):
     def _tracks(self) -> dict[str, int]:
         written = {} if self._folder is None else self._folder.counts
         counts = {track: written.get(track, 0) + len(self._runs.get(track, ())) for track in self._chosen}
-        for ear in self._cells.under_way():
-            counts[ear.track] += 1
+        for track in (*self._cells.under_way(), *self._fused.under_way()):
+            counts[track] += 1
         return {track: count for track, count in counts.items() if count}
 
     def _known(self) -> tuple[str, ...]:
@@ -151,29 +161,66 @@ class Recorder(Recording):
         if self._folder is not None:
             self._folder.flush()
             on_disk = Loaded(self._folder.path)._load(track, first)
-        takes = [*self._runs.get(track, []), *self._cells.takes(track)]
+        takes = [*self._runs.get(track, []), *self._cells.takes(track), *self._fused.takes(track)]
         rest = None if first is None else max(0, first - len(on_disk))
         return [*on_disk, *(take.trajectory() for take in takes[:rest])]
 
-    def _listeners(self, found: list[Layer]) -> list[tuple[Any, Any]]:
-        ears: list[tuple[Any, Any]] = []
+    def _recorders(self, found: list[Layer]) -> list[LayerRecorder]:
+        made: list[LayerRecorder] = []
         for layer in found:
             wanted = {place: track for place, track in enumerate(layer.tracks) if track in self._chosen}
-            if not wanted:
-                continue
-            if isinstance(layer.module, Recurrent):
-                stack = StackEar(self, layer, self._options)
+            if wanted and isinstance(layer.module, Recurrent):
                 cells, ends = layer.module.cells(), 2 if layer.module.bidirectional else 1
-                stack.cells = [
-                    CellEar(self, as_layer(cells[place]), self._options, track, True, place % ends == 1)
+                inner = [
+                    self._cell(as_layer(cells[place]), track, stacked=True, reverse=place % ends == 1)
                     for place, track in wanted.items()
                 ]
-                ears += [(stack, scenes.STACK), *((cell, scenes.CELL) for cell in stack.cells)]
-            elif layer.fused:
-                ears.append((FusedEar(self, layer, self._options, wanted), scenes.FUSED))
-            else:
-                ears.append((CellEar(self, layer, self._options, wanted[0]), scenes.CELL))
-        return ears
+                made += [StackRecorder(layer, inner), *inner]
+            elif wanted and layer.fused:
+                made.append(FusedRecorder(layer, self.options, wanted, self._fused))
+            elif wanted:
+                made.append(self._cell(layer, wanted[0]))
+        return made
+
+    def _cell(self, layer: Layer, track: str, **how: bool) -> CellRecorder:
+        return CellRecorder(layer, self.options, CellTrack(track, layer.kind, **how), self._cells)
+
+
+class _Hearing(Listener):
+    """What a recording hears of its model, and who records which layer."""
+
+    def __init__(self, recorder: Recorder, recorders: list[LayerRecorder]) -> None:
+        self.recorders = {each.layer.module: each for each in recorders}
+        self._recorder = recorder
+        self._silent = {each.layer.module: each.layer for each in recorders if each.layer.name}
+        self._heard = False
+
+    @property
+    def observes(self) -> bool:
+        """Whether a cell may run by a schedule: its steps are then seen apart from its graph."""
+        return not self._recorder.options.grads
+
+    def model_call(self, entry: nn.Module, run: Callable[[], Any]) -> Any:
+        return self._recorder.model_call(entry, run)
+
+    def layer_call(self, call: Call, proceed: Proceed) -> Call:
+        if not self._recorder.hears():
+            return proceed(call)
+        self._heard = True
+        self._silent.pop(call.layer.module, None)
+        return self.recorders[call.layer.module].record(call, proceed)
+
+    def report_silent(self) -> None:
+        """Say which layers were never called, while others were."""
+        if self._heard and self._silent:
+            names = ", ".join(repr(layer.name) for layer in self._silent.values())
+            warnings.warn(
+                f"{names} {'was' if len(self._silent) == 1 else 'were'} found in the model, but never called, so "
+                f"nothing of it is recorded. Usually these calls take another way through the model; a layer whose "
+                f"weights are used without calling it is not heard.",
+                RecordingWarning,
+                stacklevel=3,
+            )
 
 
 _under_way: list[Recorder] = []

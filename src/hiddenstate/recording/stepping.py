@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .calls import Weights
+from .kernel_call import Weights
 
 State = tuple[Tensor, ...]  # (h,) or (h, c), each (batch, unit)
 

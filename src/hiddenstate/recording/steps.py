@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 from weakref import ref
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadInput
+from ..unrolling import Places
 from .gradients import Graph, listen
 from .takes import Options
 
@@ -58,7 +60,7 @@ class Steps:
     seen: list[dict[str, Tensor]] = field(default_factory=list)  # gradients of each kept step
     graph: ref[Graph] | None = None
     axes: dict[str, int | None] = field(default_factory=dict)
-    order: Tensor | None = None  # (batch,) the user's row at each place, None where they are in order
+    places: Places | None = None  # where its rows lie, None where they are as the user gave them
     alive: int = 0  # rows at the last step
     pieces: int = 0  # written to disk already
     last: dict[str, Tensor] = field(default_factory=dict)  # the state after the last step, in the cell's own memory
@@ -102,14 +104,7 @@ class Steps:
             return False
         if any(name in self.last and _same_memory(part.tensor, self.last[name]) for name, part in given.items()):
             return True
-        # Changed on the way, as by a mask; zeros and the first state itself are where a sequence starts.
-        values = {name: part.flat(part.tensor.detach()) for name, part in given.items()}
-        zeros = all(not bool(value.any()) for value in values.values())
-        first = values.keys() == self.initial.keys() and all(
-            value.shape == self.initial[name].shape and bool((value == self.initial[name].to(value)).all())
-            for name, value in values.items()
-        )
-        return not (zeros or first)
+        return goes_on({name: part.flat(part.tensor.detach()) for name, part in given.items()}, {}, self.initial)
 
     def _gate(self, name: Named, value: Tensor, rows: int) -> Tensor:
         if value.dim() == 0:
@@ -189,6 +184,22 @@ class Steps:
 def flat(value: Tensor) -> Tensor:
     """Return `(batch, ...)` as `(batch, unit)`."""
     return value.reshape(value.shape[0], -1) if value.dim() != 2 else value
+
+
+def goes_on(given: Mapping[str, Tensor], last: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> bool:
+    """Say whether a call that was given this state goes on from one that ended in `last`, in a run from `initial` on.
+
+    It does where the state is that one, or was changed on the way, as by a mask; zeros and the first state itself are
+    where a sequence starts.
+    """
+    if any(name in last and _same_memory(part, last[name]) for name, part in given.items()):
+        return True
+    zeros = all(not bool(part.any()) for part in given.values())
+    first = given.keys() == initial.keys() and all(
+        part.shape == initial[name].shape and bool((part == initial[name].to(part)).all())
+        for name, part in given.items()
+    )
+    return not (zeros or first)
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TypeVar
 
 from torch import Tensor
 
 from ..errors import BadInput
+from .frames import innermost
 
 _T = TypeVar("_T")
-
-
-class _Open(threading.local):
-    """The taps of the cell steps that are under way in this thread, innermost last."""
-
-    def __init__(self) -> None:
-        self.steps: list[dict[str, Tensor] | None] = []
-
-
-_open = _Open()
 
 
 def tap(name: str, value: _T) -> _T:
@@ -38,18 +28,11 @@ def tap(name: str, value: _T) -> _T:
     >>> rec["l0"].gates["keep"]
     tensor([[[0.5000, 0.5000]]])
     """
-    if _open.steps and _open.steps[-1] is not None:
+    frames = [frame for frame in innermost() if frame.gates]
+    if frames:
         if not isinstance(value, Tensor):
             raise BadInput(f"hs.tap({name!r}, ...) was given {type(value).__name__}, but a tensor is needed.")
-        _open.steps[-1][name] = value.detach().clone()  # as it is here, whatever the cell does to it next
+        kept = value.detach().clone()  # as it is here, whatever the cell does to it next
+        for frame in frames:
+            frame.taps[name] = kept
     return value
-
-
-def open_step(listening: bool) -> None:
-    """Begin a cell's step; taps inside it are kept only where somebody listens."""
-    _open.steps.append({} if listening else None)
-
-
-def close_step() -> dict[str, Tensor]:
-    """End the innermost step and return what was tapped in it."""
-    return (_open.steps.pop() if _open.steps else None) or {}

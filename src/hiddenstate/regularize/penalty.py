@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any
-from weakref import WeakMethod, finalize
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
 
+from ..cells import Call, Handle, Layer, Listener, Proceed, layers, listen, unwrap
 from ..errors import BadInput, HiddenStateWarning, NotRecurrent
-from ..recording import Handle, Hook, layers
+from ..state import tensors
 from .masking import Lengths
-from .runs import Run, joined, read_run
+from .runs import Run, has_graph, states_of
 from .terms import activity, norm_stabilizer, temporal
 
 _TERMS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
@@ -30,9 +33,10 @@ class Penalty:
     """Watches the recurrent layers of an unmodified model; called, it returns what their last runs cost.
 
     The cost is a sum over layers of coefficient times term: `activity`, `temporal`, `norm_stabilizer`, as the
-    functions of these names give them for the layer's output (of a stack its last layer's, of a cell its state h, the
-    steps joined). A layer that ran several times pays the mean of its runs. Runs are noted in training, while gradients
-    are on, and forgotten when asked for: ask once, before `backward`. In evaluation the cost is zero.
+    functions of these names give them for the layer's output (of a stack its last layer's, of a cell its state h).
+    Calls within one call of the model that hand the state on are one run; of several runs a layer pays the mean. Runs
+    are noted in training, while gradients are on, and forgotten when asked for: ask once, before `backward`. In
+    evaluation the cost is zero.
 
     >>> model = nn.GRU(3, 4, batch_first=True)
     >>> penalty = Penalty(model, activity=2.0, temporal=1.0)
@@ -45,42 +49,37 @@ class Penalty:
     def __init__(
         self, model: nn.Module, *, activity: float = 0.0, temporal: float = 0.0, norm_stabilizer: float = 0.0
     ) -> None:
-        """Hook into every recurrent layer of `model`."""
+        """Listen to every recurrent layer of `model`."""
         given = {"activity": activity, "temporal": temporal, "norm_stabilizer": norm_stabilizer}
         self.coefficients = {name: value for name, value in given.items() if _coefficient(name, value)}
         if not self.coefficients:
             raise BadInput("every coefficient is zero, so nothing would be added: Penalty(model, activity=1e-4).")
-        self._model = model
+        self._model = unwrap(model)
         self._layers = layers(model)
         if not self._layers:
             raise NotRecurrent(f"{type(model).__name__} has no recurrent layer to watch. hs.layers(model) lists them.")
-        self._runs: list[Run] = []
-        self._call = 0  # the number of the model call that is under way, or was last
-        self._depth = 0  # model calls within model calls
-        self._handles = self._hook()
-        finalize(self, _remove, self._handles).atexit = False  # who forgets to close it leaves no hook behind either
+        self._noted = _Runs(self._model, self._layers)
+        handle = listen(model, self._layers, self._noted)
+        self._end = finalize(self, _end, handle, self._noted)  # who forgets to close it leaves nothing behind either
+        self._end.atexit = False
 
     def __call__(self, lengths: Lengths | None = None) -> Tensor:
         """Return the cost of all runs since it was last asked, a scalar with gradient.
 
         Padded sequences have `lengths (batch,)`, which the layers were not told of; packed ones need none.
         """
-        if not self._handles:
+        if not self._end.alive:
             raise BadInput("this Penalty was closed and watches nothing any more. Make a new one: Penalty(model, ...).")
-        runs, self._runs = self._runs, []
+        runs = self._noted.taken()
         if not runs:
             return self._nothing()
-        total = runs[0].steps[0].new_zeros((), dtype=torch.float32)
-        for layer in dict.fromkeys(run.layer for run in runs):
-            own = [run for run in runs if run.layer == layer]
-            for run in own:
-                total = total + self._cost(*joined(run, lengths)) / len(own)
-        return total
+        counts = Counter(run.layer for run in runs)
+        costs = [self._cost(*states_of(run, lengths)) / counts[run.layer] for run in runs]
+        return sum(costs[1:], costs[0])
 
     def close(self) -> None:
-        """Take the hooks off the model; safe to repeat."""
-        _remove(self._handles)
-        self._runs = []
+        """Leave the model as it was; safe to repeat."""
+        self._end()
 
     def __enter__(self) -> Penalty:
         """Return itself, to be closed at the end."""
@@ -95,54 +94,7 @@ class Penalty:
     def __repr__(self) -> str:
         """Return coefficients and layers on one line."""
         terms = ", ".join(f"{name}={value:g}" for name, value in self.coefficients.items())
-        return f"Penalty({terms}; {len(self._layers)} layers{'' if self._handles else ', closed'})"
-
-    def _hook(self) -> list[Handle]:
-        handles = []
-        if all(layer.module is not self._model for layer in self._layers):
-            handles.append(Hook(_weakly(self._begin)).before(self._model))
-            handles.append(Hook(_weakly(self._end)).after(self._model, always=True))
-        for number, layer in enumerate(self._layers):
-            handles.append(Hook(_weakly(self._note, number)).after(layer.module))
-        return handles
-
-    def _begin(self, *_: Any) -> None:
-        self._depth += 1
-        if self._depth == 1:
-            self._call += 1
-
-    def _end(self, *_: Any) -> None:
-        self._depth -= 1
-
-    def _note(self, number: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        if not (self._model.training and torch.is_grad_enabled()) or _in_backward():
-            return
-        layer = self._layers[number]
-        if layer.fused and not self._depth:
-            self._call += 1  # the layer is called from outside the model: a call of its own
-        run = read_run(layer, (args, kwargs), result, self._call)
-        if not run.steps[0].requires_grad:
-            return
-        before = next((old for old in reversed(self._runs) if old.layer == run.layer), None)
-        if before is None or not before.goes_on_with(run):
-            self._runs.append(run)
-            run.steps[0].register_hook(_Spent(_weakly(self._forget, run.call)))  # type: ignore[no-untyped-call]
-            self._forget_old()
-        else:
-            before.steps.append(run.steps[0])
-
-    def _forget(self, call: int) -> None:
-        self._runs = [run for run in self._runs if run.call != call]
-
-    def _forget_old(self) -> None:
-        if self._runs[0].call <= self._call - _CALLS_KEPT:
-            self._forget(self._runs[0].call)
-            warnings.warn(
-                f"the model ran more than {_CALLS_KEPT} times in training and this Penalty was not asked: the oldest "
-                f"run is forgotten. Add penalty() to each loss, or close it, or run under torch.no_grad().",
-                HiddenStateWarning,
-                stacklevel=2,
-            )
+        return f"Penalty({terms}; {len(self._layers)} layers{'' if self._end.alive else ', closed'})"
 
     def _cost(self, h: Tensor, lengths: Tensor | None) -> Tensor:
         total = h.new_zeros((), dtype=torch.float32)
@@ -155,41 +107,94 @@ class Penalty:
     def _nothing(self) -> Tensor:
         if self._model.training and torch.is_grad_enabled():
             raise BadInput(
-                "there is no run to pay for: the model was not called since the last time, or its loss went backward "
-                "already. Ask once for each step: loss = criterion(model(x), y) + penalty(); loss.backward()."
+                "there is no run to pay for: the model was not called since the last time, its layers ran without "
+                "gradients (torch.no_grad(), a checkpoint with use_reentrant=True), or its loss went backward already. "
+                "Ask once for each step: loss = criterion(model(x), y) + penalty(); loss.backward()."
             )
         return torch.zeros((), device=next((p.device for p in self._model.parameters()), None))
 
 
-def _weakly(method: Callable[..., None], *first: Any) -> Callable[..., None]:
-    """Return a function that calls a method as long as its Penalty is there."""
-    reference = WeakMethod(method)
+class _Runs(Listener):
+    """Notes the runs of a model's layers in training, until somebody takes them."""
 
-    def call(*args: Any) -> None:
-        found = reference()
-        if found is not None:
-            found(*first, *args)
+    def __init__(self, model: nn.Module, found: list[Layer]) -> None:
+        self._model = model
+        self._fused = {layer.module for layer in found if layer.fused}
+        self._cells = {layer.module for layer in found if not layer.fused}
+        self._runs: list[Run] = []
+        self._number = 0  # of the model call that is under way, or was last
+        self._training = False  # whether it began in training, with gradients on
+        self._unpaid: set[Layer] = set()  # layers whose last runs had no graph
 
-    return call
+    def model_call(self, entry: nn.Module, run: Callable[[], Any]) -> Any:
+        # Cells that are stepped from outside the model go on from call to call.
+        whole = entry is self._model and entry not in self._cells
+        self._number += whole or any(module in self._fused for module in entry.modules())
+        self._training = self._model.training and torch.is_grad_enabled()
+        return run()
 
+    def layer_call(self, call: Call, proceed: Proceed) -> Call:
+        done = proceed(call)
+        # Inside a reentrant checkpoint gradients are off; what it returns gets its graph afterwards.
+        if self._training and (not torch.is_grad_enabled() or has_graph(done)):
+            self._note(done)
+        return done
 
-class _Spent(Hook):
-    """Calls its function when a gradient comes by that leaves no graph behind it."""
+    def recompute(self, call: Call, proceed: Proceed) -> Call:
+        # A backward pass that uses up the graph of a reentrant checkpoint: nobody has asked for its runs in time.
+        self._runs = [run for run in self._runs if run.layer is not call.layer or run.watched]
+        if call.layer in self._unpaid and torch.is_grad_enabled():
+            self._unpaid.discard(call.layer)
+            warnings.warn(
+                f"the layer {call.layer.label} runs inside torch.utils.checkpoint with use_reentrant=True, which keeps "
+                f"no graph of its states: they were not paid for. Use use_reentrant=False.",
+                HiddenStateWarning,
+                stacklevel=2,
+            )
+        return proceed(call)
 
-    def __call__(self, *_: Any) -> None:
+    def taken(self) -> list[Run]:
+        """Return the runs that can be paid for, and forget all."""
+        runs, self._runs = self._runs, []
+        self._unpaid |= {run.layer for run in runs if not run.has_graph}
+        return [run for run in runs if run.has_graph]
+
+    def forget(self, model_call: int | None = None) -> None:
+        """Forget the runs of one model call, or all."""
+        self._runs = [run for run in self._runs if model_call not in (None, run.model_call)]
+
+    def _note(self, call: Call) -> None:
+        last = next((run for run in reversed(self._runs) if run.layer is call.layer), None)
+        if last is not None and last.model_call == self._number and last.goes_on_with(call):
+            last.calls.append(call)
+            return
+        run = Run(self._number, [call])
+        self._runs.append(run)
+        for tensor in tensors(call.result).values():
+            if tensor.requires_grad:
+                run.watched = True
+                tensor.register_hook(partial(self._spent, run.model_call))  # type: ignore[no-untyped-call]
+        self._forget_old()
+
+    def _spent(self, model_call: int, gradient: Tensor) -> None:
         if not torch.is_grad_enabled():  # a gradient of a gradient is yet to come otherwise, and the graph stays
-            super().__call__()
+            self.forget(model_call)
+
+    def _forget_old(self) -> None:
+        oldest = self._runs[0].model_call
+        if oldest <= self._number - _CALLS_KEPT:
+            self.forget(oldest)
+            warnings.warn(
+                f"the model ran more than {_CALLS_KEPT} times in training and this Penalty was not asked: the oldest "
+                f"run is forgotten. Add penalty() to each loss, or close it, or run under torch.no_grad().",
+                HiddenStateWarning,
+                stacklevel=2,
+            )
 
 
-def _in_backward() -> bool:
-    # Where activations are checkpointed, layers run once more within backward.
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
-def _remove(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()
-    handles.clear()
+def _end(handle: Handle, noted: _Runs) -> None:
+    handle.remove()
+    noted.forget()
 
 
 def _coefficient(name: str, value: float) -> bool:

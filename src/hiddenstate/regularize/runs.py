@@ -1,80 +1,89 @@
-"""What a layer's calls left behind, with its graph: one sequence, or steps to be joined."""
+"""Runs of a layer, with their graphs: one call of it, or several that go on from each other."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
+from ..cells import Call, Layer
 from ..errors import BadInput
-from ..recording import Layer
+from ..state import tensors
 from .masking import Lengths
-
-Arguments: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """One run of a layer: a whole sequence, or the steps of a cell."""
+    """One run of a layer: a call, and those that went on from the state it ended in."""
 
-    layer: str
-    call: int  # the number of the model call it belongs to
-    steps: list[Tensor]  # one (batch, time, unit), or for each step (batch, unit)
-    fused: bool
-    starts: bool = True  # whether the call was given no state, so that it begins a sequence
-    lengths: Tensor | None = None  # (batch,) where they are known
+    model_call: int  # the number of the model call it belongs to
+    calls: list[Call]
+    watched: bool = False  # whether its graph says when it is used up
 
-    def goes_on_with(self, other: Run) -> bool:
-        """Say whether `other` is this run's next step; rows may end on the way, but not appear."""
-        return (
-            not (self.fused or other.fused or other.starts)
-            and self.call == other.call
-            and len(other.steps[0]) <= len(self.steps[-1])
+    @property
+    def layer(self) -> Layer:
+        """Whose run it is."""
+        return self.calls[0].layer
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether a gradient can be taken back through it."""
+        return any(map(has_graph, self.calls))
+
+    def goes_on_with(self, call: Call) -> bool:
+        """Say whether `call` is this run's next one, by its state; rows may end on the way, but not appear."""
+        last = self.calls[-1]
+        if call.given_native is None or call.rows > last.rows or last.lengths is not None or call.lengths is not None:
+            return False
+        given, begun, ended = (
+            list(tensors(native).values())
+            for native in (call.given_native, self.calls[0].given_native, last.state_native)
         )
+        if any(a.data_ptr() == b.data_ptr() for a, b in zip(given, ended, strict=False)):
+            return True
+        # Zeros, and the state that this run began with, are where a sequence starts; others were changed on the way.
+        zeros = not any(bool(part.any()) for part in given)
+        return not (zeros or (len(given) == len(begun) and all(map(torch.equal, given, begun))))
 
 
-def read_run(layer: Layer, call_args: Arguments, result: Any, call: int) -> Run:
-    """Return what one call of a layer left."""
-    output, native = layer.split(result)
-    if not layer.fused:
-        rows, _ = layer.rows(*call_args)
-        state = layer.to_state(native, batch=rows)
-        name = "h" if "h" in state else next(iter(state))
-        h = state[name].movedim(state.batch_axis[name], 0).flatten(1)
-        return Run(layer.name, call, [h], fused=False, starts=layer.given(*call_args) is None)
-    if isinstance(output, PackedSequence):
-        padded, lengths = pad_packed_sequence(output, batch_first=True)
-        return Run(layer.name, call, [padded], fused=True, lengths=lengths.to(padded.device))
-    if output.dim() == 2:  # one sequence, without a batch axis
-        output = output.unsqueeze(0)
-    elif not layer.spec.batch_first:
-        output = output.transpose(0, 1)
-    return Run(layer.name, call, [output], fused=True)
+def has_graph(call: Call) -> bool:
+    """Say whether a gradient can be taken back through a call."""
+    return any(tensor.requires_grad for tensor in tensors(call.result).values())
 
 
-def joined(run: Run, lengths: Lengths | None) -> tuple[Tensor, Tensor | None]:
+def states_of(run: Run, lengths: Lengths | None) -> tuple[Tensor, Tensor | None]:
     """Return the states of a run, (batch, time, unit), and the lengths of its rows where they differ."""
-    h, known = (run.steps[0], run.lengths) if run.fused else _stacked(run.steps)
+    h, known = _joined([_states(call) for call in run.calls])
+    packed = run.calls[0].lengths
+    if packed is not None:
+        return h, packed.to(h.device)
     if lengths is None or known is not None:
         return h, known
     given = torch.as_tensor(lengths, device=h.device)
     if given.shape != h.shape[:1]:
         raise BadInput(
-            f"lengths have shape {tuple(given.shape)}, but layer {run.layer or '(the model)'} ran {h.shape[0]} rows. "
+            f"lengths have shape {tuple(given.shape)}, but layer {run.layer.label} ran {h.shape[0]} rows. "
             f"Where layers run different batches, use regularize.activity and its like on each output."
         )
     return h, given
 
 
-def _stacked(steps: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-    rows = [len(step) for step in steps]
-    if rows[-1] == rows[0]:
-        return torch.stack(steps, dim=1), None
+def _states(call: Call) -> Tensor:
+    if call.layer.fused:
+        return call.output
+    state = call.state
+    name = "h" if "h" in state else next(iter(state))
+    return state[name].movedim(state.batch_axis[name], 0).flatten(1).unsqueeze(1)
+
+
+def _joined(pieces: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+    rows = len(pieces[0])
+    if len(pieces[-1]) == rows:
+        return (torch.cat(pieces, dim=1) if len(pieces) > 1 else pieces[0]), None
     # Rows that ended early: those left are the first ones.
-    padded = [torch.cat([step, step.new_zeros(rows[0] - len(step), step.shape[1])]) for step in steps]
-    counts = torch.tensor(rows, device=steps[0].device)
-    lengths = (torch.arange(rows[0], device=counts.device) < counts.unsqueeze(1)).sum(0)
-    return torch.stack(padded, dim=1), lengths
+    padded = [torch.cat([piece, piece.new_zeros(rows - len(piece), *piece.shape[1:])]) for piece in pieces]
+    lengths = torch.zeros(rows, dtype=torch.int64)
+    for piece in pieces:
+        lengths[: len(piece)] += piece.shape[1]
+    return torch.cat(padded, dim=1), lengths.to(pieces[0].device)

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from ..cells import as_layer
 from ..errors import BadInput, NotRecurrent
-from ..recording import as_layer
 from .dropout import probability
 
 Native: TypeAlias = Any  # a tensor, or a nested tuple, list or dict of tensors

@@ -83,9 +83,9 @@ def gather(
     """Run, diagnose and measure `model`; `tell` hears what is being done."""
     tell("running the model")
     ran = run(model, inputs)
-    found = [(name, ran.runs(name)) for name in ran.recording]
+    found = [(name, ran.recording.runs(name)) for name in ran.recording]
     if not found:
-        names = ", ".join(layer.name or "(the model)" for layer in ran.layers)
+        names = ", ".join(layer.label for layer in ran.layers)
         raise BadInput(f"the model was called, but none of its recurrent layers ({names}) was: nothing to report on.")
     first = found[0][1][0]
     steps = lengths_of(inputs[0], first, batch_axis=batch_axis)
@@ -172,7 +172,7 @@ def _jacobians(layer: Layer, ran: Run) -> Jacobians:
     if size > _WIDEST:
         raise BadInput(f"its state has {size:,} coordinates: eigenvalues of matrices that large take minutes.")
     x = ran.inputs.get(layer.name)
-    tracks = [ran.runs(track)[0] for track in layer.tracks if track in ran.recording]
+    tracks = [ran.recording.runs(track)[0] for track in layer.tracks if track in ran.recording]
     if x is None or len(tracks) < len(layer.tracks):
         raise BadInput("it was not run, or not with a plain tensor.")
     assert tracks[0].lengths is not None

@@ -118,24 +118,24 @@ class Batching:
         if self._keep:
             found.answers = self._answers(kept)
         if bad:
-            self._fail(found.batch, bad, ran)
+            self._fail(found, bad, ran)
             good = [row for row in range(len(found.batch)) if row not in bad]
             if not good:
                 return
             found = found.select(good)
         ran.append(found)
 
-    def _fail(self, batch: Batch, bad: set[int], ran: list[Ran]) -> None:
+    def _fail(self, found: Ran, bad: set[int], ran: list[Ran]) -> None:
         again = []
         for row in sorted(bad):
-            unit = batch.apart[row]
+            unit = found.batch.apart[row]
             if isinstance(unit, Chain) and len(unit) > 1:
                 self._put_back(unit)
                 again.append(row)
             else:
-                (unit.pushes[0] if isinstance(unit, Chain) else unit).result = ModelFailed(_NAN)
+                (unit.pushes[0] if isinstance(unit, Chain) else unit).result = _not_a_number(found.after, row)
         if again:
-            self._run(batch.select(again), ran)
+            self._run(found.batch.select(again), ran)
 
     def _own(self, after: State, leaves: list[Tensor | None]) -> State:
         """Return states that are nobody else's."""
@@ -173,10 +173,13 @@ class Batching:
         return Blobs(kind, state)
 
 
-_NAN = (
-    "the model gave NaN for this input, so the session keeps the state it had before. Usually the input holds NaN, or "
-    "is far larger than what the model was trained on."
-)
+def _not_a_number(after: State, row: int) -> ModelFailed:
+    parts = [name for name, part in after.items() if bool(part.select(after.batch_axis[name], row).isnan().any())]
+    return ModelFailed(
+        f"the model gave NaN for this input, in its {'state ' + ', '.join(parts) if parts else 'output'}, so the "
+        f"session keeps the state it had before. Usually the input holds NaN, or is far larger than what the model was "
+        f"trained on."
+    )
 
 
 def _failure(error: Exception) -> Exception:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from ..cells import Layer, layers, undisturbed, unwrap
+from ..cells import Call, Layer, Listener, Proceed, invented_inputs, layers, listen, untouched, unwrap
 from ..errors import BadInput, HiddenStateError, NotServable
 
 # Sizes that cannot be taken for each other, or for each other's products.
@@ -76,7 +75,7 @@ def find_layout(model: nn.Module, example: Tensor | None) -> Layout:
     """Return the layout of `model`, from an example of its input or from a guess at one."""
     found = layers(model)
     reasons: list[str] = []
-    with undisturbed(model), torch.no_grad():
+    with untouched(model), torch.no_grad():
         model.eval()
         for sample, axes in _candidates(model, found, example):
             try:
@@ -117,24 +116,9 @@ def _candidates(
             row = example.select(rows, 0) if example.shape[rows] else example
             yield (row if steps is not None else row.unsqueeze(0)), (rows, steps)
         return
-    for sample in _samples(model, found):
+    for sample in invented_inputs(model, 8):
         for axes in both + one:
             yield sample, axes
-
-
-def _samples(model: nn.Module, found: Sequence[Layer]) -> Iterator[Tensor]:
-    """Make up steps from whatever could be the first module that sees them."""
-    generator = torch.Generator().manual_seed(0)
-    weight = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    recurrent = {layer.module: layer for layer in found}
-    seen = set()
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            yield torch.randint(0, module.num_embeddings, (8,), generator=generator).to(weight.device)
-        size = recurrent[module].spec.input_size if module in recurrent else getattr(module, "in_features", None)
-        if isinstance(size, int) and size not in seen:
-            seen.add(size)
-            yield torch.randn(8, size, generator=generator).to(weight)
 
 
 def _tried(model: nn.Module, found: Sequence[Layer], sample: Tensor, axes: tuple[int, int | None]) -> Layout:
@@ -144,10 +128,15 @@ def _tried(model: nn.Module, found: Sequence[Layer], sample: Tensor, axes: tuple
     for rows, steps in _TRIALS:
         x = _probe(sample, rows, steps if axes[1] is not None else 1)  # (row, step, ...)
         native = x[:, 0] if axes[1] is None else x if axes[0] == 0 else x.transpose(0, 1)
-        seen, output = _watched(model, found, native)
-        if seen != {rows}:
-            raise BadInput(f"with {rows} rows in, its layers saw {', '.join(map(str, sorted(seen))) or 'none'}")
-        outputs.append(output)
+        counted = _Rows()
+        handle = listen(model, found, counted)
+        try:
+            outputs.append(output_of(model, found, native))
+        finally:
+            handle.remove()
+        if {seen for _, seen in counted.of} != {rows}:
+            saw = ", ".join(f"{name} saw {seen}" for name, seen in sorted(counted.of)) or "its layers saw none"
+            raise BadInput(f"with {rows} rows in, {saw}")
     tensors, trees = zip(*(_pytree.tree_flatten(output) for output in outputs), strict=True)
     if len(set(map(str, trees))) != 1:
         raise BadInput("its output is nested differently with other numbers of rows or steps")
@@ -163,15 +152,15 @@ def _probe(sample: Tensor, rows: int, steps: int) -> Tensor:
     return sample[places.to(sample.device)]
 
 
-def _watched(model: nn.Module, found: Sequence[Layer], x: Tensor) -> tuple[set[int], Any]:
-    seen: set[int] = set()
-    with ExitStack() as stack:
-        for layer in found:
-            handle = layer.module.register_forward_pre_hook(
-                lambda module, args, kwargs, layer=layer: seen.add(layer.rows(args, kwargs)[0]), with_kwargs=True
-            )
-            stack.callback(handle.remove)
-        return seen, output_of(model, found, x)
+class _Rows(Listener):
+    """Counts the rows that each layer runs."""
+
+    def __init__(self) -> None:
+        self.of: set[tuple[str, int]] = set()  # (layer, rows)
+
+    def layer_call(self, call: Call, proceed: Proceed) -> Call:
+        self.of.add((call.layer.label, call.rows))
+        return proceed(call)
 
 
 def _leaf(place: int, three: tuple[Any, ...]) -> Leaf | None:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ..errors import BadInput
+from ..state import tensors
 
 SAFETENSORS = "application/octet-stream"
 JSON = "application/json"
@@ -24,17 +25,7 @@ def named_tensors(output: Any, name: str = "y") -> dict[str, Tensor]:
     >>> sorted(named_tensors({"logits": torch.zeros(1), "states": (torch.zeros(2), None)}))
     ['y.logits', 'y.states.0']
     """
-    if isinstance(output, Tensor):
-        return {name: output}
-    if isinstance(output, Mapping):
-        items: Any = output.items()
-    elif isinstance(output, tuple | list):
-        items = enumerate(output)
-    elif hasattr(output, "__dataclass_fields__"):
-        items = ((field, getattr(output, field)) for field in output.__dataclass_fields__)
-    else:
-        return {}
-    return {path: tensor for key, inner in items for path, tensor in named_tensors(inner, f"{name}.{key}").items()}
+    return {".".join((name, *map(str, path))): tensor for path, tensor in tensors(output).items()}
 
 
 def to_json(output: Any) -> Any:
@@ -81,22 +72,22 @@ def _numbers(x: Any) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool)
 
 
-def pack(tensors: Mapping[str, Tensor]) -> bytes:
+def pack(content: Mapping[str, Tensor]) -> bytes:
     """Return a safetensors file."""
-    return safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    return safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in content.items()})
 
 
 def unpack(data: bytes, name: str = "x") -> Tensor:
     """Return the tensor of that name in a safetensors file."""
     try:
-        tensors = safetensors.torch.load(data)
+        content = safetensors.torch.load(data)
     except (SafetensorError, LookupError, RuntimeError, TypeError, ValueError, AssertionError) as error:
         raise BadInput(f"the body is no safetensors file: {error}") from None
-    if set(tensors) != {name}:
+    if set(content) != {name}:
         raise BadInput(
-            f"the file holds {', '.join(sorted(tensors)) or 'nothing'}, but one tensor named {name!r} is needed."
+            f"the file holds {', '.join(sorted(content)) or 'nothing'}, but one tensor named {name!r} is needed."
         )
-    return tensors[name]
+    return content[name]
 
 
 def to_raw(tensor: Tensor) -> bytes:

@@ -2,7 +2,22 @@
 
 from .each import Format
 from .files import from_bytes, load, to_bytes
+from .nested import Path, ends, mapped, numbers, spelled, tensors
 from .rows import Rows, row_index
 from .value import State
 
-__all__ = ["Format", "Rows", "State", "from_bytes", "load", "row_index", "to_bytes"]
+__all__ = [
+    "Format",
+    "Path",
+    "Rows",
+    "State",
+    "ends",
+    "from_bytes",
+    "load",
+    "mapped",
+    "numbers",
+    "row_index",
+    "spelled",
+    "tensors",
+    "to_bytes",
+]

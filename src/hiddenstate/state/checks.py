@@ -40,17 +40,23 @@ def check_axes(parts: Mapping[str, Tensor], batch_axis: int | Mapping[str, int])
             f"give one number for all, or one for each part."
         )
     axes = {name: _axis(name, part, given[name]) for name, part in parts.items()}
-    first, *rest = parts
-    batch = parts[first].shape[axes[first]]
-    for name in rest:
-        rows = parts[name].shape[axes[name]]
-        if rows != batch:
+    rows = {name: part.shape[axes[name]] for name, part in parts.items()}
+    if len(set(rows.values())) > 1:
+        _check_rows(parts, axes, rows)
+    return axes
+
+
+def _check_rows(parts: Mapping[str, Tensor], axes: dict[str, int], rows: dict[str, int]) -> None:
+    """Refuse different numbers of rows within one layer; the layers of a model may have rows of their own."""
+    firsts: dict[str, str] = {}  # layer -> the first of its parts
+    for name, part in parts.items():
+        first = firsts.setdefault(name.rpartition(".")[0], name)
+        if rows[name] != rows[first]:
             raise StateMismatch(
-                f"part {first!r} has {batch} rows (axis {axes[first]} of {tuple(parts[first].shape)}), "
-                f"but part {name!r} has {rows} (axis {axes[name]} of {tuple(parts[name].shape)}). "
+                f"part {first!r} has {rows[first]} rows (axis {axes[first]} of {tuple(parts[first].shape)}), "
+                f"but part {name!r} has {rows[name]} (axis {axes[name]} of {tuple(part.shape)}). "
                 f"Often batch_axis is wrong: torch's recurrent layers have it at 1, cells at 0."
             )
-    return axes
 
 
 def check_fit(state: State, other: State) -> None:

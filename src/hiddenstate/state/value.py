@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from operator import index
 from os import PathLike
 from types import MappingProxyType
@@ -64,6 +64,20 @@ class State(Mapping[str, Tensor]):
         """Return the number of parts."""
         return len(self._parts)
 
+    # As a dict has them: a Mapping would ask for every part one by one.
+
+    def keys(self) -> KeysView[str]:
+        """Return the part names."""
+        return self._parts.keys()
+
+    def values(self) -> ValuesView[Tensor]:
+        """Return the tensors."""
+        return self._parts.values()
+
+    def items(self) -> ItemsView[str, Tensor]:
+        """Return part names and tensors."""
+        return self._parts.items()
+
     # A Mapping compares values, which tensors answer elementwise; a state is compared by identity.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
@@ -83,13 +97,23 @@ class State(Mapping[str, Tensor]):
     def __repr__(self) -> str:
         """Return part names, shapes and dtypes, and the number of rows, on one line."""
         parts = ", ".join(f"{name} {_kind(part)}" for name, part in self._parts.items())
-        return f"State({parts}; batch of {self.batch})"
+        rows = dict.fromkeys(part.shape[self._axes[name]] for name, part in self._parts.items())
+        return f"State({parts}; batch of {' and '.join(map(str, rows))})"
 
     @property
     def batch(self) -> int:
         """The number of rows."""
-        name = next(iter(self._parts))
-        return self._parts[name].shape[self._axes[name]]
+        batch = -1
+        for name, axis in self._axes.items():
+            rows = self._parts[name].shape[axis]
+            if batch not in (-1, rows):
+                seen = ", ".join(f"{name} {part.shape[self._axes[name]]}" for name, part in self._parts.items())
+                raise StateMismatch(
+                    f"the layers of this state have different numbers of rows ({seen}), so it has no rows of its own "
+                    f"to count, select or put. Take the parts of one layer: State({{'h': state['encoder.h']}})."
+                )
+            batch = rows
+        return batch
 
     @property
     def batch_axis(self) -> Mapping[str, int]:

@@ -1,8 +1,8 @@
 """How a cell is run along time, and run fast."""
 
 from .explain import explain
-from .observing import row_order, unseen
+from .observing import Places, places
 from .recurrent import Recurrent
 from .unroll import unroll
 
-__all__ = ["Recurrent", "explain", "row_order", "unroll", "unseen"]
+__all__ = ["Places", "Recurrent", "explain", "places", "unroll"]

@@ -73,11 +73,8 @@ def read_lengths(lengths: Lengths | None, x: Tensor) -> Tensor | None:
         )
     given = given.detach().to("cpu", torch.int64)
     for row, length in enumerate(given.tolist()):
-        if length < 1:
-            raise BadInput(
-                f"row {row} has length {length}, but at least one step is needed: a row without steps has no output. "
-                f"Leave such rows out: keep = lengths > 0, then x[keep] and lengths[keep]."
-            )
+        if length < 0:
+            raise BadInput(f"row {row} has length {length}, but 0 or more is needed; with 0 steps a row waits.")
         if length > steps:
             raise BadInput(
                 f"row {row} has length {length}, but x has {steps} steps. "

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from ..cells import Layer, undisturbed
+from ..cells import Layer, unheard, untouched
 from ..errors import BadInput, UnrollWarning, Untraceable
 from ..state import State
 from .building import build, compile_loops
@@ -19,7 +19,7 @@ from .cache import Entry, entry_for, settle
 from .checks import Task
 from .fast import Run, execute, prepare
 from .loop import run_loop
-from .observing import hooks, looking_away, observed, observes
+from .observing import must_step, observed
 from .step import StateChanges
 from .twins import members
 
@@ -57,7 +57,7 @@ def run_cell(layer: Layer, task: Task, engine: Engine = "auto") -> tuple[Tensor,
 
 def obstacle_to(layer: Layer, task: Task) -> str | None:
     """Return what about this call, rather than about the cell, keeps it from running by a schedule."""
-    if any(_hooked(member) for member in members(layer.module)) or _hooked_globally():
+    if any(must_step(member) for member in members(layer.module)) or _hooked_globally():
         return "hooks on it want to see every step"
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return "it is being compiled by torch itself"
@@ -101,7 +101,7 @@ def _run_fast(layer: Layer, task: Task) -> tuple[Tensor, State]:
 
 
 def _execute(entry: Entry, run: Run, *, compiled: bool) -> tuple[Tensor, State]:
-    with looking_away():
+    with unheard():
         schedule = settle(entry, lambda: build(run))
         entry.steps += run.x.shape[1]
         if compiled and not entry.compiled:
@@ -115,7 +115,7 @@ def _execute(entry: Entry, run: Run, *, compiled: bool) -> tuple[Tensor, State]:
 def _shown(layer: Layer, task: Task, result: tuple[Tensor, State]) -> tuple[Tensor, State]:
     """Show the steps that a schedule has run to the hooks that only look on."""
     if observed(layer.module):
-        with torch.no_grad(), undisturbed(layer.module):
+        with torch.no_grad(), untouched(layer.module):
             run_loop(layer, task)
     return result
 
@@ -159,10 +159,6 @@ def _note(layer: Layer, refusal: Untraceable) -> None:
             UnrollWarning,
             stacklevel=5,
         )
-
-
-def _hooked(module: nn.Module) -> bool:
-    return any(not observes(hook) for hook in hooks(module))
 
 
 def _function_modes() -> bool:

@@ -14,6 +14,7 @@ from ..state import State
 from .checks import Task
 from .engines import Engine
 from .loop import run_steps
+from .observing import placed
 from .opened import run_opened
 from .packing import Packing, plan
 
@@ -47,7 +48,8 @@ def _packed(layer: Layer, task: Task) -> tuple[Tensor, State]:
     packing = plan(task)
     packed = PackedSequence(packing.pack(task.x), packing.batch_sizes)
     first = None if task.state is None and task.initial is None else _first_states(layer, task, packing)
-    out, state = _call(layer, packed, first, packing.segments)
+    with placed(packing.rows, batch, starts=packing.starts):
+        out, state = _call(layer, packed, first, packing.segments)
     return packing.unpack(out.data, batch, steps), state.select(packing.last)
 
 

@@ -12,7 +12,7 @@ from ..cells import Layer
 from ..errors import NotRecurrent, StateMismatch
 from ..state import State
 from .checks import Task
-from .observing import in_order
+from .observing import placed
 from .packing import plan
 
 
@@ -56,11 +56,10 @@ def run_loop(layer: Layer, task: Task) -> tuple[Tensor, State]:
 def run_steps(cell: Stepper, task: Task) -> tuple[Tensor, State]:
     """Run anything that steps; each step sees only the rows that have not ended."""
     if task.lengths is None:
-        with in_order(None):
-            return _run_even(cell, task)
+        return _run_even(cell, task)
     # Longest rows first, so that the rows still running are always the first ones; padding is never computed.
     order = task.lengths.argsort(descending=True, stable=True)
-    with in_order(order):
+    with placed(order, len(order)):
         return _run_uneven(cell, task, task.lengths, order)
 
 

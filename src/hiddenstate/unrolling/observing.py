@@ -1,7 +1,7 @@
-"""Hooks that only look on: they keep no cell from running by a schedule, and see every step all the same.
+"""Listeners that only look on: they keep no cell from running by a schedule, and see every step all the same.
 
-Such a hook says so by an attribute `observes` that is true. After a schedule has run, its steps are run once more in
-the plain loop, for the observers' eyes only; outputs and gradients are the schedule's, as if nobody had looked.
+After a schedule has run, its steps are run once more in the plain loop, for their eyes only; outputs and gradients are
+the schedule's, as if nobody had looked.
 """
 
 from __future__ import annotations
@@ -9,61 +9,57 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
+from ..cells import listeners
 from .twins import members
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """Where the rows of a call lie in the sequences that the user gave: sorted, cut into segments, or some of them."""
+
+    rows: Tensor  # (places,) the user's row
+    starts: Tensor  # (places,) the step of it that the call begins with
+    batch: int  # the user's rows in all
+
+    def of(self, rows: Tensor, starts: Tensor) -> Places:
+        """Return where rows of these rows lie."""
+        return Places(self.rows[rows], self.starts[rows] + starts, self.batch)
+
+
 class _Here(threading.local):
-    unseen: bool = False
-    order: Tensor | None = None
+    places: Places | None = None
 
 
 _here = _Here()
 
 
-def hooks(module: nn.Module) -> list[object]:
-    """Return all hooks that a call of `module`, or its backward pass, would run."""
+def must_step(module: nn.Module) -> bool:
+    """Say whether a hook or a listener must be there at every step of a module."""
     stores = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return [hook for store in stores for hook in store.values()]
-
-
-def observes(hook: object) -> bool:
-    """Say whether a hook only looks on."""
-    return bool(getattr(hook, "observes", False))
+    return any(stores) or any(not listener.observes for listener in listeners(module))
 
 
 def observed(module: nn.Module) -> bool:
-    """Say whether anybody looks on."""
-    return any(observes(hook) for member in members(module) for hook in hooks(member))
+    """Say whether anybody only looks on."""
+    return any(listener.observes for member in members(module) for listener in listeners(member))
 
 
-def unseen() -> bool:
-    """Say whether observers should look away: a cell is being traced, and nothing of it is a step of a run."""
-    return _here.unseen
-
-
-def row_order() -> Tensor | None:
-    """Return the user's row at each place of the batch that a cell is being called with; None: they are in order."""
-    return _here.order
+def places() -> Places | None:
+    """Return where the rows of the call under way lie; None: as the user gave them."""
+    return _here.places
 
 
 @contextmanager
-def looking_away() -> Iterator[None]:
-    """Let observers look away."""
-    before, _here.unseen = _here.unseen, True
+def placed(rows: Tensor, batch: int, *, starts: Tensor | None = None) -> Iterator[None]:
+    """Tell observers which of `batch` rows are run inside, and from which step on."""
+    before, first = _here.places, torch.zeros_like(rows) if starts is None else starts
+    _here.places = Places(rows, first, batch) if before is None else before.of(rows, first)
     try:
         yield
     finally:
-        _here.unseen = before
-
-
-@contextmanager
-def in_order(order: Tensor | None) -> Iterator[None]:
-    """Tell observers in which order the rows are."""
-    before, _here.order = _here.order, order
-    try:
-        yield
-    finally:
-        _here.order = before
+        _here.places = before

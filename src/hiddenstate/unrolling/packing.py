@@ -20,6 +20,7 @@ class Packing:
     index: Tensor  # (valid steps,) place of each packed step in x flattened to (batch * time, ...)
     batch_sizes: Tensor  # (longest segment,) how many segments have that many steps or more
     rows: Tensor  # (segments,) the row that each segment is cut from
+    starts: Tensor  # (segments,) the step of that row which it begins with
     continues: Tensor  # (segments,) bool: goes on from the given state, rather than from the initial one
     last: Tensor  # (batch,) the segment that each row ends in
 
@@ -59,6 +60,6 @@ def plan(task: Task) -> Packing:
     packed = (batch_sizes.cumsum(0) - batch_sizes)[offset] + rank[segment]
     index = torch.empty_like(places)
     index[packed] = places
-    rows = (first // steps)[order]
+    rows, starts_at = (first // steps)[order], (first % steps)[order]
     continues = ((first % steps == 0) & ~anew[first // steps])[order]
-    return Packing(index, batch_sizes, rows, continues, rank[starts.sum(1).cumsum(0) - 1])
+    return Packing(index, batch_sizes, rows, starts_at, continues, rank[starts.sum(1).cumsum(0) - 1])

@@ -15,6 +15,7 @@ from ..state import State
 from .checks import Lengths, Task, read
 from .engines import Engine, check_engine
 from .stacking import run_stack, stacked
+from .waiting import run_others
 
 
 class Recurrent(nn.Module):
@@ -86,7 +87,7 @@ class Recurrent(nn.Module):
         if isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] > 0:
             as_layer(self.cells()[0], x[:, 0])  # a real step teaches what the state looks like
         task = read(layer, x, state, lengths=lengths, resets=resets)
-        out, final = self._run(task, engine)
+        out, final = run_others(task, lambda some: self._run(some, engine), layer.initial)
         return (out.squeeze(0) if single else out), layer.to_native(final, batched=not single)
 
     def cells(self) -> tuple[nn.Module, ...]:

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..cells import attributes
+
 _OWN = set(nn.Module().__dict__) - {"training"}
 
 
@@ -21,7 +23,8 @@ def _twin(module: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
     made[module] = copy
     # Lists and dicts of its own: a cell may write down in them what it sees.
     copy.__dict__ = {
-        key: value.copy() if isinstance(value, list | dict | set) else value for key, value in module.__dict__.items()
+        key: value.copy() if isinstance(value, list | dict | set) else value
+        for key, value in attributes(module).items()
     }
     for name, child in module._modules.items():
         copy._modules[name] = None if child is None else _twin(child, made)
@@ -46,7 +49,7 @@ def fingerprint(module: nn.Module) -> tuple[Any, ...]:
         (
             type(member),
             *((name, id(child)) for name, child in member._modules.items()),
-            *((key, _frozen(value)) for key, value in member.__dict__.items() if key not in _OWN),
+            *((key, _frozen(value)) for key, value in attributes(member).items() if key not in _OWN),
         )
         for member in members(module)
     )

@@ -15,6 +15,7 @@ from .checks import Lengths, read
 from .engines import Engine, check_engine, run_cell
 from .fused import run_fused
 from .recurrent import Recurrent
+from .waiting import run_others
 
 
 @uncompiled
@@ -44,7 +45,8 @@ def unroll(
         x: `(batch, time, feature)`, whatever the layer's own `batch_first`.
         state: The state before the first step, as a `State` or in the cell's own form. None: its initial state.
         lengths: The steps of each row, in any order. Outputs are zero beyond them, and what `x` holds there
-            is never looked at; each row's final state is the one at its own end.
+            is never looked at; each row's final state is the one at its own end. A row of 0 steps waits: its state
+            is the one that came in.
         resets: bool `(batch, time)`, True where a row starts anew before that step, from the initial state,
             with gradients cut there.
         initial: From the number of rows to the State they start anew from; None: the layer's own initial state.
@@ -62,7 +64,8 @@ def unroll(
             raise BadInput("initial is given for a Recurrent, whose cells start anew each from its own initial_state.")
         return _run_recurrent(layer.module, x, state, lengths=lengths, resets=resets, engine=engine)
     task = replace(read(layer, x, state, lengths=lengths, resets=resets), initial=initial)
-    return run_fused(layer, task, engine) if layer.fused else run_cell(layer, task, engine)
+    run = run_fused if layer.fused else run_cell
+    return run_others(task, lambda some: run(layer, some, engine), layer.initial)
 
 
 def _run_recurrent(stack: Recurrent, x: Tensor, state: State | Any, **options: Any) -> tuple[Tensor, State]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from ..cells import attributes
 from ..errors import Untraceable
 
 
@@ -44,7 +45,7 @@ class Watch:
 
 def _visible(member: nn.Module) -> dict[str, Any]:
     seen: dict[str, Any] = {}
-    for store in (member.__dict__, member._buffers, member._parameters):
+    for store in (attributes(member), member._buffers, member._parameters):
         for key, value in store.items():
             if key in ("_buffers", "_parameters", "_modules"):
                 continue

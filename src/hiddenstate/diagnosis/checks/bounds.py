@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...state import tensors
 from ..finding import Finding
 from ..patient import Patient
 from ..probes.cells import Drive, drives
 from ..probes.states import recorded
 from ..tracing import Event
-from ..tree import tensors
 from .cells import SIGMOIDS, origin, outs, source
 
 

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ..equal import same
 from ..finding import Finding
 from ..patient import Patient
 from ..probes.cells import Drive, drives
 from ..probes.repeats import traced
 from ..tracing import REARRANGING, Event, Trace, Tracer
-from ..watching import same
 
 _TANH_OF_ONE = math.tanh(1.0)
 SIGMOIDS = {"sigmoid", "sigmoid_", "hardsigmoid"}
@@ -134,7 +134,7 @@ def gates_differ(patient: Patient) -> Finding | None:
         if isinstance(module, nn.RNNBase | nn.RNNCellBase):
             pair = _identical_blocks(module)
             if pair:
-                return _twins(layer.name or "the model itself", *pair)
+                return _twins(layer.label, *pair)
     return None
 
 

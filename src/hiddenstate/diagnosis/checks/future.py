@@ -6,13 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from ...cells import Call
+from ...state import tensors
+from ..equal import same
 from ..finding import Finding
 from ..patient import Patient
 from ..probes.directions import directions
 from ..probes.repeats import traced
 from ..probes.shapes import base, layout
 from ..probes.steps import future, looking_ahead
-from ..watching import Call, same
 
 
 def no_future(patient: Patient) -> Finding | None:
@@ -55,7 +57,7 @@ def _normalizes_time(patient: Patient) -> bool:
 
 
 def _runs_backwards(patient: Patient) -> bool:
-    calls = base(patient).watch.calls
+    calls = base(patient).calls
     if any(call.layer.fused and call.layer.spec.bidirectional for call in calls):
         return True
     if any(getattr(module, "bidirectional", False) is True for module in patient.model.modules()):
@@ -94,13 +96,14 @@ def _attends(patient: Patient) -> bool:
 
 def _decodes(patient: Patient) -> bool:
     """Whether a layer starts from, or is fed with, what another layer ended in."""
-    calls = [call for call in base(patient).watch.calls if call.state is not None]
+    calls = base(patient).calls
     first: dict[str, Call] = {}
     for call in calls:
         first.setdefault(call.layer.name, call)
     for name, call in first.items():
         others = [other for other in calls if other.layer.name != name]
-        begins = call.given is not None and any(bool(part.any()) for part in call.given.values())
+        given = call.given
+        begins = given is not None and any(bool(part.any()) for part in given.values())
         if begins and others and not _chained(call, others):
             return True
         if _constant_input(calls, name):
@@ -110,17 +113,18 @@ def _decodes(patient: Patient) -> bool:
 
 def _chained(call: Call, others: list[Call]) -> bool:
     """Whether a layer reads another one's outputs and starts from that one's last state, as no decoder does."""
-    if call.given is None or isinstance(call.x, PackedSequence):
+    if isinstance(call.input, PackedSequence):
         return False
-    ends = {id(part) for other in others if other.state is not None for part in other.state.values()}
-    return any(id(part) in ends for part in call.given.values()) and any(call.x is other.output for other in others)
+    ends = {id(part) for other in others for part in tensors(other.state_native).values()}
+    starts_there = any(id(part) in ends for part in tensors(call.given_native).values())
+    return starts_there and any(call.input is other.output_native for other in others)
 
 
 def _constant_input(calls: list[Call], name: str) -> bool:
     own = [call for call in calls if call.layer.name == name]
-    if len({call.layer.name for call in calls}) < 2 or isinstance(own[0].x, PackedSequence):
+    if len({call.layer.name for call in calls}) < 2 or isinstance(own[0].input, PackedSequence):
         return False
-    fed = own[0].source[0] if own[0].layer.fused else torch.cat([call.source[0] for call in own], dim=1)
+    fed = own[0].x if own[0].layer.fused else torch.cat([call.x for call in own], dim=1)
     return fed.shape[1] > 1 and same(fed, fed[:, :1].expand_as(fed))
 
 

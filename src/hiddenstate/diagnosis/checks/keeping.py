@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 
+from ...state import ends, spelled
+from ..calls import Calls
+from ..equal import same
 from ..finding import Finding
 from ..patient import Patient, copied
 from ..probes.repeats import gap, growth, other_seed, traced, twice
 from ..probes.shapes import base
-from ..tree import ends, spelled
-from ..watching import Watch, same
 
 _DRAWS = {
     *(
@@ -70,7 +70,7 @@ def same_in_eval(patient: Patient) -> Finding | None:
     apart = gap(first, second)
     if apart == 0:
         return None
-    layer = _random_start(first.watch, second.watch)
+    layer = _random_start(first.calls, second.calls)
     events = traced(patient).trace.events
     drawn = [event for event in events if event.name in _DRAWS and event.line]
     dropped = [e for e in events if e.name in _DROPOUTS and _active(e.args, e.kwargs)]
@@ -122,19 +122,19 @@ def _active(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
     return bool(training) and bool(p)
 
 
-def _random_start(first: Watch, second: Watch) -> str:
+def _random_start(first: Calls, second: Calls) -> str:
     seen: set[str] = set()
-    for a, b in zip(first.calls, second.calls, strict=False):
+    for a, b in zip(first, second, strict=False):
         if a.layer.name in seen:
             continue
         seen.add(a.layer.name)
-        if a.given is None or b.given is None:
+        given, other = a.given, b.given
+        if given is None or other is None:
             continue
-        fed = [x.data if isinstance(x, PackedSequence) else x for x in (a.x, b.x)]
-        if fed[0].shape == fed[1].shape and not same(fed[0], fed[1]):
+        if a.x.shape == b.x.shape and not same(a.x, b.x):
             return ""  # what it is fed differs already, so the draw came before
-        if any(a.given[p].shape != b.given[p].shape or not same(a.given[p], b.given[p]) for p in a.given):
-            return a.layer.name or "the model itself"
+        if any(not same(part, other[name]) for name, part in given.items()):
+            return a.layer.label
     return ""
 
 
@@ -166,9 +166,8 @@ def caller_untouched(patient: Patient) -> Finding | None:
         for path, end in ends(copies.args):
             if isinstance(end, Tensor) and not same(end, before[path]):
                 return _touched(patient, f"input{spelled(path)}", float((end != before[path]).float().mean()))
-    for call in base(patient).watch.calls:
-        if call.touched:
-            return _touched(patient, f"{call.layer.name or 'the cell'}, the state it is given", 1.0)
+    for call in base(patient).calls.overwritten:
+        return _touched(patient, f"{call.layer.name or 'the cell'}, the state it is given", 1.0)
     return None
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from ...state import tensors
 from ..finding import Finding
 from ..inputs import Inputs
 from ..patient import Patient, Run
@@ -16,7 +17,6 @@ from ..probes.gradients import gradients
 from ..probes.repeats import stochastic
 from ..probes.shapes import Leaf, base, by_rows, eps, layout, stepwise
 from ..probes.steps import change
-from ..tree import tensors
 
 _MORE = 3  # steps of padding that are added
 
@@ -38,7 +38,7 @@ def padding_ignored(patient: Patient) -> Finding | None:
 
 def _finding(patient: Patient, what: str, moved: float) -> Finding:
     convolved = any(isinstance(module, nn.modules.conv._ConvNd) for module in patient.model.modules())
-    both = any(c.layer.fused and c.layer.spec.bidirectional for c in base(patient).watch.calls)
+    both = any(c.layer.fused and c.layer.spec.bidirectional for c in base(patient).calls)
     both = both or "backwards" in directions(patient).values()
     cause = "the last column is taken, or steps are averaged, as if every row had all steps"
     if both:
@@ -48,7 +48,7 @@ def _finding(patient: Patient, what: str, moved: float) -> Finding:
     return Finding(
         "HS106",
         "note" if convolved else "error",
-        ", ".join(dict.fromkeys(c.layer.name or "the model itself" for c in base(patient).watch.calls)) or "the model",
+        ", ".join(dict.fromkeys(c.layer.label for c in base(patient).calls)) or "the model",
         f"{what} moves the output at real steps by {moved:.2g} of its size (limit {patient.thresholds.padding:.1g}).",
         cause,
         "pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False), or "

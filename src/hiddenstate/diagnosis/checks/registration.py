@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from ...state import tensors
 from ..finding import Finding
-from ..hiding import Hidden
+from ..hiding import Hidden, hidden_things
 from ..patient import Patient
 from ..probes.parameters import parameter_gradients
 from ..probes.repeats import traced
@@ -63,7 +63,7 @@ def _plain_tensor(patient: Patient) -> Finding | None:
     if not held or patient.reset_method:
         return None
     used = {id(tensor) for event in traced(patient).trace.events for tensor in event.inputs}
-    used |= {id(part) for call in base(patient).watch.calls for part in _natives(call.given_native)}
+    used |= {id(part) for call in base(patient).calls for part in tensors(call.given_native).values()}
     after = {id(thing.value) for thing in _still_there(patient)}
     for thing in held:
         if id(thing.value) in used and id(thing.value) in after:
@@ -82,19 +82,9 @@ def _plain_tensor(patient: Patient) -> Finding | None:
 
 def _still_there(patient: Patient) -> list[Hidden]:
     """Return what is held after a call: a state that each call replaces is no constant."""
-    from ..hiding import hidden_things
-
     with patient.afresh():
         patient.call()
         return hidden_things(patient.model)
-
-
-def _natives(native: object) -> Iterator[Tensor]:
-    if isinstance(native, Tensor):
-        yield native
-    elif isinstance(native, tuple | list):
-        for part in native:
-            yield from _natives(part)
 
 
 def initial_state_trained(patient: Patient) -> Finding | None:

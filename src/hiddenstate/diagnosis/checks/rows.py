@@ -7,12 +7,14 @@ import re
 import torch
 from torch import nn
 
+from ...cells import Layer
+from ...state import spelled, tensors
 from ..finding import Finding
 from ..patient import Patient
+from ..probes.repeats import traced
 from ..probes.rows import Influence, influences, mixing
 from ..probes.shapes import base, by_rows, fewer_rows, layout
 from ..probes.steps import change
-from ..tree import spelled, tensors
 
 _PACKING = ("_pack_padded_sequence", "sort", "argsort")
 
@@ -23,7 +25,7 @@ def rows_apart(patient: Patient) -> Finding | None:
         return _perhaps_steps(patient)
     found = [influence for influence in influences(patient) if influence.leaks]
     if not found:
-        return _no_rows(patient)
+        return without_rows(patient)
     worst = max(found, key=lambda influence: influence.share)
     if _permuted(worst):
         return None  # every row is whole, though in another place: HS110
@@ -49,12 +51,12 @@ def rows_apart(patient: Patient) -> Finding | None:
 
 def _perhaps_steps(patient: Patient) -> Finding:
     """An input of two axes was read as one sequence: right for one sequence, wrong for a table of samples."""
-    call = base(patient).watch.calls[0]
+    call = base(patient).calls[0]
     rows = patient.inputs.steps
     return Finding(
         "HS101",
         "note",
-        call.layer.name or "the model itself",
+        call.layer.label,
         f"the {rows} rows of the input were read as {rows} steps of 1 sequence, since it has no axis for time.",
         "right for one sequence without a batch; wrong where each row is a sample of its own",
         "x.unsqueeze(1) makes each row a sequence of one step, x.unsqueeze(0) makes the whole a batch of one",
@@ -69,20 +71,20 @@ def _permuted(influence: Influence) -> bool:
 
 def _reading(patient: Patient) -> tuple[str, str, str]:
     """Return where rows meet, why, and what to change."""
-    for call in base(patient).watch.calls:
-        if call.layer.fused and _reads_rows_as_steps(patient, call.layer.name):
-            first = call.layer.spec.batch_first
-            kind = type(call.layer.module).__name__
-            fix = (
-                f"nn.{kind}(..., batch_first=True), and take the last step as out[:, -1]"
-                if not first
-                else f"nn.{kind}(..., batch_first=False), or x.transpose(0, 1) before it"
-            )
-            return (
-                call.layer.name or "the model itself",
-                f"the layer has batch_first={first}, so it reads the {patient.inputs.batch} rows as steps in time",
-                f"{fix}. If the input is (time, batch, feature) on purpose: hs.diagnose(..., batch_axis=1).",
-            )
+    layer = misread_layer(patient)
+    if layer is not None:
+        first = layer.spec.batch_first
+        kind = f"nn.{type(layer.module).__name__}" if isinstance(layer.module, nn.RNNBase) else layer.kind
+        fix = (
+            f"{kind}(..., batch_first=True), and take the last step as out[:, -1]"
+            if not first
+            else f"{kind}(..., batch_first=False), or x.transpose(0, 1) before it"
+        )
+        return (
+            layer.label,
+            f"the layer has batch_first={first}, so it reads the {patient.inputs.batch} rows as steps in time",
+            f"{fix}. If the input is (time, batch, feature) on purpose: hs.diagnose(..., batch_axis=1).",
+        )
     name, line = mixing(patient).name, mixing(patient).line
     if name in ("view", "reshape", "flatten", "unflatten", "view_as"):
         return (
@@ -101,17 +103,18 @@ def _reading(patient: Patient) -> tuple[str, str, str]:
     )
 
 
-def _reads_rows_as_steps(patient: Patient, name: str) -> bool:
+def misread_layer(patient: Patient) -> Layer | None:
+    """Return the first layer that takes the rows of the input for steps, None where no layer does."""
     fewer = fewer_rows(patient)
-    before = [call for call in base(patient).watch.calls if call.layer.name == name]
-    after = [call for call in fewer.watch.calls if call.layer.name == name] if fewer is not None else []
-    if not before or not after:
-        return False
-    return after[0].steps == before[0].steps - 1 and after[0].rows == before[0].rows
+    for layer in dict.fromkeys(call.layer for call in base(patient).calls if call.layer.fused):
+        before, after = base(patient).calls.of(layer)[0], fewer.calls.of(layer)[:1] if fewer is not None else []
+        if after and after[0].steps == before.steps - 1 and after[0].rows == before.rows:
+            return layer
+    return None
 
 
-def _no_rows(patient: Patient) -> Finding | None:
-    """The output has no axis for the rows at all."""
+def without_rows(patient: Patient) -> Finding | None:
+    """HS101 of an output that has no axis for the rows at all."""
     found = layout(patient)
     inputs = patient.inputs
     if not inputs.batched or inputs.batch < 2 or not found.leaves or fewer_rows(patient) is None:
@@ -125,7 +128,7 @@ def _no_rows(patient: Patient) -> Finding | None:
         return None
     where, cause, advice = _reading(patient)
     leaf = found.leaves[0]
-    if not cause.startswith("the layer has"):
+    if misread_layer(patient) is None:
         cause = "an index meant for the steps took a row of the batch, as out[-1] does on (batch, time, unit)"
         advice = "out[:, -1] takes the last step of every row"
     return Finding(
@@ -142,7 +145,7 @@ def _no_rows(patient: Patient) -> Finding | None:
 
 def _one_sequence(patient: Patient) -> bool:
     """Whether a two-axis input reached every layer as one sequence without a batch."""
-    calls = base(patient).watch.calls
+    calls = base(patient).calls
     return bool(calls) and all(call.rows == 1 for call in calls) and patient.inputs.get(patient.inputs.main).dim() < 3
 
 
@@ -205,8 +208,6 @@ def _lost(patient: Patient, seen: str, number: float) -> Finding:
 
 def base_trace_lines(patient: Patient) -> str:
     """Return the line on which rows are sorted, "" where there is none."""
-    from ..probes.repeats import traced
-
     events = traced(patient).trace.named("sort", "argsort")
     return next((event.line for event in events if event.line), "")
 

@@ -7,13 +7,17 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ...cells import Call
+from ...state import tensors
+from ..calls import steps_of_rows
+from ..equal import same
 from ..finding import Finding
 from ..patient import Patient
 from ..probes.cells import steps_of_cells
 from ..probes.gradients import Arrival, backward
 from ..probes.rows import influences, mixing
 from ..probes.shapes import base, fewer_rows, layout, stepwise
-from ..watching import Call, same
+from .rows import misread_layer, without_rows
 
 
 def whole_bidirectional(patient: Patient) -> Finding | None:
@@ -22,8 +26,7 @@ def whole_bidirectional(patient: Patient) -> Finding | None:
         call = arrival.call
         if not call.layer.spec.bidirectional or arrival.output is None or _any(arrival.state.values()):
             continue
-        out, lengths = call.sequence
-        half = out.shape[2] // 2
+        lengths, half = steps_of_rows(call), arrival.output.shape[2] // 2
         used = arrival.output.abs()[:, :, half:].sum(2) > 0  # (batch, time)
         if len(used) != len(lengths) or int(lengths.max()) < 2:
             continue
@@ -37,7 +40,7 @@ def whole_bidirectional(patient: Patient) -> Finding | None:
         return Finding(
             "HS107",
             "error",
-            call.layer.name or "the model itself",
+            call.layer.label,
             f"the reverse direction is used at one of {used.shape[1]} steps, the last, where it has seen 1 step: "
             f"{half} of {2 * half} units that enter the head (needed: all steps seen).",
             "out[:, -1] of a bidirectional layer is the end of the forward direction, but the start of the reverse one",
@@ -57,7 +60,7 @@ def _slice(patient: Patient) -> Finding | None:
         found = _wrong_part(arrival) or _wrong_layer(arrival) or _wrong_step(patient, arrival)
         if found is not None:
             evidence, cause, advice, severity = found
-            name = arrival.call.layer.name or "the model itself"
+            name = arrival.call.layer.label
             return Finding("HS109", severity, name, evidence, cause, advice, {"used": 1.0})  # type: ignore[arg-type]
     return None
 
@@ -68,21 +71,16 @@ def _summaries(patient: Patient) -> list[Arrival]:
     if leaf is None or stepwise(leaf) or leaf.state or not backward(patient).connected:
         return []
     found = backward(patient).arrivals
-    ids = {id(part) for a in found for part in _inputs_of(a.call)}
+    fed = {id(part) for call in backward(patient).run.calls for part in _tensors(call.input, call.given_native)}
     return [
         arrival
         for arrival in found
-        if arrival.call.layer.fused and not ids & {id(part) for part in _results_of(arrival.call)}
+        if not fed & {id(part) for part in _tensors(arrival.call.output_native, arrival.call.state_native)}
     ]
 
 
-def _inputs_of(call: Call) -> list[Tensor]:
-    parts = list(call.given.values()) if call.given is not None else []
-    return [call.x, *parts]
-
-
-def _results_of(call: Call) -> list[Tensor]:
-    return [call.output, *(call.state.values() if call.state is not None else [])]
+def _tensors(*values: object) -> list[Tensor]:
+    return list(tensors(values).values())
 
 
 def _any(gradients: object) -> bool:
@@ -90,7 +88,7 @@ def _any(gradients: object) -> bool:
 
 
 def _wrong_part(arrival: Arrival) -> tuple[str, str, str, str] | None:
-    if "c" not in arrival.state or not _any([arrival.state["c"]]):
+    if not {"h", "c"} <= arrival.state.keys() or not _any([arrival.state["c"]]):
         return None
     if _any([arrival.state["h"], arrival.output]):
         return None
@@ -106,7 +104,8 @@ def _wrong_part(arrival: Arrival) -> tuple[str, str, str, str] | None:
 
 def _wrong_layer(arrival: Arrival) -> tuple[str, str, str, str] | None:
     gradient, spec = arrival.state.get("h"), arrival.call.layer.spec
-    if gradient is None or gradient.dim() != 3 or _any([arrival.output, arrival.state.get("c")]):
+    stacked = arrival.call.state.batch_axis.get("h") == 1  # (layers × directions, batch, unit)
+    if gradient is None or not stacked or _any([arrival.output, arrival.state.get("c")]):
         return None
     used = [k for k in range(len(gradient)) if bool(gradient[k].abs().max() > 0)]
     places = [(k // spec.directions, k % spec.directions) for k in used]
@@ -151,15 +150,15 @@ def _wrong_step(patient: Patient, arrival: Arrival) -> tuple[str, str, str, str]
 def _swapped(patient: Patient) -> Finding | None:
     """A state's h and c change places on the way from one call to the next."""
     groups = [(name, steps.calls) for name, steps in steps_of_cells(patient).items()]
-    calls = [call for call in base(patient).watch.calls if call.layer.fused]
-    groups += [(b.layer.name, [a, b]) for a in calls for b in calls if a is not b]
+    calls = [call for call in base(patient).calls if call.layer.fused]
+    groups += [(b.layer.label, [a, b]) for a in calls for b in calls if a is not b]
     for name, group in groups:
         hits = sum(_is_swapped(a, b) for a, b in pairwise(group))
         if hits and hits == len(group) - 1:
             return Finding(
                 "HS109",
                 "error",
-                name or "the model itself",
+                name,
                 f"the state that enters as h is the c that came out before, and the other way round, "
                 f"{hits} of {hits} times (limit: 0).",
                 "(h, c) was unpacked as (c, h)",
@@ -171,20 +170,18 @@ def _swapped(patient: Patient) -> Finding | None:
 
 def _is_swapped(before: Call, after: Call) -> bool:
     a, b = before.state, after.given
-    if a is None or b is None or set(a) != {"h", "c"} or set(b) != {"h", "c"} or a["h"].shape != b["h"].shape:
+    if b is None or set(a) != {"h", "c"} or set(b) != {"h", "c"} or a["h"].shape != b["h"].shape:
         return False
     return same(a["c"], b["h"]) and same(a["h"], b["c"]) and not same(a["h"], a["c"])
 
 
 def _mixture(patient: Patient) -> Finding | None:
     """Rows are apart in the layers, and mixed where the final state is taken apart."""
-    from .rows import _no_rows
-
     leaks = [influence for influence in influences(patient) if influence.leaks and influence.sources is None]
-    lost = _no_rows(patient) if not leaks else None
-    if not leaks and (lost is None or lost.cause.startswith("the layer has")):
+    lost = without_rows(patient) if not leaks else None
+    if not leaks and (lost is None or misread_layer(patient) is not None):
         return None
-    calls = [call for call in base(patient).watch.calls if call.layer.fused]
+    calls = [call for call in base(patient).calls if call.layer.fused]
     if not calls or not _layers_keep_rows(patient):
         return None
     if lost is not None:
@@ -195,7 +192,7 @@ def _mixture(patient: Patient) -> Finding | None:
     return Finding(
         "HS109",
         "error",
-        calls[-1].layer.name or "the model itself",
+        calls[-1].layer.label,
         f"what enters the head is {state}, and {leaks[0].others} of {patient.inputs.batch} of its rows follow "
         "rows that "
         f"are not theirs (limit: 0).",
@@ -209,7 +206,7 @@ def _layers_keep_rows(patient: Patient) -> bool:
     fewer = fewer_rows(patient)
     if fewer is None:
         return False
-    pairs = zip(base(patient).watch.calls, fewer.watch.calls, strict=False)
+    pairs = zip(base(patient).calls, fewer.calls, strict=False)
     return all(b.rows == a.rows - a.rows // patient.inputs.batch for a, b in pairs)
 
 
@@ -217,7 +214,7 @@ def _mixed_state(patient: Patient) -> str:
     """Return what of the last layer's state is used, where its output is not."""
     if not backward(patient).connected:
         return ""
-    arrivals = [a for a in backward(patient).arrivals if a.call.layer.fused]
+    arrivals = backward(patient).arrivals
     if not arrivals or _any([arrivals[-1].output]):
         return ""
     used = [name for name, gradient in arrivals[-1].state.items() if _any([gradient])]

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...state import tensors
 from ..finding import Finding
 from ..inputs import Inputs, state_named
 from ..patient import Patient
 from ..probes.repeats import stochastic, twice
 from ..probes.shapes import base, by_rows, layout, stepwise
-from ..tree import tensors
 
 
 def split_is_whole(patient: Patient) -> Finding | None:
@@ -26,7 +26,7 @@ def split_is_whole(patient: Patient) -> Finding | None:
         return None
     if any(s.kind in ("mask", "other", "features") and s.rows is not None and s.time is None for s in inputs.slots):
         return None  # what is said once for each row, such as a reset, would be said again for the second piece
-    calls = base(patient).watch.calls
+    calls = base(patient).calls
     if any(call.layer.fused and call.layer.spec.bidirectional for call in calls):
         return None  # its reverse direction begins at the end of each piece, and nobody expects otherwise
     if patient.carry is not None or patient.reset_method:

@@ -6,16 +6,19 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from ...cells import Call
 from ...measure import saturation
 from ...recording import Trajectory
+from ...state import ends, spelled
+from ..calls import steps_of_rows
 from ..finding import Finding
 from ..inputs import Inputs
 from ..patient import Patient, Run
 from ..probes.parameters import parameter_gradients
 from ..probes.shapes import base, by_rows, layout, stepwise
 from ..probes.states import real, recorded, varied
-from ..tree import ends, spelled
-from ..watching import Call
+
+_BOUNDED = ("lstm", "gru", "rnn", "lstm_cell", "gru_cell", "rnn_cell")  # torch's own: |h| ≤ 1
 
 
 def all_finite(patient: Patient) -> Finding | None:
@@ -28,7 +31,7 @@ def all_finite(patient: Patient) -> Finding | None:
 
 def infinite_values(run: Run) -> Finding | None:
     """HS401 of what enters and leaves the layers in one run."""
-    for call in run.watch.calls:
+    for call in run.calls:
         found = _infinite_call(run.inputs, call)
         if found is not None:
             return found
@@ -36,8 +39,8 @@ def infinite_values(run: Run) -> Finding | None:
 
 
 def _infinite_call(inputs: Inputs, call: Call) -> Finding | None:
-    name = call.layer.name or "the model itself"
-    source, lengths = call.source
+    name = call.layer.label
+    source, lengths = call.x, steps_of_rows(call)
     bad = _first_bad(source, lengths)
     if bad is not None and source.is_floating_point():
         row, step = bad
@@ -48,7 +51,7 @@ def _infinite_call(inputs: Inputs, call: Call) -> Finding | None:
             else "something before the layer makes it: a log or a division by zero, a square root of a negative number"
         )
         return _infinite(name, f"what enters the layer, at row {row}, step {step}", source, cause)
-    output, lengths = call.sequence
+    output = call.output
     bad = _first_bad(output, lengths)
     if bad is not None:
         row, step = bad
@@ -128,7 +131,7 @@ def not_saturated(patient: Patient) -> Finding | None:
         measured = saturation(track, limits.saturated)
         gates = [gate.share for key, gate in measured.gates.items() if gate.range == "sigmoid" and key]
         by_gates = sum(gates) / len(gates) if gates else 0.0
-        of_states = measured.share > limits.saturated_share and (track.kind != "cell" or measured.max_abs <= 1)
+        of_states = measured.share > limits.saturated_share and (track.kind in _BOUNDED or measured.max_abs <= 1)
         if of_states or by_gates > limits.saturated_gates:
             what = (
                 f"{measured.share:.0%} of the values of |h| are ≥ {limits.saturated:g} (limit "

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 
+from ...cells import Call, unheard
+from ..calls import steps_of_rows
 from ..fading import FADING, per_step
 from ..finding import Finding
 from ..patient import Patient, probe
 from ..probes.cells import steps_of_cells
 from ..probes.gradients import backward, gradients, projected
-from ..watching import Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ def slopes(patient: Patient) -> list[Slope]:
     """Take, for each layer, the gradient of its last state to its input at every step."""
     found = []
     done: set[str] = set()
-    for call in backward(patient).run.watch.calls:
+    for call in backward(patient).run.calls:
         if call.layer.fused and call.steps > 1 and call.layer.name not in done:
             done.add(call.layer.name)
             sizes = _fused(patient, call)
             if sizes is not None:
-                found.append(_slope(patient, call.layer.name or "the model itself", sizes))
+                found.append(_slope(patient, call.layer.label, sizes))
     for name, steps in steps_of_cells(patient).items():
         sizes = _stepped(steps.with_graph)
         if sizes is not None:
@@ -69,20 +69,19 @@ def _fused(patient: Patient, call: Call) -> Tensor | None:
     """Return the size of the gradient at each step, in the order of the forward direction: (time,)."""
     with patient.afresh(), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
         patient.model.eval()
-        source, lengths = call.source
+        source, lengths = call.x, steps_of_rows(call)
         whole = lengths == lengths.max()  # rows without padding tell as much as all
         x = source.detach()[whole.to(source.device)].clone().requires_grad_()
-        module, spec = call.layer.module, call.layer.spec
+        spec = call.layer.spec
         if not x.is_floating_point():
             return None
         given = call.given
         state = None if given is None else given.detach().select(whole.nonzero()[:, 0].tolist())
-        fed = x if spec.batch_first else x.transpose(0, 1)
-        args = (fed,) if state is None else (fed, call.layer.to_native(state))
-        output, _ = call.layer.split(module(*args))
-        if isinstance(output, PackedSequence):
-            return None
-        last = (output if spec.batch_first else output.transpose(0, 1))[:, -1]
+        again = call.fed(x if spec.batch_first else x.transpose(0, 1))
+        again = again if state is None else again.handed(state)
+        with unheard():
+            again = again.returned(call.layer.module(*again.args, **again.kwargs))
+        last = again.output[:, -1]
         last = last[:, : last.shape[1] // spec.directions]  # the forward direction
         if not last.requires_grad:
             return None
@@ -94,11 +93,11 @@ def _fused(patient: Patient, call: Call) -> Tensor | None:
 
 
 def _stepped(calls: list[Call]) -> Tensor | None:
-    if len(calls) < 2 or calls[-1].state is None:
+    if len(calls) < 2:
         return None
-    inputs = [call.x for call in calls]
+    inputs = [call.input for call in calls if isinstance(call.input, Tensor)]
     last = next(iter(calls[-1].state.values()))
-    if not last.requires_grad or not all(isinstance(x, Tensor) and x.requires_grad for x in inputs):
+    if not last.requires_grad or not all(x.requires_grad for x in inputs):
         return None
     found = gradients(projected(last), inputs)
     sizes = [0.0 if g is None else float(g.double().norm()) for g in found]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ...state import spelled
 from ..finding import Finding
 from ..patient import Patient
 from ..probes.cells import steps_of_cells, trials
@@ -11,7 +12,6 @@ from ..probes.gradients import Backward, backward, one_step_less
 from ..probes.repeats import gap, traced
 from ..probes.shapes import base, layout, stepwise
 from ..probes.steps import reach, replaced_everywhere
-from ..tree import spelled
 from .states import not_saturated, rows_differ, steps_differ
 
 
@@ -92,7 +92,7 @@ def _nothing_earlier(patient: Patient) -> Finding | None:
 
 
 def _recurrent(patient: Patient) -> bool:
-    if base(patient).watch.calls or patient.layers:
+    if base(patient).calls or patient.layers:
         return True
     words = ("rnn", "lstm", "gru", "recur", "hidden", "_hh", "w_h", "h2", "2h", "cell", "u_")
     names = [type(m).__name__ for m in patient.model.modules()] + [n for n, _ in patient.model.named_parameters()]
@@ -106,8 +106,7 @@ def _recurrent(patient: Patient) -> bool:
 
 
 def _name_of_layers(patient: Patient) -> str:
-    names = list(dict.fromkeys(call.layer.name for call in base(patient).watch.calls))
-    return ", ".join(name or "the model itself" for name in names) or "the model"
+    return ", ".join(dict.fromkeys(call.layer.label for call in base(patient).calls)) or "the model"
 
 
 def _forgotten(where: str, evidence: str, cause: str, advice: str) -> Finding:

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...cells import Layer
-from ...state import State
+from ...cells import Call, Layer, unheard
+from ...state import State, tensors
+from ..equal import same
 from ..patient import Patient, probe
 from ..substitutes import another_state, spread
 from ..tracing import Trace, Tracer
-from ..tree import tensors
-from ..watching import Call, same
 from .gradients import backward, projected
 from .shapes import base
 
@@ -42,19 +41,18 @@ def trials(patient: Patient) -> list[Trial]:
     """Try every cell of the user's own with other inputs and other states."""
     found = []
     for layer in own_cells(patient):
-        calls = base(patient).watch.of(layer)
+        calls = base(patient).calls.of(layer)
         usable = [call for call in calls if call.given is not None] or calls
         if usable:
             found.append(_trial(patient, layer, usable[len(usable) // 2]))
     return found
 
 
-def step(patient: Patient, call: Call, state: State, x: Any = None) -> Any:
+def step(call: Call, state: State, x: Any = None) -> Any:
     """Call a cell once more as it was called, with another state or input."""
-    args, kwargs = call.layer.give(call.args, call.kwargs, call.layer.to_native(state))
-    if x is not None:
-        args = (x, *args[1:])
-    return call.layer.module(*args, **kwargs)
+    call = call.handed(state) if x is None else call.handed(state).fed(x)
+    with unheard():
+        return call.layer.module(*call.args, **call.kwargs)
 
 
 def first_state(call: Call) -> State:
@@ -63,19 +61,25 @@ def first_state(call: Call) -> State:
     return state.detach().map(lambda part: another_state(part, 21) if part.is_floating_point() else part)
 
 
+def _input(call: Call) -> Tensor:
+    x = call.input
+    assert isinstance(x, Tensor)  # one step, which nobody packs
+    return x.detach()
+
+
 def _trial(patient: Patient, layer: Layer, call: Call) -> Trial:
     with patient.afresh(), torch.no_grad():
         patient.model.eval()
         state = first_state(call)
-        old = step(patient, call, state)
-        x = call.x.detach()
-        by_input = _moved(old, step(patient, call, state, _other(x))) if x.is_floating_point() else None
+        old = step(call, state)
+        x = _input(call)
+        by_input = _moved(old, step(call, state, _other(x))) if x.is_floating_point() else None
         by_part = {}
         for k, part in enumerate(state):
             if state[part].is_floating_point():
                 axes = {part: state.batch_axis[part]}
                 changed = State({**dict(state), part: another_state(state[part], 31 + k)}, {**state.batch_axis, **axes})
-                by_part[part] = _moved(old, step(patient, call, changed))
+                by_part[part] = _moved(old, step(call, changed))
     return Trial(layer.name or "the cell", layer, call, by_input, by_part, _cut(patient, call, by_part))
 
 
@@ -101,7 +105,7 @@ def _cut(patient: Patient, call: Call, by_part: dict[str, float]) -> str:
         patient.model.eval()
         state = first_state(call).map(lambda part: part.clone().requires_grad_() if part.is_floating_point() else part)
         # A copy is handed in: the cell may change its state in place.
-        result = step(patient, call, state.map(lambda part: part.clone()))
+        result = step(call, state.map(lambda part: part.clone()))
         outs = [t for t in tensors(result).values() if t.requires_grad]
         if not outs:
             return "what the cell returns has no graph"
@@ -128,7 +132,7 @@ class Steps:
     @property
     def parts(self) -> list[str]:
         """The parts of the state."""
-        return list(self.calls[0].state or {})
+        return list(self.calls[0].state)
 
     @property
     def starts_anew(self) -> bool:
@@ -144,7 +148,7 @@ class Steps:
         found = []
         for part in self.parts:
             values = [state[part] for state in states if part in state]
-            ends = [call.state[part] for call in self.calls if call.state is not None]
+            ends = [call.state[part] for call in self.calls]
             if len(values) < 2 or any(value.shape != values[0].shape for value in values):
                 continue
             if all(same(value, values[0]) for value in values) and not all(
@@ -157,14 +161,10 @@ class Steps:
         """Return at how many steps a part of the state arrives without the graph it left the last step with."""
         count = 0
         for before, after in pairwise(self.with_graph):
-            if before.state is None or after.given is None:
-                continue
-            count += any(
-                part in after.given
-                and before.state[part].requires_grad
-                and not after.given[part].requires_grad
-                and same(after.given[part], before.state[part])
-                for part in before.state
+            ended, given = before.state, after.given
+            count += given is not None and any(
+                name in given and part.requires_grad and not given[name].requires_grad and same(given[name], part)
+                for name, part in ended.items()
             )
         return count
 
@@ -172,17 +172,16 @@ class Steps:
 @probe
 def steps_of_cells(patient: Patient) -> dict[str, Steps]:
     """Return, for every cell that a forward steps along time, all its calls."""
-    watch = base(patient).watch
     found = {}
     for layer in patient.layers:
-        calls = watch.of(layer)
+        calls = base(patient).calls.of(layer)
         many = len(calls) >= 3 or (len(calls) == 2 == patient.inputs.steps)
         if many and all(call.steps == 1 for call in calls) and len({call.rows for call in calls}) == 1:
             try:
-                graph = backward(patient).run.watch.of(layer)
+                graph = backward(patient).run.calls.of(layer)
             except Exception:  # reported where gradients are asked for
                 graph = []
-            found[layer.name or "the model itself"] = Steps(calls, graph)
+            found[layer.label] = Steps(calls, graph)
     return found
 
 
@@ -204,22 +203,22 @@ def drives(patient: Patient) -> list[Drive]:
     """Drive every cell of the user's own with large inputs, and write down a few ordinary steps."""
     found = []
     for trial in trials(patient):
-        if not trial.call.x.is_floating_point():
+        if not _input(trial.call).is_floating_point():
             continue
         with patient.afresh(), torch.no_grad():
             patient.model.eval()
-            found.append(_drive(patient, trial))
+            found.append(_drive(trial))
     return found
 
 
-def _drive(patient: Patient, trial: Trial) -> Drive:
-    call, layer = trial.call, trial.layer
+def _drive(trial: Trial) -> Drive:
+    call, layer, x = trial.call, trial.layer, _input(trial.call)
     generator = torch.Generator().manual_seed(51)
     state = call.given if call.given is not None else layer.initial(call.rows)
     bounds: dict[str, float] = {}
     for _ in range(40):
-        noise = torch.randn(call.x.shape, generator=generator, dtype=torch.float64).to(call.x)
-        _, native = layer.split(step(patient, call, state, 100 * noise))
+        noise = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
+        _, native = layer.split(step(call, state, 100 * noise))
         state = layer.to_state(native, batch=call.rows)
         for part, value in state.items():
             if value.is_floating_point():
@@ -227,10 +226,10 @@ def _drive(patient: Patient, trial: Trial) -> Drive:
     traces, states, results = [], [], []
     inner = first_state(call)
     for k in range(3):
-        noise = torch.randn(call.x.shape, generator=generator, dtype=torch.float64).to(call.x)
+        noise = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
         given = inner.map(lambda part, k=k: another_state(part, 61 + k) if part.is_floating_point() else part)  # type: ignore[misc]
         with Tracer() as tracer:
-            result = step(patient, call, given, call.x.detach() + noise)
+            result = step(call, given, x + noise)
         traces.append(tracer.trace)
         states.append(given)
         results.append(result)

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ...cells import Call
 from ..patient import Patient, probe
-from ..watching import Call
 from .shapes import base
 from .steps import change
 
@@ -30,12 +30,12 @@ def directions(patient: Patient) -> dict[str, Direction]:
     step = torch.arange(inputs.steps)
     late = (step >= ((lengths + 1) // 2).unsqueeze(1)) & (step < lengths.unsqueeze(1))  # (batch, steps)
     paths = [slot.path for slot in inputs.slots if slot.kind == "sequence" and slot.steps == inputs.steps]
-    old, new = base(patient), patient.run(inputs.other_steps(late, paths, seed=13), watch=True)
+    old, new = base(patient), patient.run(inputs.other_steps(late, paths, seed=13), collect=True)
     longest = (lengths == lengths.max()).nonzero()[:, 0]  # in short rows, padding may come first
     return {
-        layer.name: _direction(patient, old.watch.of(layer), new.watch.of(layer), rows=longest)
+        layer.name: _direction(patient, old.calls.of(layer), new.calls.of(layer), rows=longest)
         for layer in patient.layers
-        if old.watch.of(layer)
+        if old.calls.of(layer)
     }
 
 
@@ -53,8 +53,8 @@ def _direction(patient: Patient, old: list[Call], new: list[Call], *, rows: Tens
 
 def _fed(calls: list[Call]) -> Tensor | None:
     """Return what a layer is fed in one run, in the order of computation: (batch, time, feature)."""
-    pieces = [call.source[0] for call in calls]
-    if any(not isinstance(piece, Tensor) or piece.shape[:1] != pieces[0].shape[:1] for piece in pieces):
+    pieces = [call.x for call in calls]
+    if any(piece.shape[:1] != pieces[0].shape[:1] for piece in pieces):
         return None
     if any(piece.shape[2:] != pieces[0].shape[2:] for piece in pieces):
         return None

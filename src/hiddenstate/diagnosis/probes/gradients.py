@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from ...cells import Call
+from ..equal import same
 from ..inputs import Inputs, packed, unpacked
 from ..patient import Patient, Run, probe
-from ..watching import Call
 from .shapes import by_rows, final, layout
 
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """What of the main output's gradient arrives at one call of a layer."""
+    """What of the main output's gradient arrives at one call of a fused layer."""
 
     call: Call
     output: Tensor | None  # (batch, time, unit)
@@ -52,19 +54,21 @@ def one_step_less(patient: Patient) -> Backward:
 
 def _to_steps(patient: Patient, inputs: Inputs) -> Backward:
     inputs, leaf = with_leaf(inputs)
-    run = patient.run(inputs, grad=True, watch=True)
+    run = patient.run(inputs, grad=True, collect=True)
     last = final(patient, run)
     if last is None or not last.requires_grad:
         return Backward(run, False)
     seen = Backward(run, True)
     sources = _sources(run, leaf)
-    found = gradients(projected(last), [tensor for tensor, _ in sources.values()])
-    for (name, (tensor, arrange)), gradient in zip(sources.items(), found, strict=True):
-        gradient = torch.zeros_like(tensor) if gradient is None else gradient
-        arranged = arrange(gradient)
-        if arranged is not None:
-            seen.steps[name] = arranged.detach().abs().flatten(2).norm(dim=2).cpu()
-    _join_cells(seen)
+    found = gradients(projected(last), [source.tensor for source in sources])
+    pieces: dict[str, list[Tensor]] = {}
+    for source, gradient in zip(sources, found, strict=True):
+        arranged = source.arrange(torch.zeros_like(source.tensor) if gradient is None else gradient)
+        arranged = arranged if arranged.dim() > 2 else arranged.unsqueeze(2)
+        pieces.setdefault(source.name, []).append(arranged.detach().abs().flatten(2).norm(dim=2).cpu())
+    for name, sizes in pieces.items():  # of a cell, one for each step
+        if len({len(size) for size in sizes}) == 1:
+            seen.steps[name] = torch.cat(sizes, dim=1)
     return seen
 
 
@@ -97,58 +101,53 @@ def gradients(total: Tensor, wanted: list[Tensor]) -> list[Tensor | None]:
     return list(torch.autograd.grad(total, wanted, retain_graph=True, allow_unused=True)) if wanted else []
 
 
-def _sources(run: Run, leaf: Tensor | None) -> dict[str, tuple[Tensor, Any]]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Source:
+    """A tensor that holds steps of the input, or what was made of them."""
+
+    name: str
+    tensor: Tensor
+    arrange: Callable[[Tensor], Tensor]  # its gradient -> (batch, time, ...)
+
+
+def _sources(run: Run, leaf: Tensor | None) -> list[_Source]:
     inputs = run.inputs
-    slot = inputs.slot(inputs.main)
-    found: dict[str, tuple[Tensor, Any]] = {}
-    if leaf is not None and slot.time is not None:
-        time = slot.time
-        if isinstance(inputs.get(inputs.main), PackedSequence):
-            found["the input"] = (leaf, lambda g: g if g.dim() > 2 else g.unsqueeze(2))
-        else:
-            found["the input"] = (leaf, lambda g: _arranged(g, slot.rows if inputs.batched else None, time))
-    tokens = inputs.get(inputs.main)
-    for name, given, vectors in run.watch.embedded:
-        if not isinstance(tokens, Tensor) or not vectors.requires_grad or slot.time is None:
+    slot, x = inputs.slot(inputs.main), inputs.get(inputs.main)
+    rows, time = slot.rows if inputs.batched else None, slot.time
+    found: list[_Source] = []
+    if leaf is not None and time is not None:
+        packed_input = isinstance(x, PackedSequence)
+        found.append(_Source("the input", leaf, lambda g: g if packed_input else _arranged(g, rows, time)))
+    for place, seen in enumerate(run.calls.embedded):
+        name, tokens, vectors = f"{seen.name}#{place}", seen.tokens, seen.vectors
+        if not isinstance(x, Tensor) or not vectors.requires_grad or time is None:
             continue
-        rows = slot.rows if inputs.batched else None
-        if given.shape == tokens.shape and torch.equal(given, tokens):
-            found[name] = (vectors, lambda g, rows=rows, time=slot.time: _arranged(g, rows, time))
-        elif given.dim() == 2 and given.T.shape == tokens.shape and torch.equal(given.T, tokens):
-            found[name] = (vectors, lambda g: _arranged(g, slot.time, slot.rows))  # type: ignore[arg-type]
-    for place, call in enumerate(run.watch.calls):
-        x = call.x.data if isinstance(call.x, PackedSequence) else call.x
-        if not isinstance(x, Tensor) or not x.requires_grad:
-            continue
-        name = f"{call.layer.name or 'the model itself'}#{place}"
-        if call.layer.fused:
-            found[name] = (x, lambda g, call=call: _of_call(g, call))
-        else:
-            found[f"{name}:step"] = (x, lambda g: (g if g.dim() > 1 else g[None]).flatten(1).unsqueeze(1))
+        if same(tokens, x):
+            found.append(_Source(name, vectors, lambda g: _arranged(g, rows, time)))
+        elif tokens.dim() == 2 and rows is not None and same(tokens.T, x):
+            found.append(_Source(name, vectors, lambda g: _arranged(g, time, rows)))
+    for place, call in enumerate(run.calls):
+        data = _data(call.input)
+        if data.requires_grad:
+            name = f"{call.layer.label}#{place}" if call.layer.fused else call.layer.label
+            found.append(_Source(name, data, partial(_as_input, call)))
     return found
 
 
-def _of_call(gradient: Tensor, call: Call) -> Tensor:
-    if isinstance(call.x, PackedSequence):
-        return unpacked(call.x._replace(data=gradient))[0]
-    if gradient.dim() == 2:
-        return gradient[None]
-    return gradient if call.layer.spec.batch_first else gradient.transpose(0, 1)
+def _data(value: Tensor | PackedSequence) -> Tensor:
+    return value.data if isinstance(value, PackedSequence) else value
 
 
-def _arranged(gradient: Tensor, rows: int | None, time: int) -> Tensor | None:
-    arranged = gradient.movedim(time, 0)[None] if rows is None else gradient.movedim((rows, time), (0, 1))
-    return arranged if arranged.dim() > 2 else arranged.unsqueeze(2)
+def _like(value: Tensor | PackedSequence, data: Tensor) -> Tensor | PackedSequence:
+    return value._replace(data=data) if isinstance(value, PackedSequence) else data
 
 
-def _join_cells(seen: Backward) -> None:
-    """Join the steps of a cell, each a call of its own, along time."""
-    groups: dict[str, list[Tensor]] = {}
-    for name in [name for name in seen.steps if name.endswith(":step")]:
-        groups.setdefault(name.partition("#")[0], []).append(seen.steps.pop(name))
-    for name, pieces in groups.items():
-        if len({len(piece) for piece in pieces}) == 1:
-            seen.steps[name] = torch.cat(pieces, dim=1)
+def _as_input(call: Call, gradient: Tensor) -> Tensor:
+    return call.fed(_like(call.input, gradient)).x
+
+
+def _arranged(gradient: Tensor, rows: int | None, time: int) -> Tensor:
+    return gradient.movedim(time, 0)[None] if rows is None else gradient.movedim((rows, time), (0, 1))
 
 
 def _arrivals(patient: Patient, run: Run) -> list[Arrival]:
@@ -156,30 +155,18 @@ def _arrivals(patient: Patient, run: Run) -> list[Arrival]:
     tensor = run.outputs.get(leaf.path) if leaf is not None else None
     if leaf is None or tensor is None or not tensor.requires_grad:
         return []
-    calls = [call for call in run.watch.calls if call.state is not None]
-    wanted: list[Tensor] = []
-    for call in calls:
-        assert call.state is not None
-        wanted.append(call.output.data if isinstance(call.output, PackedSequence) else call.output)
-        wanted.extend(call.state.values())
+    calls = [(call, call.state) for call in run.calls if call.layer.fused]
+    wanted = [part for call, state in calls for part in (_data(call.output_native), *state.values())]
+    keep = [part for part in wanted if part.requires_grad]
     total = projected(by_rows(tensor, leaf, run.inputs.batch))
-    keep = [w for w in wanted if w.requires_grad]
     found = dict(zip(map(id, keep), gradients(total, keep), strict=True))
     arrivals = []
-    for call in calls:
-        assert call.state is not None
-        raw = call.output.data if isinstance(call.output, PackedSequence) else call.output
-        gradient = found.get(id(raw))
-        out = None if gradient is None else _as_sequence(gradient, call)
-        arrivals.append(Arrival(call, out, {name: found.get(id(part)) for name, part in call.state.items()}))
+    for call, state in calls:
+        gradient = found.get(id(_data(call.output_native)))
+        output = None if gradient is None else _as_output(call, gradient)
+        arrivals.append(Arrival(call, output, {name: found.get(id(part)) for name, part in state.items()}))
     return arrivals
 
 
-def _as_sequence(gradient: Tensor, call: Call) -> Tensor:
-    if isinstance(call.output, PackedSequence):
-        return unpacked(call.output._replace(data=gradient))[0]
-    if not call.layer.fused:
-        return (gradient if gradient.dim() > 1 else gradient[None]).unsqueeze(1)
-    if gradient.dim() == 2:
-        return gradient[None]
-    return gradient if call.layer.spec.batch_first else gradient.transpose(0, 1)
+def _as_output(call: Call, gradient: Tensor) -> Tensor:
+    return call.returned(call.layer.join(_like(call.output_native, gradient), call.state_native)).output

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...state import tensors
 from ..patient import Patient, Run, probe
 from .gradients import projected
 from .repeats import gap
@@ -68,8 +69,6 @@ def objective(patient: Patient, run: Run) -> Tensor | None:
     if patient.loss is not None:
         total = patient.loss(run.result, patient.targets)
         return total if total.requires_grad else None
-    from ..tree import tensors
-
     outputs = [t for t in tensors(run.result).values() if t.is_floating_point() and t.requires_grad]
     return torch.stack([projected(t) for t in outputs]).sum() if outputs else None
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...state import Path, mapped, tensors
+from ..equal import same
+from ..hiding import hidden_things
 from ..patient import Patient, Run, probe
-from ..tree import Path, mapped, tensors
-from ..watching import same
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +57,7 @@ def twice(patient: Patient) -> Twice:
     with patient.afresh():
         first = patient.call()
         # The first result may be a tensor that the second call writes into.
-        first = Run(_copied(first), first.inputs, first.watch, first.trace)
+        first = Run(_copied(first), first.inputs, first.calls, first.trace)
         second = patient.call()
         after = _attributes(patient)
     changed = {name: t for name, t in after.items() if name not in before or before[name] is not t}
@@ -70,14 +71,14 @@ def _copied(run: Run) -> Any:
 @probe
 def traced(patient: Patient) -> Run:
     """Return the plain call with every operation written down."""
-    return patient.run(trace=True, watch=True)
+    return patient.run(trace=True, collect=True)
 
 
 @probe
 def other_seed(patient: Patient) -> tuple[Run, Run]:
     """Call the model in eval mode with two seeds."""
     # Neither is traced: torch takes other kernels then, and these differ in their last bits.
-    return patient.run(number=0, watch=True), patient.run(number=1, watch=True)
+    return patient.run(number=0, collect=True), patient.run(number=1, collect=True)
 
 
 @probe
@@ -123,7 +124,5 @@ def _graph(run: Run) -> dict[Any, Any]:
 
 def _attributes(patient: Patient) -> dict[str, Tensor]:
     """Return all tensors that are neither parameters nor fixed buffers, by the name one would write."""
-    from ..hiding import hidden_things
-
     held = {thing.name: thing.value for thing in hidden_things(patient.model) if isinstance(thing.value, Tensor)}
     return {**held, **{name: b for name, b in patient.model.named_buffers() if isinstance(b, torch.Tensor)}}

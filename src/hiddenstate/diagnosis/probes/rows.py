@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ...state import tensors
 from ..patient import Patient, Run, probe
 from .shapes import Leaf, base, by_rows, eps, layout
 
@@ -111,8 +112,8 @@ def mixing(patient: Patient) -> Mixing:
     inputs = patient.inputs
     rows = torch.arange(inputs.batch) < (inputs.batch + 1) // 2
     for mask in (rows, ~rows):
-        plain = patient.run(trace=True, watch=True)
-        states = {id(part) for call in plain.watch.calls if call.state is not None for part in call.state.values()}
+        plain = patient.run(trace=True, collect=True)
+        states = {id(part) for call in plain.calls for part in tensors(call.state_native).values()}
         old = plain.trace.events
         new = patient.run(inputs.other_rows(mask, seed=1), trace=True).trace.events
         for a, b in zip(old, new, strict=False):

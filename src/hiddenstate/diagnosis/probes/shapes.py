@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ...state import Path, tensors
+from ..equal import same
 from ..inputs import Inputs
 from ..patient import Patient, Run, probe
-from ..tree import Path
-from ..watching import same
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Layout:
 
 @probe
 def base(patient: Patient) -> Run:
-    """Return the plain call, in eval mode, with all layers watched."""
-    return patient.run(watch=True)
+    """Return the plain call, in eval mode, with the calls of all layers."""
+    return patient.run(collect=True)
 
 
 @probe
@@ -60,7 +60,7 @@ def fewer_rows(patient: Patient) -> Run | None:
 def attempt(patient: Patient, inputs: Inputs) -> Run | None:
     """Return the call, or None where the model does not take it."""
     try:
-        return patient.run(inputs, watch=True)
+        return patient.run(inputs, collect=True)
     except Exception:  # a trial: a model of fixed length refuses, and that is its right
         return None
 
@@ -79,7 +79,7 @@ def layout(patient: Patient) -> Layout:
         if found is not None and _shrank(run, found):
             shorter, aligned = found, group
             break
-    finals = [part for call in run.watch.calls if call.state is not None for part in call.state.values()]
+    finals = [part for call in run.calls for part in tensors(call.state_native).values()]
     leaves = [
         _leaf(path, tensor, patient.inputs, fewer=fewer, shorter=shorter, finals=finals)
         for path, tensor in run.outputs.items()

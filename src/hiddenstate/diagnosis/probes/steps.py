@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...state import Path
 from ..inputs import Inputs
 from ..patient import Patient, Run, probe
-from ..tree import Path
 from .shapes import base, by_rows, eps, final, layout, stepwise
 
 

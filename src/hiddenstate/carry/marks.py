@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cells import Layer
+from ..cells import Call, Layer
 from ..errors import BadInput, CarryError, StateMismatch
 from ..state import State
 from ..unrolling import Recurrent, unroll
@@ -73,22 +73,10 @@ def read_marks(starts: Any, lengths: Any) -> Marks:
     return Marks(starts, lengths)
 
 
-def run_marked(layer: Layer, x: Tensor, state: State, marks: Marks, start: Callable[[int], State]) -> Any:
-    """Run a fused layer on `x`, in its own layout, and return what it would: the output and the native state."""
-    batch_first = layer.spec.batch_first
-    rows_first = x if batch_first else x.transpose(0, 1)
-    lengths = marks.lengths
+def run_marked(call: Call, state: State, marks: Marks, start: Callable[[int], State]) -> Call:
+    """Run a call of a fused layer from `state`, with rows that start anew or end on the way."""
+    layer = call.layer
     own = {} if isinstance(layer.module, Recurrent) else {"initial": start}
-    out, last = unroll(
-        layer.module,
-        rows_first,
-        state,
-        lengths=None if lengths is None else lengths.clamp(min=1),
-        resets=marks.starts,
-        **own,  # type: ignore[arg-type]
-    )
-    waiting = [] if lengths is None else (lengths == 0).nonzero()[:, 0].tolist()
-    if waiting:
-        last = last.put(waiting, state.select(waiting))
-        out = out.index_fill(0, torch.tensor(waiting, device=out.device), 0.0)
-    return (out if batch_first else out.transpose(0, 1)), layer.to_native(last)
+    out, last = unroll(layer.module, call.x, state, lengths=marks.lengths, resets=marks.starts, **own)  # type: ignore[arg-type]
+    output = out if layer.spec.batch_first else out.transpose(0, 1)
+    return call.returned(layer.join(output, layer.to_native(last)))

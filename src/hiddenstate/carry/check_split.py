@@ -7,17 +7,15 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
-from ..cells import Layer, as_layer, layers, undisturbed, unwrap
+from ..cells import Call, Layer, Listener, Proceed, as_layer, layers, listen, untouched, unwrap
 from ..errors import BadInput, CarryWarning
+from ..state import tensors
 from ..unrolling import unroll
-from .carrying import Carry
-from .hooks import after
+from .carry import Carry
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ def check_split(model: nn.Module, x: Tensor, at: int | None = None, *, time_axis
     """
     inner = unwrap(model)
     with ExitStack() as stack:
-        stack.enter_context(undisturbed(inner))
+        stack.enter_context(untouched(inner))
         stack.enter_context(torch.no_grad())
         inner.eval()
         runner = stack.enter_context(_runner(inner))
@@ -70,11 +68,23 @@ def check_split(model: nn.Module, x: Tensor, at: int | None = None, *, time_axis
 
 @dataclass(slots=True)
 class _Run:
-    """What one run of the model gave, and what each layer was given and gave in it."""
+    """What one run of the model gave, and the calls that its layers had in it."""
 
     output: list[Tensor]
-    seen: dict[str, list[tuple[Any, Any]]]  # layer -> (input, output) of each call
+    calls: dict[str, list[Call]]  # layer -> its calls
     found: list[Layer]
+
+
+class _Calls(Listener):
+    """Notes every call of every layer."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[Call]] = {}
+
+    def layer_call(self, call: Call, proceed: Proceed) -> Call:
+        done = proceed(call)
+        self.of.setdefault(call.layer.name, []).append(done)
+        return done
 
 
 @contextmanager
@@ -89,19 +99,15 @@ def _runner(model: nn.Module) -> Iterator[Callable[..., _Run]]:
         attached = Carry.of(model)
         carry = attached or stack.enter_context(Carry(model))
         stack.enter_context(carry.fresh())
-        run = _Run([], {}, found)
-        for layer in found:
-            handle = after(
-                layer.module, lambda args, kwargs, result, layer=layer: _note(run, layer, args, kwargs, result)
-            )
-            stack.callback(handle.remove)
+        calls = _Calls()
+        stack.callback(listen(model, found, calls).remove)
 
         def go(piece: Tensor, *, on: bool = False) -> _Run:
             if not on:
                 carry.reset()
-            run.seen = {}
-            output = list(_tensors(model(piece)))
-            return _Run(output, run.seen, found)
+            calls.of = {}
+            output = list(tensors(model(piece)).values())
+            return _Run(output, calls.of, found)
 
         yield go
 
@@ -120,16 +126,9 @@ def _cell_runner(layer: Layer) -> Callable[..., _Run]:
     def go(piece: Tensor, *, on: bool = False) -> _Run:
         nonlocal state
         output, state = unroll(layer.module, piece, state if on else None)
-        return _Run([output], {layer.name: [(piece, output)]}, [layer])
+        return _Run([output], {}, [layer])
 
     return go
-
-
-def _note(run: _Run, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-    x = args[0] if args else next(iter(kwargs.values()))
-    output = layer.split(result)[0]
-    data = [thing.data if isinstance(thing, PackedSequence) else thing for thing in (x, output)]
-    run.seen.setdefault(layer.name, []).append((data[0], data[1]))
 
 
 def _compare(runner: Callable[..., _Run], whole: _Run, x: Tensor, cut: int, axis: int) -> Split:
@@ -141,7 +140,7 @@ def _compare(runner: Callable[..., _Run], whole: _Run, x: Tensor, cut: int, axis
     tolerance = _tolerance(whole.output)
     error = max([e for e in errors if e is not None], default=0.0)
     each = {layer: _layer_differences((whole, first, second), layer) for layer in whole.found}
-    by_name = {_called(layer): outputs for layer, (_, outputs) in each.items() if outputs is not None}
+    by_name = {layer.label: outputs for layer, (_, outputs) in each.items() if outputs is not None}
     if error <= tolerance:
         return Split(True, error, tolerance, cut, "", "", by_name)
     return Split(False, error, tolerance, cut, *_culprit(each, tolerance), by_name)
@@ -149,7 +148,7 @@ def _compare(runner: Callable[..., _Run], whole: _Run, x: Tensor, cut: int, axis
 
 def _culprit(each: Mapping[Layer, tuple[float | None, float | None]], tolerance: float) -> tuple[str, str]:
     for layer, (inputs, outputs) in each.items():
-        name = _called(layer)
+        name = layer.label
         if inputs is not None and inputs > tolerance:
             return f"before {name}", (
                 f"The input of {name!r} differs already, by {inputs:.2g}: something before it mixes steps "
@@ -163,10 +162,6 @@ def _culprit(each: Mapping[Layer, tuple[float | None, float | None]], tolerance:
     )
 
 
-def _called(layer: Layer) -> str:
-    return layer.name or "the model itself"
-
-
 def _reason(layer: Layer) -> str:
     if layer.fused and layer.spec.bidirectional:
         return "it runs in both directions, and its reverse direction begins at the end of each piece."
@@ -177,20 +172,24 @@ def _reason(layer: Layer) -> str:
 
 
 def _layer_differences(runs: tuple[_Run, ...], layer: Layer) -> tuple[float | None, float | None]:
-    calls = [run.seen.get(layer.name, []) for run in runs]
-    return _layer_difference(calls, 0), _layer_difference(calls, 1)
+    """Return how far a layer's inputs and outputs in the two pieces are from those in the whole."""
+    whole, first, second = (run.calls.get(layer.name, []) for run in runs)
+    if not whole or not first or not second:
+        return None, None
+    inputs = [_along_time([call.x for call in calls]) for calls in (whole, [*first, *second])]
+    outputs = [_along_time([call.output for call in calls]) for calls in (whole, [*first, *second])]
+    return _gap(inputs), _gap(outputs)
 
 
-def _layer_difference(calls: list[list[tuple[Any, Any]]], side: int) -> float | None:
-    whole, first, second = ([call[side] for call in run] for run in calls)
-    if not whole or not first or not second or not isinstance(whole[0], Tensor):
-        return None
-    if len(whole) == 1 and len(first) == 1 and len(second) == 1:
-        return _difference(whole[0], first[0], second[0])
-    pieces = [*first, *second]  # a cell stepped in a loop: one call for each step
-    if len(pieces) != len(whole) or any(a.shape != b.shape for a, b in zip(whole, pieces, strict=True)):
-        return None
-    return max(_distance(a, b) for a, b in zip(whole, pieces, strict=True))
+def _along_time(pieces: list[Tensor]) -> Tensor | None:
+    """Join what several calls saw, `(batch, time, ...)`; None where they were not of one kind."""
+    same = {(piece.shape[0], piece.shape[2:]) for piece in pieces}
+    return torch.cat(pieces, dim=1) if len(same) == 1 else None
+
+
+def _gap(pair: list[Tensor | None]) -> float | None:
+    whole, pieces = pair
+    return None if whole is None or pieces is None or whole.shape != pieces.shape else _distance(pieces, whole)
 
 
 def _difference(whole: Tensor, first: Tensor, second: Tensor) -> float | None:
@@ -225,12 +224,11 @@ def _tolerance(outputs: list[Tensor]) -> float:
 def _time_axis(whole: _Run, x: Tensor) -> int:
     """Find which axis of `x` the layers took for time; batch-first where it cannot be told."""
     for layer in whole.found:
-        calls = whole.seen.get(layer.name, [])
-        if not calls or not isinstance(calls[0][0], Tensor) or (layer.fused and calls[0][0].dim() < 2):
+        calls = whole.calls.get(layer.name, [])
+        if not calls:
             continue
-        batch_first = layer.spec.batch_first if layer.fused else True
-        seen = calls[0][0]
-        steps = seen.shape[1 if batch_first and seen.dim() > 2 else 0] if layer.fused else len(calls)
+        batch_first = not layer.fused or (layer.spec.batch_first and calls[0].batched)
+        steps = sum(call.steps for call in calls)
         fits = [axis for axis in (1, 0) if x.dim() > axis and x.shape[axis] == steps]
         if len(fits) == 1:
             return fits[0]
@@ -247,19 +245,3 @@ def _cuts(steps: int, at: int | None) -> list[int]:
     if not 0 < at < steps:
         raise BadInput(f"the cut is at {at}, but with {steps} steps it must be between 1 and {steps - 1}.")
     return [at]
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, PackedSequence):
-        yield output.data
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, tuple | list):
-        for value in output:
-            yield from _tensors(value)
-    elif hasattr(output, "__dataclass_fields__"):
-        for name in output.__dataclass_fields__:
-            yield from _tensors(getattr(output, name))

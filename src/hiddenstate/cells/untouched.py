@@ -21,10 +21,14 @@ _FOREIGN = {
 
 
 class Snapshot:
-    """Everything in a model that a call may change: attributes, containers, tensors, gradients, modes, hooks."""
+    """Everything in a model that a call may change: attributes, containers, tensors, gradients, modes, hooks.
 
-    def __init__(self, model: nn.Module, *others: nn.Module) -> None:
+    With `weights`, also the values of parameters and of their gradients, which nothing but training writes into.
+    """
+
+    def __init__(self, model: nn.Module, *others: nn.Module, weights: bool = True) -> None:
         """Look at `model`, and at modules that it uses without having registered them."""
+        self._weights = weights
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._lists: list[tuple[Any, list[Any]]] = []
         self._tensors: list[tuple[Tensor, Tensor, int | None]] = []
@@ -84,12 +88,15 @@ class Snapshot:
             self._keep(thing.__dict__, depth + 1)
 
     def _keep_tensor(self, tensor: Tensor) -> None:
+        grad = tensor.grad if tensor.is_leaf else None
+        if isinstance(tensor, nn.Parameter) and not self._weights:
+            self._grads.append((tensor, grad, None, tensor.requires_grad))
+            return
         with torch.no_grad():
             # Kernels such as batch_norm's write into buffers without counting it; into parameters nothing does.
             counted = isinstance(tensor, nn.Parameter) and not tensor.is_inference()
             version = tensor._version if counted else None
             self._tensors.append((tensor, tensor.detach().clone(), version))
-            grad = tensor.grad if tensor.is_leaf else None
             value = None if grad is None else grad.detach().clone()
             self._grads.append((tensor, grad, value, tensor.requires_grad))
 
@@ -107,6 +114,17 @@ def _write(tensor: Tensor, value: Tensor) -> None:
         target = tensor.detach()
         if target.shape == value.shape and not torch.equal(target, value):
             target.copy_(value)
+
+
+@contextmanager
+def untouched(module: nn.Module) -> Iterator[None]:
+    """Put back everything a trial call may change: attributes, buffers, modes, hooks and the random streams."""
+    snapshot = Snapshot(module, weights=False)
+    with random_streams_kept():
+        try:
+            yield
+        finally:
+            snapshot.restore()
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..cells import undisturbed
+from ..cells import untouched
 from ..errors import BadInput
-from .carrying import Carry
-from .keeping import Kept
+from .carry import Carry
+from .kept import Kept
 
 
 def tbptt(
@@ -53,58 +53,57 @@ class _Training:
     y: Tensor
     loss: Callable[[Any, Tensor], Tensor]
     axis: int
+    carry: Carry = field(init=False)
     # For each step that a gradient goes back to: what was kept when that step was first reached.
-    marks: dict[int, Kept] = field(default_factory=dict)
-
-    @property
-    def carry(self) -> Carry:
-        """What is attached to the model."""
-        carry = Carry.of(self.model)
-        assert carry is not None
-        return carry
+    points: dict[int, Kept] = field(default_factory=dict)
 
     def piece(self, oldest: int, begin: int, end: int) -> Tensor:
         """Run from `oldest`, take the loss from `begin` on, and its gradient."""
-        self.carry._kept = self.marks[oldest].copy()
-        with self.carry._handing.with_graph():
+        self.carry.restore(self.points[oldest])
+        with self.carry.with_graph():
             if oldest < begin:
                 self.run(oldest, begin)
-            self.mark_inside(begin, end)
+            self.note_inside(begin, end)
             value = self.loss(self.run(begin, end), self.y.narrow(self.axis, begin, end - begin))
             value.backward()  # type: ignore[no-untyped-call]
-        self.carry._kept = self.marks[end] = self.carry._kept.detach()
+        self.note(end)
         return value.detach()
 
     def run(self, begin: int, end: int) -> Any:
         """Run the model on these steps."""
         return self.model(self.x.narrow(self.axis, begin, end - begin))
 
-    def mark_inside(self, begin: int, end: int) -> None:
+    def note(self, step: int) -> None:
+        """Note what is kept at this step, cut from its graph, and go on from there."""
+        self.points[step] = self.carry.snapshot().detach()
+        self.carry.restore(self.points[step])
+
+    def note_inside(self, begin: int, end: int) -> None:
         """Note the states within a piece that later gradients go back to; none where k1 divides k2."""
-        outer = self.carry._kept
-        for step in sorted(step for step in self.marks if begin < step < end):
-            self.carry._kept = self.carry._kept.copy()
-            with undisturbed(self.model), torch.no_grad():
+        outer = self.carry.snapshot()
+        for step in sorted(step for step in self.points if begin < step < end):
+            with untouched(self.model), torch.no_grad():
                 self.run(begin, step)
-            self.marks[step] = self.carry._kept = self.carry._kept.detach()
+            self.note(step)
             begin = step
-        self.carry._kept = outer
+        self.carry.restore(outer)
 
 
 def _updates(training: _Training, k1: int, k2: int) -> Iterator[Tensor]:
     steps = training.x.shape[training.axis]
+    attached = Carry.of(training.model)
+    carry = training.carry = attached or Carry(training.model)
     pieces = [(begin, min(begin + k1, steps)) for begin in range(0, steps, k1)]
-    own = Carry(training.model) if Carry.of(training.model) is None else None
     try:
-        training.marks = {max(0, end - k2): Kept() for _, end in pieces} | {0: training.carry._kept}
+        training.points = {max(0, end - k2): Kept() for _, end in pieces} | {0: carry.snapshot()}
         for begin, end in pieces:
             oldest = max(0, end - k2)
             yield training.piece(oldest, begin, end)
-            training.carry._kept = training.marks[end]  # whatever was run in between
-            training.marks = {step: kept for step, kept in training.marks.items() if step >= oldest}
+            carry.restore(training.points[end])  # whatever was run in between
+            training.points = {step: kept for step, kept in training.points.items() if step >= oldest}
     finally:
-        if own is not None:
-            own.close()
+        if attached is None:
+            carry.close()
 
 
 def _check(x: Tensor, y: Tensor, k: tuple[int, int], axis: int) -> None:

@@ -38,6 +38,7 @@ MODELS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler looks there
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 @given(cut=st.integers(1, 11))
 def test_cutting_a_sequence_anywhere_changes_nothing(make, cut):
@@ -656,3 +657,136 @@ def test_a_compiled_model_that_ran_before_is_carried_while_a_carry_is_there(make
         torch.testing.assert_close(torch.cat(pieces, dim=1), whole)
         torch.testing.assert_close(alone[1], model(x[:, 3:]))
         assert not torch.allclose(alone[1], pieces[1])
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda layer, x: layer(x),
+        lambda layer, x: layer(input=x),
+        lambda layer, x: layer(x, None),
+        lambda layer, x: layer(hx=None, input=x),
+        lambda layer, x: layer.forward(x),
+        lambda layer, x: layer.forward(hx=None, input=x),
+        lambda layer, x: checkpoint(layer, x, use_reentrant=False),
+        lambda layer, x: checkpoint(layer, x, use_reentrant=True),
+    ],
+)
+def test_however_a_layer_is_called_pieces_equal_the_whole_and_marks_hold(kind, call):
+    layer = kind(3, 4, batch_first=True)
+    x = torch.randn(2, 8, 3, requires_grad=True)
+    whole, _ = layer(x)
+    with Carry(layer) as carry:
+        pieces = torch.cat([call(layer, x[:, :3])[0], call(layer, x[:, 3:])[0]], dim=1)
+        torch.testing.assert_close(pieces, whole)
+        carry.reset()
+        carry.mark(lengths=torch.tensor([8, 5]))
+        call(layer, x)
+        kept = carry.state["h"][:, 1]
+    torch.testing.assert_close(kept, first_part(layer(x[1:, :5])[1])[:, 0])
+
+
+def first_part(native):
+    return native if isinstance(native, torch.Tensor) else native[0]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_several_calls_before_one_backward_are_each_recomputed_with_their_own_state(reentrant):
+    class Checkpointed(Deep):
+        def forward(self, x):
+            return checkpoint(super().forward, x, use_reentrant=reentrant)
+
+    model = Checkpointed().double()
+    plain = Deep().double()
+    plain.load_state_dict(model.state_dict())
+    x = torch.randn(2, 8, 3, dtype=torch.float64, requires_grad=True)
+    for net in (plain, model):
+        with Carry(net):
+            sum(net(piece).square().sum() for piece in x.split(4, dim=1)).backward()
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(dict(model.named_parameters())[name].grad, parameter.grad)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_where_a_recomputed_call_cannot_be_told_from_another_it_is_refused(reentrant):
+    class Checkpointed(Deep):
+        def forward(self, x):
+            return checkpoint(super().forward, x, use_reentrant=reentrant)
+
+    model, x = Checkpointed(), torch.randn(2, 4, 3, requires_grad=True)
+    with Carry(model):
+        loss = model(x).sum() + model(x).sum()  # the same input twice, from two states
+        with pytest.raises(CarryError, match=r"'encoder.lstm' runs once more within a backward pass.*after each call"):
+            loss.backward()
+
+
+def test_a_layer_that_the_first_call_does_not_reach_is_named():
+    class Choosing(Deep):
+        def forward(self, x):
+            return self.encoder["lstm"](self.embed(x))[0]
+
+    model, x = Choosing(), torch.randn(2, 4, 3)
+    with Carry(model):
+        with pytest.warns(CarryWarning, match=r"'gru' was found in the model, but not called in its first call"):
+            model(x)
+        model(x)  # once is enough
+
+
+def test_layers_with_rows_of_their_own_show_in_one_state(tmp_path):
+    class Hierarchical(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.GRU(3, 4, batch_first=True)
+            self.sentences = nn.LSTM(4, 5, batch_first=True)
+
+        def forward(self, x):
+            _, h = self.words(x.flatten(0, 1))
+            return self.sentences(h[0].view(*x.shape[:2], 4))[0]
+
+    model, x = Hierarchical(), torch.randn(2, 6, 5, 3)
+    with Carry(model) as carry:
+        model(x)
+        state = carry.state
+        assert {name: part.shape[1] for name, part in state.items()} == {
+            "words.h": 12,
+            "sentences.h": 2,
+            "sentences.c": 2,
+        }
+        assert repr(carry) == "Carry(words, sentences; 12 and 2 rows)"
+        with pytest.raises(StateMismatch, match=r"different numbers of rows \(words.h 12, sentences.h 2.*one layer"):
+            _ = state.batch
+        state.save(tmp_path / "state")
+        expected = model(x)
+        carry.state = load(tmp_path / "state")
+        torch.testing.assert_close(model(x), expected)
+
+
+def test_messages_about_one_of_several_layers_name_it():
+    model = Deep()
+    with Carry(model) as carry:
+        model(torch.randn(2, 4, 3))
+        good = carry.state
+        parts = {**good, "encoder.lstm.c": torch.zeros(2, 2, 9)}
+        with pytest.raises(StateMismatch, match=r"at the layer 'encoder.lstm': part 'c' has shape \(2, 2, 9\)"):
+            carry.state = State(parts, good.batch_axis)
+
+
+def test_exporting_a_carried_model_is_refused():
+    model = Deep()
+    with Carry(model), pytest.raises(Exception, match=r"bake the state that is carried just now"):
+        torch.export.export(model, (torch.randn(2, 4, 3),))
+
+
+def test_a_submodule_that_is_called_is_carried_as_the_model_is():
+    class Lightning(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = Deep()
+
+    model, x = Lightning(), torch.randn(2, 8, 3)
+    whole = model.net(x)
+    with Carry(model) as carry:
+        pieces = torch.cat([model.net(x[:, :3]), model.net.forward(x[:, 3:])], dim=1)
+        torch.testing.assert_close(pieces, whole)
+        assert set(carry.state) == {"net.encoder.lstm.h", "net.encoder.lstm.c", "net.gru.h"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..cells import Layer, undisturbed
+from ..cells import Layer, untouched
 from ..errors import StateMismatch
 from ..state import Rows, State, row_index
 from .initial import Start, part_of
@@ -93,13 +93,13 @@ def part(found: list[Layer], state: State) -> dict[str, State]:
     if known < len(state):
         raise StateMismatch(
             f"the state has {len(state)} parts ({', '.join(state)}), but this model's layers take {known} of them: "
-            f"{', '.join(layer.name or 'the model itself' for layer in found)}. It belongs to another model."
+            f"{', '.join(layer.label for layer in found)}. It belongs to another model."
         )
     return own
 
 
 def _check_kind(layer: Layer, state: State) -> None:
-    with undisturbed(layer.module), torch.no_grad():
+    with untouched(layer.module), torch.no_grad():
         expected = layer.initial(1)
     for part, tensor in state.items():
         name, like = layer.part(part), expected[part]

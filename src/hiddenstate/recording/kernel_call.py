@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..cells import Hook
+from ..cells import uncompiled
 
 _VF: Any = torch._VF
 
@@ -54,7 +54,7 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class KernelCall:
     """What `torch._VF.lstm` and its kin were called with."""
 
     function: Any
@@ -81,7 +81,7 @@ class Call:
         return self.flat[layer * each : (layer + 1) * each]
 
 
-def parse(function: Any, args: tuple[Any, ...]) -> Call | None:
+def parse(function: Any, args: tuple[Any, ...]) -> KernelCall | None:
     """Return the call that these arguments make, or None where they are not laid out as `nn.RNNBase` does it."""
     kind = FUSED[function]
     try:
@@ -94,7 +94,7 @@ def parse(function: Any, args: tuple[Any, ...]) -> Call | None:
     except (ValueError, IndexError):
         return None
     state = tuple(hx) if kind == "lstm" else (hx,)
-    return Call(
+    return KernelCall(
         function, kind, data, sizes, state, tuple(flat), bias, layers, dropout, training, bidirectional, batch_first
     )
 
@@ -105,7 +105,7 @@ class Intercept(TorchFunctionMode):
     def __init__(self, functions: dict[Any, str], handle: Callable[[Any, tuple[Any, ...]], Any]) -> None:
         super().__init__()
         self._functions = functions
-        self._handle = Hook(handle)  # out of Dynamo's sight, as the hooks on modules are
+        self._handle = uncompiled(handle)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do as torch would, save for the functions that are watched."""

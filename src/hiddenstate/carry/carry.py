@@ -12,13 +12,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ..cells import Handle, unwrap
+from ..cells import Handle, layers, listen, unwrap
 from ..errors import BadInput, CarryError, CarryWarning, StateMismatch
 from ..state import Rows, State
-from .handing import Handing, both_ways
+from .handover import HandOver, both_ways
 from .initial import Init, Start, needed_layers
-from .keeping import Kept, join, part
-from .marking import read_marks
+from .kept import Kept, join, part
+from .marks import read_marks
 
 
 class Carry:
@@ -55,9 +55,8 @@ class Carry:
             )
         self._layers = needed_layers(model)
         self._start = Start(init, self._layers)
-        self._handing = Handing(unwrap(model), self._layers, self._start)
-        self._handing.strict, self._handing.detach = rows == "strict", detach
-        self._handles = self._attach()
+        self._hand_over = HandOver(unwrap(model), self._layers, self._start, strict=rows == "strict", detach=detach)
+        self._handle = self._attach(unwrap(model))
 
     @property
     def state(self) -> State | None:
@@ -99,7 +98,7 @@ class Carry:
         marks = read_marks(starts, lengths)
         if marks.starts is not None and marks.starts.shape[1]:
             self.reset(marks.starts[:, 0])
-        self._handing.mark(marks)
+        self._hand_over.marks = marks
 
     def exchange(self, states: Mapping[str, State]) -> dict[str, State]:
         """Put these states, one for each layer's name, in place of those kept, and return those.
@@ -108,8 +107,22 @@ class Carry:
         """
         before = self._kept
         self._kept = Kept(dict(states))
-        self._handing.mark(None)
+        self._hand_over.marks = None
         return before.states
+
+    def snapshot(self) -> Kept:
+        """Return all that is kept just now, graphs included, for `restore`."""
+        return self._kept.copy()
+
+    def restore(self, kept: Kept) -> None:
+        """Go on from what `snapshot` returned, as often as one likes."""
+        self._kept = kept.copy()
+
+    @contextmanager
+    def with_graph(self) -> Iterator[None]:
+        """Inside, states are kept with their graph, whatever `detach` is."""
+        with self._hand_over.with_graph():
+            yield
 
     @contextmanager
     def fresh(self) -> Iterator[Carry]:
@@ -146,11 +159,9 @@ class Carry:
         self._kept = Kept(states, {name: mask.clone() for name, mask in content["anew"].items()})
 
     def close(self) -> None:
-        """Take every hook off the model."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self._handing.mark(None)
+        """Leave the model as it was."""
+        self._handle.remove()
+        self._hand_over.marks = None
         for layer in self._layers:
             if _attached.get(layer.module) is self:
                 del _attached[layer.module]
@@ -158,7 +169,7 @@ class Carry:
     @staticmethod
     def of(model: nn.Module) -> Carry | None:
         """Return the Carry that is attached to `model`, if any."""
-        return next((found for layer in needed_layers(model) if (found := _attached.get(layer.module))), None)
+        return next((found for layer in layers(model) if (found := _attached.get(layer.module))), None)
 
     def __enter__(self) -> Carry:
         """Return itself."""
@@ -170,19 +181,19 @@ class Carry:
 
     def __repr__(self) -> str:
         """Return what is carried, and for how many rows."""
-        names = ", ".join(layer.name or "the model itself" for layer in self._layers)
-        batches = sorted({state.batch for state in self._kept.states.values()})
-        return f"Carry({names}; {'nothing kept yet' if not batches else f'{batches[0]} rows'})"
+        names = ", ".join(layer.label for layer in self._layers)
+        batches = " and ".join(map(str, dict.fromkeys(state.batch for state in self._kept.states.values())))
+        return f"Carry({names}; {f'{batches} rows' if batches else 'nothing kept yet'})"
 
     @property
     def _kept(self) -> Kept:
-        return self._handing.kept
+        return self._hand_over.kept
 
     @_kept.setter
     def _kept(self, kept: Kept) -> None:
-        self._handing.kept = kept
+        self._hand_over.kept = kept
 
-    def _attach(self) -> list[Handle]:
+    def _attach(self, model: nn.Module) -> Handle:
         for layer in self._layers:
             if layer.module in _attached:
                 raise CarryError(
@@ -193,12 +204,12 @@ class Carry:
             _attached[layer.module] = self
             if both_ways(layer):
                 warnings.warn(
-                    f"{layer.name or 'the model itself'!r} runs in both directions: its forward direction is carried, "
+                    f"{layer.label!r} runs in both directions: its forward direction is carried, "
                     f"its reverse direction starts anew in every batch, since it begins at the batch's end.",
                     CarryWarning,
                     stacklevel=3,
                 )
-        return self._handing.attach()
+        return listen(model, self._layers, self._hand_over)
 
 
 _attached: WeakKeyDictionary[nn.Module, Carry] = WeakKeyDictionary()

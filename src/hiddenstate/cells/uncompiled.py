@@ -1,0 +1,37 @@
+"""Code that torch.compile leaves alone: it keeps things on the side, which a graph would bake in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def uncompiled(fn: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that runs out of Dynamo's sight: a graph that is being compiled breaks there."""
+
+    @wraps(fn)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if "torch._dynamo" not in sys.modules:  # nothing is compiled yet, and it takes a second to load
+            return fn(*args, **kwargs)
+        if not disabled:
+            disabled.append(torch.compiler.disable(fn))  # type: ignore[no-untyped-call]
+            torch._dynamo.decorators.skip(call)
+            torch._dynamo.decorators.skip(_looked_at)
+        return disabled[0](*args, **kwargs) if _looked_at() else fn(*args, **kwargs)
+
+    disabled: list[Callable[P, T]] = []
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # the mark by which Dynamo leaves it alone
+    return call
+
+
+def _looked_at() -> bool:
+    """Say whether Dynamo looks at what is run in this thread; that it is loaded does not mean that it does."""
+    watching = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+    return watching is None or watching() is not None
