@@ -7,7 +7,7 @@
         model, (args, kwargs) = case.model(), case.inputs()
 """
 
-from . import agents, cells, states, variants
+from . import agents, cells, filters, loops, scans, states, variants
 from .case import Case, Expected
 
 FAMILIES = {
@@ -15,6 +15,9 @@ FAMILIES = {
     "variants": variants.case,
     "agents": agents.case,
     "states": states.case,
+    "loops": loops.case,
+    "scans": scans.case,
+    "filters": filters.case,
 }
 
 CASES: dict[str, Case] = {one.name: one for family in FAMILIES.values() for one in family.cases}

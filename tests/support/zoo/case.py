@@ -57,7 +57,7 @@ class Run:
 class Starts:
     """Where each run of an oracle begins: at what the model itself would start from, unless a state is given."""
 
-    def __init__(self, given: Sequence[Parts] = ()) -> None:
+    def __init__(self, given: Sequence[Parts | None] = ()) -> None:
         self.given, self.runs = given, []
 
     def __call__(self, **own: Tensor | None) -> Run:
@@ -150,8 +150,8 @@ class Case:
             for one, run in zip(self.expect, runs, strict=True)
         )
 
-    def explained_from(self, states: Sequence[Parts], seed: int = 0) -> Any:
-        """The output by the equations of a new model, each run begun at a state of yours."""
+    def explained_from(self, states: Sequence[Parts | None], seed: int = 0) -> Any:
+        """The output by the equations of a new model, each run begun at a state of yours; None: at its own."""
         args, kwargs = self.inputs()
         model = self.model()
         with torch.random.fork_rng(devices=[]):
