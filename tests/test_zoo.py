@@ -15,13 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from .support.zoo import CASES, FAMILIES, Case
-from .support.zoo.case import BATCH, OWN_STARTS, Starts
-
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*torch.jit.script.*:DeprecationWarning",
-    "ignore:.*torch.ao.quantization is deprecated.*:DeprecationWarning",
-    "ignore:.*torch.quantize_per_tensor.*:UserWarning",
-)
+from .support.zoo.case import OWN_STARTS, Starts
 
 RECURRENT = {name: case for name, case in CASES.items() if not case.is_decoy}
 DECOYS = {name: case for name, case in CASES.items() if case.is_decoy}
@@ -32,6 +26,8 @@ def leaves(value: Any) -> list[Tensor]:
     """All tensors in an output, in order, whatever it is made of."""
     if dataclasses.is_dataclass(value):
         return [leaf for one in dataclasses.fields(value) for leaf in leaves(getattr(value, one.name))]
+    if isinstance(value, dict):
+        return [leaf for key in sorted(value, key=str) for leaf in leaves(value[key])]
     if isinstance(value, PackedSequence):
         return [value.data, value.batch_sizes]
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
@@ -112,10 +108,32 @@ def test_the_equations_explain_the_output(case):
 
 
 @torch.no_grad()
-def test_watching_by_equations_leaves_the_inputs_as_they_are(case):
-    (args, kwargs), (same_args, same_kwargs) = case.inputs(), case.inputs()
-    case.explained(case.model(), args, kwargs)
-    assert distance((args, kwargs), (same_args, same_kwargs)) == 0
+def test_the_equations_change_neither_inputs_nor_weights(case):
+    args, kwargs = case.inputs()
+    model = case.model()
+    case.explained(model, args, kwargs)
+    assert distance((args, kwargs), case.inputs()) == 0
+    if tensors := leaves(model.state_dict()):
+        assert distance(tensors, leaves(case.model().state_dict())) == 0
+
+
+def test_a_model_can_be_trained_as_the_equations_say(case):
+    """The gradients of all weights agree, where there are any: the states are not only right in value."""
+    args, kwargs = case.inputs()
+    found = []
+    for run in (case.run, lambda *call: case.explained(*call)[0]):
+        model = case.model()
+        outputs = [leaf for leaf in leaves(run(model, args, kwargs)) if leaf.requires_grad]
+        if outputs:
+            torch.stack([leaf.square().mean() for leaf in outputs]).sum().backward()
+        found.append({name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None})
+    ours, theirs = found
+    assert theirs.keys() <= ours.keys()
+    for name, gradient in ours.items():
+        size = gradient.abs().max()
+        torch.testing.assert_close(
+            theirs.get(name, torch.zeros_like(gradient)), gradient, rtol=1e-3, atol=float(1e-4 * size + 1e-6)
+        )
 
 
 @torch.no_grad()
@@ -131,7 +149,7 @@ def test_the_answer_says_how_many_steps_and_where_the_rows_are(recurrent):
         for name, values in answer.parts.items():
             assert len(values) == answer.steps
             if (axis := answer.batch_axis[name]) is not None:
-                assert all(value.shape[axis] == BATCH for value in values)
+                assert all(value.shape[axis] == answer.rows for value in values)
 
 
 @torch.no_grad()
@@ -191,6 +209,18 @@ def test_what_a_model_keeps_is_the_last_state(recurrent):
     last = {name: value for run in runs for name, value in run.after(-1).items() if name in kept}
     assert kept.keys() == last.keys() != set()
     assert distance(kept, last) <= recurrent.tolerance
+
+
+@torch.no_grad()
+def test_a_model_with_a_state_of_its_own_goes_on_where_it_ended(recurrent):
+    if recurrent.own_start != "attribute":
+        return
+    args, kwargs = recurrent.inputs()
+    _, runs = recurrent.explained(recurrent.model(), args, kwargs)
+    model = recurrent.model()
+    recurrent.run(model, args, kwargs)
+    expected = recurrent.explained_from([run.after(-1) for run in runs])
+    assert distance(recurrent.run(model, args, kwargs), expected) <= recurrent.tolerance
 
 
 @torch.no_grad()

@@ -7,7 +7,23 @@
         model, (args, kwargs) = case.model(), case.inputs()
 """
 
-from . import agents, cells, filters, loops, scans, states, variants
+from . import (
+    agents,
+    attributes,
+    cells,
+    decoders,
+    decoys,
+    filters,
+    iterations,
+    layers,
+    loops,
+    memories,
+    scans,
+    states,
+    timeless,
+    variants,
+    wrappers,
+)
 from .case import Case, Expected
 
 FAMILIES = {
@@ -18,6 +34,14 @@ FAMILIES = {
     "loops": loops.case,
     "scans": scans.case,
     "filters": filters.case,
+    "layers": layers.case,
+    "wrappers": wrappers.case,
+    "attributes": attributes.case,
+    "memories": memories.case,
+    "decoders": decoders.case,
+    "iterations": iterations.case,
+    "decoys": decoys.case,
+    "timeless": timeless.case,
 }
 
 CASES: dict[str, Case] = {one.name: one for family in FAMILIES.values() for one in family.cases}

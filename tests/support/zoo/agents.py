@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from .case import BATCH, FEATURES, STEPS, UNITS, Family, drawn, expected, gru_step, lstm_step, series, zeros
 from .cells import NO_ARGUMENT
@@ -258,3 +259,32 @@ def tree_lstm(model, x, tree, start):
         done[index] = model.node(x[:, index], children)
         run.keep(h=done[index][0], c=done[index][1])
     return done[0][0]
+
+
+class Recomputed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(FEATURES, UNITS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = torch.zeros(len(x), UNITS), []
+        for frame in x.unbind(1):
+            h = checkpoint(self.cell, frame, h, use_reentrant=False)
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+@case(
+    Recomputed,
+    expected("cell loop", "cell", track="cell", h=0),
+    style="A cell under checkpointing: each step is computed again in the backward.",
+    inputs=series,
+    carriable=True,
+    own_start="zeros",
+    resume=NO_ARGUMENT,
+)
+def checkpointed_loop(model, x, start):
+    run = start(h=zeros())
+    for t in range(x.shape[1]):
+        run.keep(h=gru_step(model.cell, x[:, t], run["h"]))
+    return run.along("h")

@@ -80,15 +80,22 @@ class Expected:
     batch_axis: Mapping[str, int | None]  # for each part; None where all rows share it
     steps: int
     track: str | None = None  # where the words of the library prescribe it
+    rows: int = BATCH  # how long the batch axis is
     parts: Mapping[str, list[Tensor]] = field(default_factory=dict)  # after each repetition
     initial: Mapping[str, Tensor | None] = field(default_factory=dict)
 
 
 def expected(
-    kind: str, path: str = "", steps: int = STEPS, *, track: str | None = None, **batch_axis: int | None
+    kind: str,
+    path: str = "",
+    steps: int = STEPS,
+    *,
+    track: str | None = None,
+    rows: int = BATCH,
+    **batch_axis: int | None,
 ) -> Expected:
     """`expected("cell loop", "cell", h=0)`: either word is right; the rows of `h` are on axis 0."""
-    return Expected(frozenset(kind.split()), path, batch_axis, steps, track)
+    return Expected(frozenset(kind.split()), path, batch_axis, steps, track, rows)
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,7 @@ class Case:
     expect: tuple[Expected, ...]
     carriable: bool | None = None  # whether two pieces, with the state put in, equal the whole; None: has no time
     time_axis: int | None = 1  # of the first input
-    own_start: str | None = None
+    own_start: str | None = None  # "zeros": any constants made in forward; None: handed in, or no value at first
     resume: Callable[..., Any] | str = ""  # (model, states, *args, **kwargs) -> output; or why no state can be put in
     cut_inputs: tuple[int | str, ...] = (0,)  # the arguments that have a time axis
     join: Any = 1  # how outputs of pieces become one: an axis, "last", or a tuple or dict of these

@@ -45,7 +45,7 @@ def kalman_filter(model, z, start):
     for t in range(z.shape[1]):
         m = torch.einsum("ij,bj->bi", model.F, run["m"])
         P = torch.einsum("ij,bjk,lk->bil", model.F, run["P"], model.F) + Q
-        gain = P @ model.H.T @ torch.linalg.inv(model.H @ P @ model.H.T + R)
+        gain = (torch.linalg.inv(model.H @ P @ model.H.T + R) @ model.H @ P).mT
         m = m + torch.einsum("bij,bj->bi", gain, z[:, t] - m @ model.H.T)
         run.keep(m=m, P=P - gain @ model.H @ P)
     return run.along("m")
@@ -258,3 +258,32 @@ def smoother(model, x, start):
         run.keep(ema=keep * run["ema"] + (1 - keep) * x[:, t])
         out.append((run["ema"] * model.u + x[:, t]).clamp(min=0))
     return torch.stack(out, 1)
+
+
+class RunningMaximum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(FEATURES, UNITS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        best = torch.full((len(x), UNITS), -1e3)
+        for frame in x.unbind(1):
+            best = torch.maximum(best, self.score(frame))
+        return best
+
+
+@case(
+    RunningMaximum,
+    expected("loop none", "", best=0),
+    style="Pooling written as a loop: a maximum that only the next maximum reads. A state, or a mere collection.",
+    inputs=series,
+    carriable=True,
+    own_start="zeros",
+    resume=NO_ARGUMENT,
+    join="last",
+)
+def running_maximum(model, x, start):
+    run = start(best=zeros() - 1e3)
+    for t in range(x.shape[1]):
+        run.keep(best=torch.stack([run["best"], model.score(x[:, t])]).max(0).values)
+    return run["best"]

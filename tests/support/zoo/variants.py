@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 from torch import Tensor, nn
 
@@ -312,3 +314,75 @@ def leaky_neurons(model, x, start):
     for t in range(x.shape[0]):
         run.keep(mem=0.9 * run["mem"] + model.fc(x[t]) - 0.5 * (run["mem"] > 0.5))
     return torch.sigmoid(10 * (run.along("mem", dim=0) - 0.5))
+
+
+class Dilated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = MakemoreCell()
+
+    def forward(self, x: Tensor) -> Tensor:
+        past, out = deque([torch.zeros(len(x), UNITS)] * 3, maxlen=3), []
+        for frame in x.unbind(1):
+            past.append(self.cell(frame, past[0]))
+            out.append(past[-1])
+        return torch.stack(out, 1)
+
+
+@case(
+    Dilated,
+    expected("cell loop", "cell", oldest=0, middle=0, newest=0),
+    style="Dilated RNN: a cell goes on from three steps ago, so the last three results are the state, in a deque.",
+    **OWN_ZEROS,
+)
+def dilated_rnn(model, x, start):
+    layer, run = model.cell.xh_to_h, start(oldest=zeros(), middle=zeros(), newest=zeros())
+    for t in range(x.shape[1]):
+        h = layer(torch.cat([x[:, t], run["oldest"]], 1)).tanh()
+        run.keep(oldest=run["middle"], middle=run["newest"], newest=h)
+    return run.along("newest")
+
+
+class ContractCell(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.start = nn.LSTMCell(FEATURES, UNITS), nn.Parameter(torch.randn(2, UNITS))
+
+    def initial_state(self, batch: int) -> tuple[Tensor, Tensor]:
+        return self.start[0].expand(batch, -1), self.start[1].expand(batch, -1)
+
+    def forward(self, inputs: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        state = self.lstm(inputs, state)
+        return state[0] + inputs.mean(1, keepdim=True), state
+
+
+class Unrolled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = ContractCell()
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        state = self.core.initial_state(x.shape[0]) if state is None else state
+        ys = []
+        for frame in x.unbind(1):
+            y, state = self.core(frame, state)
+            ys.append(y)
+        return torch.stack(ys, 1), state
+
+
+@case(
+    Unrolled,
+    expected("cell loop", "core", track="core", h=0, c=0),
+    style="Haiku's contract in PyTorch: initial_state(batch), here learned, and (inputs, state) to (output, state).",
+    inputs=series,
+    carriable=True,
+    own_start="learned",
+    resume=lambda model, states, x: model(x, (states[0]["h"], states[0]["c"])),
+    join=(1, "last"),
+)
+def initial_state_of_a_batch(model, x, start):
+    run = start(h=model.core.start[0].expand(BATCH, -1), c=model.core.start[1].expand(BATCH, -1))
+    for t in range(x.shape[1]):
+        h, c = lstm_step(model.core.lstm, x[:, t], run["h"], run["c"])
+        run.keep(h=h, c=c)
+    return run.along("h") + x.mean(2, keepdim=True), (run["h"], run["c"])
