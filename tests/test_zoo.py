@@ -19,6 +19,21 @@ from .support.zoo.case import OWN_STARTS, Starts
 
 RECURRENT = {name: case for name, case in CASES.items() if not case.is_decoy}
 DECOYS = {name: case for name, case in CASES.items() if case.is_decoy}
+CLAIMED = {name: case for name, case in RECURRENT.items() if case.carriable is not None}
+CARRIABLE = {name: case for name, case in CLAIMED.items() if case.carriable}
+KEEPING = {name: case for name, case in RECURRENT.items() if case.own_start == "attribute"}
+STEPPING = {
+    name: case
+    for name, case in RECURRENT.items()
+    if any(one.kind & {"cell", "iteration"} and one.module_path for one in case.expect)
+}
+NOT_RETURNED = {
+    ("forward_called", "memory"): "a hook does not hear .forward",
+    ("dilated_rnn", "oldest"): "returned two steps ago",
+    ("dilated_rnn", "middle"): "returned one step ago",
+    ("encoder_decoder", "inp"): "made of what the cell returned",
+    ("float_that_becomes_a_voltage", "v"): "kept in an attribute",
+}
 CUT = 4
 
 
@@ -39,7 +54,9 @@ def distance(one: Any, other: Any) -> float:
     assert pairs
     if any(a.shape != b.shape for a, b in pairs):
         return float("inf")
-    return max(float((a - b).abs().max()) if a.dtype != torch.bool else float((a ^ b).any()) for a, b in pairs)
+    far = [float((a - b).abs().max()) if a.dtype != torch.bool else float((a ^ b).any()) for a, b in pairs]
+    assert all(one == one for one in far), "not a number"
+    return max(far)
 
 
 def joined(how: Any, first: Any, second: Any) -> Any:
@@ -76,21 +93,11 @@ def in_pieces(case: Case, second: Any) -> tuple[Any, Any]:
     return whole, joined(case.join, head, tail)
 
 
-@pytest.fixture(params=CASES.values(), ids=CASES)
-def case(request):
-    return request.param
+def each(cases: dict[str, Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases.values(), ids=cases)
 
 
-@pytest.fixture(params=RECURRENT.values(), ids=RECURRENT)
-def recurrent(request):
-    return request.param
-
-
-@pytest.fixture(params=DECOYS.values(), ids=DECOYS)
-def decoy(request):
-    return request.param
-
-
+@each(CASES)
 @torch.no_grad()
 def test_a_model_gives_the_same_when_made_and_run_again(case):
     first, again = (case.run(case.model(), *case.inputs()) for _ in range(2))
@@ -100,6 +107,7 @@ def test_a_model_gives_the_same_when_made_and_run_again(case):
     assert (distance(case.run(model, *case.inputs()), first) > 0) == case.changes_itself
 
 
+@each(CASES)
 @torch.no_grad()
 def test_the_equations_explain_the_output(case):
     args, kwargs = case.inputs()
@@ -107,6 +115,7 @@ def test_the_equations_explain_the_output(case):
     assert distance(output, case.run(case.model(), args, kwargs)) <= case.tolerance
 
 
+@each(CASES)
 @torch.no_grad()
 def test_the_equations_change_neither_inputs_nor_weights(case):
     args, kwargs = case.inputs()
@@ -117,6 +126,7 @@ def test_the_equations_change_neither_inputs_nor_weights(case):
         assert distance(tensors, leaves(case.model().state_dict())) == 0
 
 
+@each(CASES)
 def test_a_model_can_be_trained_as_the_equations_say(case):
     """The gradients of all weights agree, where there are any: the states are not only right in value."""
     args, kwargs = case.inputs()
@@ -136,106 +146,118 @@ def test_a_model_can_be_trained_as_the_equations_say(case):
         )
 
 
+@each(RECURRENT)
 @torch.no_grad()
-def test_the_answer_says_how_many_steps_and_where_the_rows_are(recurrent):
-    model = recurrent.model()
+def test_the_answer_says_how_many_steps_and_where_the_rows_are(case):
+    model = case.model()
     modules = dict(model.named_modules())
-    args, kwargs = recurrent.inputs()
-    answers = recurrent.answers(model, args, kwargs)
-    assert len(answers) == len(recurrent.expect) > 0
+    args, kwargs = case.inputs()
+    answers = case.answers(model, args, kwargs)
+    assert len(answers) == len(case.expect) > 0
     for answer in answers:
         assert answer.module_path in modules
         assert answer.batch_axis.keys() == answer.parts.keys() == answer.initial.keys() != set()
+        assert answer.derived < answer.parts.keys()
+        assert answer.returned.keys() <= answer.parts.keys()
+        assert all(len(values) == answer.steps for values in answer.returned.values())
         for name, values in answer.parts.items():
             assert len(values) == answer.steps
             if (axis := answer.batch_axis[name]) is not None:
                 assert all(value.shape[axis] == answer.rows for value in values)
 
 
+@each(STEPPING)
 @torch.no_grad()
-def test_each_part_of_the_state_is_in_the_output(recurrent):
-    args, kwargs = recurrent.inputs()
-    _, runs = recurrent.explained(recurrent.model(), args, kwargs)
+def test_a_step_that_is_a_module_returned_what_the_answer_says(case):
+    """Heard by hooks, without any equations."""
+    args, kwargs = case.inputs()
+    answers = [one for one in case.answers(case.model(), args, kwargs) if one.module_path]
+    model = case.model()
+    calls = {one.module_path: [] for one in answers}
+    for path in calls:
+
+        def hear(module, args, output, path=path):
+            calls[path].append([leaf.clone() for leaf in leaves(output)])
+
+        model.get_submodule(path).register_forward_hook(hear)
+    case.run(model, args, kwargs)
+    for one in reversed(answers):  # from the end: some modules are called once more, to make the start
+        heard = calls[one.module_path][-one.steps :]
+        del calls[one.module_path][-one.steps :]
+        for part, values in ({**one.parts, **one.returned}).items():
+            missed = [
+                step
+                for step, value in enumerate(values)
+                if not any(distance(value, leaf) <= case.tolerance for leaf in (heard[step] if heard else ()))
+            ]
+            assert bool(missed) == ((case.name, part) in NOT_RETURNED), (part, missed)
+
+
+@each(RECURRENT)
+@torch.no_grad()
+def test_each_part_of_the_state_is_in_the_output(case):
+    args, kwargs = case.inputs()
+    _, runs = case.explained(case.model(), args, kwargs)
     for number, run in enumerate(runs):
 
         def output_from(state, number=number):
-            return recurrent.explained_from([state if k == number else None for k in range(len(runs))])
+            return case.explained_from([state if k == number else None for k in range(len(runs))])
 
         state = run.after(-1)
         right = output_from(state)
         assert distance(right, output_from(state)) == 0
         for name, value in state.items():
             changed = distance(output_from({**state, name: spoiled(value)}), right) > 1e-5
-            assert changed == (name not in recurrent.idle), name
+            assert changed == (name not in case.idle), name
 
 
+@each(CLAIMED)
 @torch.no_grad()
-def test_pieces_equal_the_whole_by_the_equations_where_it_is_claimed(recurrent):
-    if recurrent.time_axis is None:
-        assert recurrent.carriable is not True
-        return
+def test_pieces_equal_the_whole_by_the_equations_where_it_is_claimed_and_nowhere_else(case):
+    def second(model, states, args, kwargs):
+        return case.oracle(model, *args, start=Starts(states), **kwargs)
+
+    whole, put_together = in_pieces(case, second)
+    assert (distance(whole, put_together) <= 2 * case.tolerance) == case.carriable
+
+
+@each(CARRIABLE)
+@torch.no_grad()
+def test_pieces_equal_the_whole_by_the_model_itself(case):
+    if isinstance(case.resume, str):
+        pytest.skip(case.resume)
 
     def second(model, states, args, kwargs):
-        return recurrent.oracle(model, *args, start=Starts(states), **kwargs)
+        return case.resume(model, states, *args, **kwargs)
 
-    if recurrent.carriable is not None:
-        whole, put_together = in_pieces(recurrent, second)
-        assert (distance(whole, put_together) <= 2 * recurrent.tolerance) == recurrent.carriable
+    whole, put_together = in_pieces(case, second)
+    assert distance(whole, put_together) <= 2 * case.tolerance
 
 
+@each(KEEPING)
 @torch.no_grad()
-def test_pieces_equal_the_whole_by_the_model_itself(recurrent):
-    if isinstance(recurrent.resume, str):
-        assert (recurrent.resume != "") == (recurrent.carriable is True), "either a way to put a state in, or why not"
-        pytest.skip(recurrent.resume or "cannot be carried, which the equations show")
-
-    def second(model, states, args, kwargs):
-        return recurrent.resume(model, states, *args, **kwargs)
-
-    whole, put_together = in_pieces(recurrent, second)
-    assert distance(whole, put_together) <= 2 * recurrent.tolerance
-
-
-@torch.no_grad()
-def test_what_a_model_keeps_is_the_last_state(recurrent):
-    if recurrent.kept is None:
-        assert recurrent.own_start != "attribute"
-        return
-    args, kwargs = recurrent.inputs()
-    _, runs = recurrent.explained(recurrent.model(), args, kwargs)
-    model = recurrent.model()
-    recurrent.run(model, args, kwargs)
-    kept = recurrent.kept(model)
+def test_what_a_model_keeps_is_the_last_state_and_it_goes_on_from_there(case):
+    args, kwargs = case.inputs()
+    _, runs = case.explained(case.model(), args, kwargs)
+    model = case.model()
+    case.run(model, args, kwargs)
+    kept = case.kept(model)
     last = {name: value for run in runs for name, value in run.after(-1).items() if name in kept}
     assert kept.keys() == last.keys() != set()
-    assert distance(kept, last) <= recurrent.tolerance
+    assert distance(kept, last) <= case.tolerance
+    expected = case.explained_from([run.after(-1) for run in runs])
+    assert distance(case.run(model, args, kwargs), expected) <= case.tolerance
 
 
+@each({name: case for name, case in DECOYS.items() if case.carriable is not None})
 @torch.no_grad()
-def test_a_model_with_a_state_of_its_own_goes_on_where_it_ended(recurrent):
-    if recurrent.own_start != "attribute":
-        return
-    args, kwargs = recurrent.inputs()
-    _, runs = recurrent.explained(recurrent.model(), args, kwargs)
-    model = recurrent.model()
-    recurrent.run(model, args, kwargs)
-    expected = recurrent.explained_from([run.after(-1) for run in runs])
-    assert distance(recurrent.run(model, args, kwargs), expected) <= recurrent.tolerance
-
-
-@torch.no_grad()
-def test_a_decoy_has_no_state_to_put_in(decoy):
-    """What `carriable` says of a decoy: whether pieces equal the whole with nothing put in at all."""
-    assert decoy.why
-    if decoy.carriable is None:
-        return
-
+def test_pieces_of_a_decoy_equal_the_whole_with_nothing_put_in_where_it_is_claimed(case):
     def second(model, states, args, kwargs):
         assert states == []
         return model(*args, **kwargs)
 
-    whole, put_together = in_pieces(decoy, second)
-    assert (distance(whole, put_together) <= 2 * decoy.tolerance) == decoy.carriable
+    whole, put_together = in_pieces(case, second)
+    assert (distance(whole, put_together) <= 2 * case.tolerance) == case.carriable
 
 
 def test_the_zoo_is_as_large_as_promised():
@@ -244,8 +266,12 @@ def test_the_zoo_is_as_large_as_promised():
     assert sum(len(family.cases) for family in FAMILIES.values()) == len(CASES)
 
 
-def test_each_case_says_what_it_is(case):
+@each(CASES)
+def test_each_case_says_what_it_is_and_why(case):
     assert case.style[0].isupper()
     assert case.style.endswith(".")
     assert case.own_start in OWN_STARTS
     assert not (case.carriable and case.time_axis is None)
+    assert (case.kept is not None) == (case.own_start == "attribute")
+    # No claim without a reason: why a decoy is one, why a state cannot be put in, why pieces are not tried.
+    assert case.why if case.is_decoy else case.resume

@@ -39,7 +39,7 @@ class RSSM(nn.Module):
 
 @case(
     RSSM,
-    expected("loop cell", "", stoch=0, deter=0),
+    expected("loop cell", "", derived=("stoch",), stoch=0, deter=0),
     style="RSSM of Dreamer: a dict of a drawn and a determined part; the step is a method, not a module.",
     inputs=lambda: ((drawn(BATCH, STEPS, FEATURES), drawn(BATCH, STEPS, 2, seed=3)), {}),
     carriable=True,
@@ -173,7 +173,8 @@ class Siamese(nn.Module):
     expected("cell loop", "cell", STEPS - 2, track="cell", h=0),
     style="A Siamese network: one cell reads two sequences of different lengths, each from zero.",
     inputs=lambda: ((drawn(BATCH, STEPS, FEATURES), drawn(BATCH, STEPS - 2, FEATURES, seed=3)), {}),
-    carriable=None,  # the two inputs end at different times
+    carriable=None,
+    resume="the two inputs end at different times",
     own_start="zeros",
     join="last",
 )
@@ -212,6 +213,7 @@ class BothWays(nn.Module):
     style="A bidirectional RNN by hand: one loop forth, one loop back. The backward part steps from the end.",
     inputs=series,
     carriable=False,
+    resume="the loop back begins at the end of the whole",
     own_start="zeros",
 )
 def both_ways_by_hand(model, x, start):
@@ -247,7 +249,8 @@ class TreeLSTM(nn.Module):
     expected("cell loop none", "", h=0, c=0),
     style="Child-sum TreeLSTM: what a node gives goes to its parent, so there is an order, but no time to cut.",
     inputs=lambda: ((drawn(BATCH, STEPS, FEATURES), {0: (1, 2), 1: (3, 4), 2: (5, 6)}), {}),
-    carriable=False,
+    carriable=None,
+    resume="a tree has no time to cut",
     time_axis=None,
     own_start="zeros",
     idle={"h": "in a tree no state crosses from one step to the next", "c": "the same"},

@@ -119,7 +119,8 @@ class OneStep(nn.Module):
     expected("attribute", "", 1, mem=0),
     style="Snntorch with init_hidden: the model takes one step in each call, its membrane is empty at first.",
     inputs=lambda: ((drawn(BATCH, FEATURES),), {}),
-    carriable=None,  # one call is one step: there is nothing to cut, yet calls go on
+    carriable=None,
+    resume="one call is one step: there is nothing to cut, yet calls go on",
     time_axis=None,
     own_start="attribute",
     kept=lambda model: {"mem": model.mem},
@@ -151,7 +152,8 @@ class BufferState(nn.Module):
     BufferState,
     expected("attribute cell loop", "cell", state=0),
     style="A state in a buffer, written by copy_, beside the running statistics of a BatchNorm, which are none.",
-    **(KEEPS | {"carriable": False}),  # the statistics of a piece are not those of the whole
+    **(KEEPS | {"carriable": False}),
+    resume="the statistics of a piece are not those of the whole",
     kept=lambda model: {"state": model.state},
 )
 def buffer_beside_statistics(model, x, start):

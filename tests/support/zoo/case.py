@@ -33,6 +33,7 @@ class Run:
 
     def __init__(self, own: dict[str, Tensor | None], given: Parts | None = None) -> None:
         self.parts: dict[str, list[Any]] = {name: [value] for name, value in ({**own, **(given or {})}).items()}
+        self.returned: dict[str, list[Tensor]] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         return self.parts[name][-1]
@@ -44,6 +45,11 @@ class Run:
         for name, value in parts.items():
             # A copy: a model that writes in place must not change what was noted.
             self.parts[name].append(value.clone())
+
+    def gave(self, **parts: Tensor) -> None:
+        """Note what the step's module itself returned, where the loop makes something else of it."""
+        for name, value in parts.items():
+            self.returned.setdefault(name, []).append(value.clone())
 
     def along(self, name: str, dim: int = 1) -> Tensor:
         """All steps of one part, without the start, stacked."""
@@ -71,8 +77,12 @@ class Expected:
     """What a right answer says about one recurrence.
 
     `kind` holds all the words that are right: `layer` stands for torch's own layers too (lstm, gru, rnn), and `cell`
-    for torch's own cells. Where `none` is among them, finding nothing is right as well. `parts` and `initial` are
-    filled in by `Case.answers`.
+    for torch's own cells. Where `none` is among them, finding nothing is right as well.
+
+    `parts` holds what crosses at the end of a repetition. Two answers besides are right: one without the parts in
+    `derived`, which the others determine if one cuts elsewhere in the repetition (a read vector, a token fed back);
+    and, for a cell, the values in `returned`, where the loop masks or mixes what its module returned.
+    `parts`, `initial` and `returned` are filled in by `Case.answers`.
     """
 
     kind: frozenset[str]
@@ -81,8 +91,10 @@ class Expected:
     steps: int
     track: str | None = None  # where the words of the library prescribe it
     rows: int = BATCH  # how long the batch axis is
+    derived: frozenset[str] = frozenset()
     parts: Mapping[str, list[Tensor]] = field(default_factory=dict)  # after each repetition
     initial: Mapping[str, Tensor | None] = field(default_factory=dict)
+    returned: Mapping[str, list[Tensor]] = field(default_factory=dict)
 
 
 def expected(
@@ -92,10 +104,11 @@ def expected(
     *,
     track: str | None = None,
     rows: int = BATCH,
+    derived: Iterable[str] = (),
     **batch_axis: int | None,
 ) -> Expected:
     """`expected("cell loop", "cell", h=0)`: either word is right; the rows of `h` are on axis 0."""
-    return Expected(frozenset(kind.split()), path, batch_axis, steps, track, rows)
+    return Expected(frozenset(kind.split()), path, batch_axis, steps, track, rows, frozenset(derived))
 
 
 @dataclass(frozen=True)
@@ -111,7 +124,7 @@ class Case:
     carriable: bool | None = None  # whether two pieces, with the state put in, equal the whole; None: has no time
     time_axis: int | None = 1  # of the first input
     own_start: str | None = None  # "zeros": any constants made in forward; None: handed in, or no value at first
-    resume: Callable[..., Any] | str = ""  # (model, states, *args, **kwargs) -> output; or why no state can be put in
+    resume: Callable[..., Any] | str = ""  # (model, states, *args, **kwargs) -> output; or why that cannot be done
     cut_inputs: tuple[int | str, ...] = (0,)  # the arguments that have a time axis
     join: Any = 1  # how outputs of pieces become one: an axis, "last", or a tuple or dict of these
     kept: Callable[[nn.Module], Parts] | None = None  # where the model itself keeps its state after a call
@@ -153,6 +166,7 @@ class Case:
                 one,
                 parts={name: values[1:] for name, values in run.parts.items()},
                 initial={name: values[0] for name, values in run.parts.items()},
+                returned=run.returned,
             )
             for one, run in zip(self.expect, runs, strict=True)
         )

@@ -60,7 +60,7 @@ ATTENTION = ("attention_weights", "attention_weights_cum", "attention_context")
 
 @case(
     Tacotron,
-    expected("loop attribute", "", **dict.fromkeys(TACOTRON + ATTENTION, 0)),
+    expected("loop attribute", "", derived=("attention_context",), **dict.fromkeys(TACOTRON + ATTENTION, 0)),
     style="Tacotron 2's decoder: two cells, attention sums and context, in attributes that each call begins anew.",
     inputs=lambda: ((drawn(STEPS, BATCH, FEATURES), memory()), {}),
     carriable=True,
@@ -113,7 +113,7 @@ class InputFeeding(nn.Module):
 
 @case(
     InputFeeding,
-    expected("loop cell attribute", "", h=0, c=0, input_feed=0),
+    expected("loop cell attribute", "", derived=("input_feed",), h=0, c=0, input_feed=0),
     style="OpenNMT's decoder with input feeding: the attentional output goes back in; the encoder makes the start.",
     inputs=lambda: ((tokens()[0][0], memory()), {}),
     carriable=True,
@@ -153,7 +153,7 @@ class Handwriting(nn.Module):
 
 @case(
     Handwriting,
-    expected("loop cell", "", h=0, w=0, kappa=0),
+    expected("loop cell", "", derived=("w",), h=0, w=0, kappa=0),
     style="Graves' handwriting synthesis: the window and its offsets are parts, though no argument names the offsets.",
     inputs=lambda: ((drawn(BATCH, STEPS, 3), memory()), {}),
     carriable=True,
@@ -195,10 +195,11 @@ class Pointer(nn.Module):
 
 @case(
     Pointer,
-    expected("cell loop iteration", "", PICKS, hidden=0, chosen=0, taken=0),
+    expected("cell loop iteration", "", PICKS, derived=("chosen",), hidden=0, chosen=0, taken=0),
     style="A pointer network: each step picks an item of the input, feeds it back, and masks it from then on.",
     inputs=lambda: ((memory(),), {}),
-    carriable=None,  # steps of the output, and all of the input in each
+    carriable=None,
+    resume="steps of the output, and all of the input in each",
     time_axis=None,
     own_start="encoder",
 )
@@ -251,10 +252,11 @@ def generated(model, context, start):
 GENERATES = {
     "inputs": lambda: ((drawn(BATCH, UNITS),), {}),
     "carriable": None,
+    "resume": "no input along time that could be cut",
     "time_axis": None,
     "own_start": "encoder",
 }
-FED_BACK = expected("cell loop iteration", "", hidden=0, token=0)
+FED_BACK = expected("cell loop iteration", "", derived=("token",), hidden=0, token=0)
 
 
 @case(lambda: Generator(False), FED_BACK, style="Greedy generation: the best token is the next input.", **GENERATES)
@@ -298,6 +300,7 @@ def transducer_greedy(model, frames, start):
     run, found = start(g=begin), []
     for t in range(frames.shape[1]):
         found.append(model.joint(torch.cat([frames[:, t], run["g"]], 1)))
+        run.gave(g=gru_step(model.predict, model.embed.weight[found[-1].argmax(1)], run["g"]))
         rows = []
         for row, symbol in enumerate(found[-1].argmax(1).tolist()):
             old = run["g"][row : row + 1]

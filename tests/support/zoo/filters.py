@@ -70,7 +70,8 @@ class HMM(nn.Module):
     expected("loop", "", STEPS - 1, log_alpha=0),
     style="The forward algorithm of a hidden Markov model: the first symbol makes the start.",
     inputs=tokens,
-    carriable=False,  # a second piece would begin with the prior again, and take its first symbol as a start
+    carriable=False,
+    resume="a second piece would begin with the prior again, and take its first symbol as a start",
     own_start="encoder",
     join="last",
 )
@@ -219,7 +220,8 @@ class ControlledODE(nn.Module):
     expected("loop", "", STEPS - 1, z=0),
     style="A neural controlled differential equation by Euler steps: two neighboring inputs in each step.",
     inputs=series,
-    carriable=False,  # the difference across the cut belongs to no piece
+    carriable=False,
+    resume="the difference across the cut belongs to no piece",
     own_start="encoder",
 )
 def controlled_ode(model, x, start):
@@ -248,7 +250,8 @@ class Smoother(nn.Module):
     expected("loop", "", STEPS - 1, ema=0),
     style="A trainable exponential average, as in PCEN front ends: the first frame is the start.",
     inputs=series,
-    carriable=False,  # a second piece would begin with its own first frame
+    carriable=False,
+    resume="a second piece would begin with its own first frame",
     own_start="encoder",
 )
 def smoother(model, x, start):

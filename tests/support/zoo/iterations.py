@@ -11,7 +11,7 @@ from .case import BATCH, FEATURES, UNITS, Family, drawn, expected, gru_step, ser
 case = Family()
 
 ROUNDS = 6
-NO_TIME = {"carriable": None, "time_axis": None}
+NO_TIME = {"carriable": None, "time_axis": None, "resume": "an iteration has no time to cut"}
 
 
 def features() -> tuple[tuple[Tensor], dict]:
@@ -272,6 +272,7 @@ def slot_attention(model, inputs, start):
         share = torch.einsum("bsf,btf->bst", run["slots"], inputs).softmax(1) + 1e-8
         share = share / share.sum(2, keepdim=True)
         new = [gru_step(model.gru, share[:, s : s + 1].bmm(inputs)[:, 0], run["slots"][:, s]) for s in range(2)]
+        run.gave(slots=torch.stack(new, 1).flatten(0, 1))
         run.keep(slots=torch.stack(new, 1))
     return run["slots"]
 
@@ -298,7 +299,9 @@ class SharedMLP(nn.Module):
 def shared_block(model, x, start):
     run = start(x=x)
     for _ in range(ROUNDS):
-        run.keep(x=run["x"] + F.gelu(run["x"] @ model.block.weight.T + model.block.bias))
+        inner = run["x"] @ model.block.weight.T + model.block.bias
+        run.gave(x=inner)
+        run.keep(x=run["x"] + F.gelu(inner))
     return run["x"]
 
 

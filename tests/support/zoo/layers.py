@@ -107,6 +107,7 @@ class Alternating(nn.Module):
     style="AllenNLP's stack of alternating LSTMs: every other layer reads from the end.",
     inputs=series,
     carriable=False,
+    resume="every other layer reads from the end of the whole",
     own_start="zeros",
     join=(1, "last"),
 )
@@ -150,6 +151,7 @@ class AWD(nn.Module):
     style="AWD-LSTM: recurrent weights are dropped once in each call, time first. Pieces draw other weights.",
     inputs=lambda: ((tokens()[0][0].T.contiguous(),), {}),
     carriable=False,
+    resume="each call draws weights of its own",
     time_axis=0,
     own_start="zeros",
     join=(0, "last"),
@@ -181,6 +183,7 @@ class Predictor(nn.Module):
     style="The prediction network of a transducer: each call puts a start symbol in front, which pieces have twice.",
     inputs=tokens,
     carriable=False,
+    resume="each call has a start symbol of its own",
     own_start="zeros",
     join=(1, "last"),
 )
@@ -290,7 +293,8 @@ class Quantized(nn.Module):
     expected("layer", "lstm", track="lstm.l0", h=0, c=0),
     style="Torch's dynamically quantized LSTM. Eight bits: equal to the equations within a hundredth only.",
     inputs=series,
-    carriable=None,  # the input's scale is that of the whole call: within eight bits, but not exactly
+    carriable=None,
+    resume="the input's scale is that of the whole call: within eight bits, but not exactly",
     own_start="zeros",
     tolerance=0.02,
 )
@@ -315,7 +319,8 @@ class Hierarchical(nn.Module):
     expected("layer", "sentence", 4, track="sentence.l0", s=0),
     style="Hierarchical RNN: words to sentences, sentences to documents; the words' layer has a row for each sentence.",
     inputs=lambda: ((drawn(BATCH, 4, 6, FEATURES),), {}),
-    carriable=None,  # the words' layer must begin anew with each sentence, the sentences' layer may go on
+    carriable=None,
+    resume="the words' layer must begin anew with each sentence, the sentences' layer may go on",
     own_start="zeros",
 )
 def hierarchical(model, docs, start):

@@ -88,8 +88,9 @@ class Iterated(Elman):
     Iterated,
     expected("loop layer", "", h=0),
     style="A loop by iter and next, with a first step written apart that has no state: the start is implicit.",
-    # The first step multiplies no state: there is no operand in whose place a carried one could be put.
-    **(OWN_ZEROS | {"carriable": None, "own_start": None, "resume": "", "join": {"hs": 1}}),
+    **(
+        OWN_ZEROS | {"carriable": None, "own_start": None, "join": {"hs": 1}, "resume": "the first step has no operand"}
+    ),
 )
 def first_step_apart(model, x, start):
     return {"hs": elman_run(model, x, start).along("h")}
@@ -116,7 +117,8 @@ class EarlyExit(nn.Module):
     expected("cell loop", "cell", 5, track="cell", s=0),
     style="A while loop that stops when all rows have ended; ended rows keep their state.",
     inputs=lambda: ((drawn(BATCH, STEPS, FEATURES), torch.tensor([5, 2, 4])), {}),
-    carriable=None,  # lengths count from the start of the whole
+    carriable=None,
+    resume="lengths count from the start of the whole",
     own_start="zeros",
     join="last",
 )
@@ -124,6 +126,7 @@ def while_with_early_exit(model, x, lengths, start):
     run = start(s=zeros())
     for t in range(int(lengths.max())):
         new = gru_step(model.cell, x[:, t], run["s"])
+        run.gave(s=new)
         run.keep(s=torch.stack([new[b] if t < lengths[b] else run["s"][b] for b in range(BATCH)]))
     return run["s"]
 
@@ -149,7 +152,8 @@ class PackedByHand(nn.Module):
     expected("cell loop", "cell", track="cell", hx=0),
     style="A packed sequence stepped by hand: fewer and fewer rows take part.",
     inputs=lambda: ((pack_padded_sequence(drawn(BATCH, STEPS, FEATURES), torch.tensor([7, 5, 2]), True),), {}),
-    carriable=None,  # a packed sequence has no time axis to cut
+    carriable=None,
+    resume="a packed sequence has no time axis to cut",
     time_axis=None,
     own_start="zeros",
 )
@@ -157,6 +161,7 @@ def packed_by_hand(model, packed, start):
     run, outs, at = start(hx=zeros()), [], 0
     for size in packed.batch_sizes.tolist():
         new = rnn_step(model.cell, packed.data[at : at + size], run["hx"][:size])
+        run.gave(hx=new)
         run.keep(hx=torch.cat([new, run["hx"][size:]]))
         outs.append(new)
         at += size
@@ -176,7 +181,7 @@ class Fronted(Elman):
     Fronted,
     expected("loop layer", "", h=0),
     style="A convolution in front of the loop: it looks across any cut.",
-    **(OWN_ZEROS | {"carriable": False, "resume": ""}),
+    **(OWN_ZEROS | {"carriable": False, "resume": "the convolution looks across the cut"}),
 )
 def convolution_in_front(model, x, start):
     padded = F.pad(x, (0, 0, 1, 1))
@@ -194,7 +199,7 @@ class Attending(Elman):
     Attending,
     expected("loop layer", "", h=0),
     style="Attention over all steps after the loop: early outputs need late states.",
-    **(OWN_ZEROS | {"carriable": False, "resume": ""}),
+    **(OWN_ZEROS | {"carriable": False, "resume": "attention looks across the cut"}),
 )
 def attention_after_the_loop(model, x, start):
     hs = elman_run(model, x, start).along("h")
@@ -255,7 +260,8 @@ class CalledTwice(nn.Module):
     expected("loop layer", "encoder", h=0),
     style="One submodule with a loop in it, called twice; the model returns a dataclass.",
     inputs=lambda: ((*series()[0], drawn(BATCH, STEPS, FEATURES, seed=3)), {}),
-    carriable=None,  # two sequences, put side by side
+    carriable=None,
+    resume="two sequences, put side by side",
     own_start="zeros",
 )
 def submodule_called_twice(model, x, reply, start):
@@ -339,8 +345,7 @@ class Total(nn.Module):
     Total,
     expected("loop", "", total=0),
     style="A running sum that each step reads: a state, begun as the Python number 0, beside a count that is none.",
-    # A number where a tensor would be put in, and a count from zero beside it.
-    **(OWN_ZEROS | {"carriable": None, "resume": ""}),
+    **(OWN_ZEROS | {"carriable": None, "resume": "begins at a Python number, and counts from zero beside it"}),
 )
 def running_sum(model, x, start):
     run = start(total=zeros())
@@ -371,18 +376,19 @@ class TeacherForced(nn.Module):
 @case(
     TeacherForced,
     expected("cell loop", "encoder", track="encoder", hidden=0),
-    expected("cell loop", "decoder", STEPS - 1, track="decoder", hidden=0),
+    expected("cell loop", "decoder", STEPS - 1, track="decoder", hidden=0, inp=0, derived=("inp",)),
     style="Encoder and decoder with teacher forcing by a coin: a prediction may be the next input.",
     inputs=lambda: ((drawn(BATCH, STEPS, FEATURES), drawn(BATCH, STEPS, 2, seed=3)), {}),
-    carriable=None,  # the decoder's start is the encoder's end
+    carriable=None,
+    resume="the decoder's start is the encoder's end",
     own_start="encoder",
 )
 def encoder_decoder(model, src, trg, start):
     enc = start(hidden=zeros())
     for t in range(src.shape[1]):
         enc.keep(hidden=gru_step(model.encoder, src[:, t], enc["hidden"]))
-    dec, inp = start(hidden=enc["hidden"]), trg[:, 0]
+    dec = start(hidden=enc["hidden"], inp=trg[:, 0])
     for t in range(1, trg.shape[1]):
-        dec.keep(hidden=gru_step(model.decoder, inp, dec["hidden"]))
-        inp = trg[:, t] if float(torch.rand(())) < 0.5 else model.out(dec["hidden"])
+        hidden = gru_step(model.decoder, dec["inp"], dec["hidden"])
+        dec.keep(hidden=hidden, inp=trg[:, t] if float(torch.rand(())) < 0.5 else model.out(hidden))
     return model.out(dec.along("hidden"))

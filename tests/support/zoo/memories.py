@@ -55,7 +55,7 @@ def resume_ntm(model, states, x):
 
 @case(
     NTM,
-    expected("attribute loop", "", memory=0, read=0, weights=0, h=0, c=0),
+    expected("attribute loop", "", derived=("read",), memory=0, read=0, weights=0, h=0, c=0),
     style="Pytorch-ntm: memory, read vector, weights and controller in attributes, begun again by reset(batch).",
     inputs=series,
     carriable=True,
@@ -117,7 +117,7 @@ DNC_PARTS = ("memory", "usage", "precedence", "link", "read_weights")
 
 @case(
     DNC,
-    expected("loop layer", "", chx=0, last_read=0, **dict.fromkeys(DNC_PARTS, 0)),
+    expected("loop layer", "", derived=("last_read",), chx=0, last_read=0, **dict.fromkeys(DNC_PARTS, 0)),
     style="Pytorch-dnc: memory, links, precedence, usage and weights in a dict in a tuple.",
     inputs=series,
     carriable=True,

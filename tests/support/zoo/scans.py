@@ -72,7 +72,7 @@ class QRNN(nn.Module):
     QRNN,
     expected("loop layer", "", c=0),
     style="Quasi-RNN: gates by a causal convolution of width two, then pooling; the convolution looks across the cut.",
-    **(OWN_ZEROS | {"carriable": False, "own_start": None, "resume": ""}),
+    **(OWN_ZEROS | {"carriable": False, "own_start": None, "resume": "the convolution looks across the cut"}),
 )
 def qrnn(model, x, start):
     run, h = start(c=None), []
@@ -149,7 +149,7 @@ class MinimalMamba(nn.Module):
     MinimalMamba,
     expected("loop layer", "", ssm=0),
     style="Mamba-minimal: a selective scan in Python behind a short causal convolution that has no state of its own.",
-    **(OWN_ZEROS | {"carriable": False, "resume": ""}),
+    **(OWN_ZEROS | {"carriable": False, "resume": "the convolution looks across the cut"}),
 )
 def mamba_minimal(model, x, start):
     run, ys, padded = start(ssm=zeros(BATCH, FEATURES, 2)), [], F.pad(x, (0, 0, 2, 0))

@@ -308,7 +308,7 @@ class Remembering(nn.Module):
 
 @case(
     Remembering,
-    expected("loop cell cache", "", h=0, past=0),
+    expected("loop cell cache", "", derived=("h",), h=0, past=0),
     style="A network that attends to its own past states: empty at first, one row longer after each step.",
     inputs=series,
     carriable=True,

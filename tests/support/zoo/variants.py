@@ -145,6 +145,7 @@ def phased_lstm(model, x, times, start):
     run = start(h_s=zeros(), c_s=zeros())
     for t in range(x.shape[1]):
         h, c = lstm_step(model.lstm, x[:, t], run["h_s"], run["c_s"])
+        run.gave(h_s=h, c_s=c)
         k = model.openness(times[:, t])
         run.keep(h_s=k * h + (1 - k) * run["h_s"], c_s=k * c + (1 - k) * run["c_s"])
     return run.along("h_s")
@@ -224,6 +225,7 @@ def dropout_in_the_loop(model, x, start):
     run = start(h=zeros())
     for t in range(x.shape[1]):
         h = gru_step(model.rnn, x[:, t], run["h"])
+        run.gave(h=h)
         run.keep(h=h * nn.functional.dropout(torch.ones(BATCH, UNITS), 0.4, True))
     return run.along("h")
 
@@ -243,12 +245,13 @@ class BatchNormed(OneCellLoop):
     lambda: BatchNormed(nn.GRUCell(FEATURES, UNITS)),
     expected("cell loop", "rnn", track="rnn", h=0),
     style="Recurrent batch normalization, in training: each step has statistics and weights of its own.",
-    **(OWN_ZEROS | {"carriable": False, "resume": ""}),
+    **(OWN_ZEROS | {"carriable": False, "resume": "each step has weights by its number"}),
 )
 def batch_norm_per_step(model, x, start):
     run = start(h=zeros())
     for t in range(x.shape[1]):
         h, norm = gru_step(model.rnn, x[:, t], run["h"]), model.norms[t]
+        run.gave(h=h)
         h = (h - h.mean(0)) / (h.var(0, correction=0) + norm.eps).sqrt()
         run.keep(h=h * norm.weight + norm.bias)
     return run.along("h")
@@ -263,13 +266,15 @@ class Clockwork(OneCellLoop):
     lambda: Clockwork(nn.GRUCell(FEATURES, UNITS)),
     expected("cell loop", "rnn", track="rnn", h=0),
     style="Clockwork units that reset by their period: positions are counted from zero in each call.",
-    **(OWN_ZEROS | {"carriable": False, "resume": ""}),
+    **(OWN_ZEROS | {"carriable": False, "resume": "steps are counted from zero"}),
 )
 def positions_from_zero(model, x, start):
     run = start(h=zeros())
     for t in range(x.shape[1]):
         awake = torch.tensor([float(t % period == 0) for period in (1, 1, 2, 4, 8)])
-        run.keep(h=gru_step(model.rnn, x[:, t], run["h"]) * awake)
+        h = gru_step(model.rnn, x[:, t], run["h"])
+        run.gave(h=h)
+        run.keep(h=h * awake)
     return run.along("h")
 
 

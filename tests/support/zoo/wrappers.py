@@ -168,7 +168,8 @@ class PackedInside(nn.Module):
     expected("layer", "lstm", track="lstm.l0", h=0, c=0),
     style="Padded in, packed inside, padded out: the everyday text classifier.",
     inputs=lambda: ((drawn(BATCH, STEPS, FEATURES), torch.tensor([4, 7, 2])), {}),
-    carriable=None,  # lengths count from the start of the whole
+    carriable=None,
+    resume="lengths count from the start of the whole",
     own_start="zeros",
 )
 def packed_inside(model, x, lengths, start):
