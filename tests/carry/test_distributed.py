@@ -87,6 +87,7 @@ WRAPPERS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`")  # in a group of one
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # about views that a fused layer returns
 @pytest.mark.parametrize("wrap", WRAPPERS)
 def test_a_wrapped_model_is_heard_under_the_names_of_the_plain_one(wrap, group):

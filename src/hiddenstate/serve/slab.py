@@ -116,7 +116,8 @@ class Slab:
         if not again:
             self._put_down()
         self._fresh = None
-        if isinstance(at, slice) and all(state[n].dtype == p.dtype for n, p in self._parts.items()):
+        alike = all((state[n].dtype, state[n].device) == (p.dtype, p.device) for n, p in self._parts.items())
+        if isinstance(at, slice) and alike:
             self._fresh = at, state
         else:
             self._write(at, state)
