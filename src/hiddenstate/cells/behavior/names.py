@@ -1,0 +1,81 @@
+"""What the code calls a tensor: the variable, key or attribute that holds it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from torch import Tensor, nn
+
+_DEPTH = 4
+_MOST = 512  # tensors that one look around takes in
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Where a tensor is held."""
+
+    name: str
+    module: nn.Module | None = None  # the module whose attribute it is
+
+
+def held_in_frame(frame: FrameType, first: tuple[str, ...]) -> dict[int, Held]:
+    """Return where a frame holds its tensors, by id; `first` names win, and locals over attributes."""
+    variables = dict(frame.f_locals)
+    order = [*(name for name in first if name in variables), *(name for name in variables if name not in first)]
+    found: dict[int, Held] = {}
+    modules: dict[nn.Module, None] = {}
+    for name in order:
+        value = variables[name]
+        if isinstance(value, nn.Module):
+            modules.update(dict.fromkeys(value.modules()))
+            continue
+        for label, tensor in tensors_in(value, name):
+            found.setdefault(id(tensor), Held(label))
+    for module in modules:
+        for label, tensor in module_tensors(module):
+            found.setdefault(id(tensor), Held(label, module))
+    return found
+
+
+def module_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the buffers and tensor attributes of one module, also those in containers, by name; no parameters."""
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            yield name, buffer
+    for name, value in list(module.__dict__.items()):
+        if name not in _TORCHS_OWN and not name.startswith("_forward") and not name.startswith("_backward"):
+            yield from tensors_in(value, name)
+
+
+_TORCHS_OWN = {"_parameters", "_buffers", "_modules", "forward"}
+
+
+def tensors_in(value: Any, name: str, depth: int = _DEPTH) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in a value with what to call them: the key or field if there is one, else the place in it."""
+    if isinstance(value, Tensor):
+        if not isinstance(value, nn.Parameter):
+            yield name, value
+    elif depth == 0 or isinstance(value, str | bytes | int | float | nn.Module | type) or value is None:
+        return
+    elif isinstance(value, Mapping):
+        for key, inner in list(value.items())[:_MOST]:
+            yield from tensors_in(inner, str(key), depth - 1)
+    elif hasattr(value, "_fields") and isinstance(value, tuple):
+        for key, inner in zip(value._fields, value, strict=False):
+            yield from tensors_in(inner, str(key), depth - 1)
+    elif isinstance(value, list | tuple):
+        for place, inner in enumerate(value[:_MOST]):
+            yield from tensors_in(inner, f"{name}[{place}]", depth - 1)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for each in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, each.name, None), each.name, depth - 1)
+    elif type(value).__module__ not in _LIBRARIES and hasattr(value, "__dict__"):
+        for key, inner in list(vars(value).items())[:_MOST]:
+            yield from tensors_in(inner, key, depth - 1)
+
+
+_LIBRARIES = {"builtins", "numpy", "torch", "random", "types", "functools"}

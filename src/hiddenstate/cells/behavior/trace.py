@@ -1,0 +1,334 @@
+"""One call of a model, written down: each operation, where it happened, and where each operand came from."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from .bytecode import loops_of
+from .flat import leaves, operands
+from .memory import Memory, Value, Write, version_of
+from .names import Held, held_in_frame
+from .places import Places, Scope
+
+# What gives Python or numpy a number that depends on a tensor's content.
+ESCAPES = {"item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__array__"}
+ESCAPES |= {"equal", "allclose", "is_nonzero", "__contains__"}
+# In-place operations whose result does not depend on what was there before.
+_OVERWRITES = {
+    "copy_",
+    "zero_",
+    "fill_",
+    "normal_",
+    "uniform_",
+    "random_",
+    "bernoulli_",
+    "exponential_",
+    "set_",
+    "__set__",
+}
+_NAMES_AT = (1, 2)  # the turns at whose beginning we look what variables are called
+
+
+@dataclass(slots=True, eq=False)
+class Op:
+    """One operation."""
+
+    func: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    scope: Scope
+    offset: int
+    call: int  # the module call it happened in, or -1
+    ins: list[Value] = field(default_factory=list)
+    reads: list[tuple[Tensor, Value]] = field(default_factory=list)  # what each operand held
+    outs: list[Value] = field(default_factory=list)
+
+    @property
+    def escapes(self) -> bool:
+        """Whether a number left for Python."""
+        return self.name in ESCAPES
+
+    @property
+    def where(self) -> str:
+        """File and line."""
+        code = self.scope.code
+        return f"{code.co_filename}:{loops_of(code).line(self.offset)}"
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call of a module."""
+
+    number: int
+    module: nn.Module
+    path: str
+    parent: int
+    start: int
+    end: int = -1
+    known: bool = False
+    site: tuple[str, int] = ("", 0)  # file and line of the caller
+    args: list[tuple[tuple[Any, ...], Value]] = field(default_factory=list)
+    results: list[tuple[tuple[Any, ...], Value]] = field(default_factory=list)
+
+
+class Enough(BaseException):
+    """Ends a traced call from inside: what was to be seen has been seen."""
+
+
+class Trace(TorchFunctionMode):
+    """Writes down every operation of this thread while it is on."""
+
+    def __init__(self, root: FrameType, enough: Callable[[Trace], bool] | None = None) -> None:
+        """Trace what is called from `root`."""
+        super().__init__()
+        self.memory = Memory()
+        self.ops: list[Op] = []
+        self.calls: list[Call] = []
+        self.held: dict[tuple[Scope, int], dict[int, Held]] = {}
+        self.places = Places(root, self._on_turn)
+        self.remarks: dict[str, None] = {}
+        self.paused = 0
+        self._open: list[int] = []
+        self._thread = threading.get_ident()
+        self._enough = enough
+
+    def name_values(self, origin: Any, named: Mapping[str, Tensor]) -> None:
+        """Say where tensors that exist before the call come from."""
+        for label, tensor in named.items():
+            if id(tensor) not in self.memory.entries:
+                value = self.memory.new(-1, origin, tensor, label)
+                store = self.memory.store_of(tensor)
+                self.memory.hold(tensor, value)
+                if store is not None and store.first is not None and store.first.origin == "argument":
+                    value.origin = "argument"  # a view on an argument is of the argument
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one operation, and write it down."""
+        kwargs = kwargs or {}
+        if self.paused or threading.get_ident() != self._thread:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "") or type(func).__name__
+        if name == "__get__":
+            name = getattr(func.__self__, "__name__", name)
+        if name in _PASSIVE:
+            return func(*args, **kwargs)
+        tensors = operands(args, kwargs)
+        if (name[-1:] == "_" or name == "__set__") and args and isinstance(args[0], Tensor):
+            self._before_write(args[0])
+        versions = [version_of(tensor) for tensor in tensors]
+        result = func(*args, **kwargs)
+        self.record(func, name, (args, kwargs), list(zip(tensors, versions, strict=True)), result)
+        return result
+
+    def record(
+        self, func: Any, name: str, called: tuple[Any, Any], given: list[tuple[Tensor, int]], result: Any
+    ) -> None:
+        """Write down an operation that has just run; `given` are its operands, with how often each had been written."""
+        made = [tensor for _, tensor in leaves(result)] if not isinstance(result, Tensor) else [result]
+        written = _written(given, called[1].get("out"))
+        if name == "__set__" and given:
+            written = [given[0][0]]
+        if not made and not written and name not in ESCAPES:
+            return
+        scope, offset = self.places.here(sys._getframe(1), len(self.ops))
+        call = self._open[-1] if self._open else -1
+        op = Op(func, name, called[0], called[1], scope, offset, call)
+        op.reads = [(tensor, self.value_of(tensor, op)) for tensor, _ in given]
+        op.ins = [value for _, value in op.reads]
+        number = len(self.ops)
+        self.ops.append(op)
+        for target in written:
+            self._write(op, number, target)
+        same = {id(tensor) for tensor, _ in given}
+        for place, tensor in enumerate(made):
+            if id(tensor) not in same:
+                self._make(op, number, tensor, place)
+        if self._enough is not None and self._enough(self):
+            raise Enough
+
+    def value_of(self, tensor: Tensor, op: Op) -> Value:
+        """Return what `tensor` holds now, as an operand of `op`."""
+        memory = self.memory
+        entry = memory.entries.get(id(tensor))
+        if entry is None:
+            return self._stranger(tensor, op)
+        store = entry.store
+        if store is not None and entry.epoch < len(store.writes):
+            entry.value = self._rewritten(entry, op)
+            entry.epoch, entry.version = len(store.writes), version_of(tensor)
+        elif version_of(tensor) != entry.version:
+            entry.value = memory.new(-1, "unseen", tensor, f"written unseen before {op.where}")
+            memory.hold(tensor, entry.value)
+        return entry.value
+
+    def open(self, call: Call) -> None:
+        """Enter a module."""
+        self.calls.append(call)
+        self._open.append(call.number)
+        self.places.owner = call.number
+
+    def shut(self, call: Call) -> None:
+        """Leave a module."""
+        call.end = len(self.ops)
+        while self._open and self._open.pop() != call.number:
+            pass
+        self.places.owner = self._open[-1] if self._open else -1
+
+    @property
+    def inside(self) -> int:
+        """The innermost open module call."""
+        return self._open[-1] if self._open else -1
+
+    def peek(self, tensor: Tensor) -> Value | None:
+        """Return what a tensor is known to hold, without writing anything down."""
+        entry = self.memory.entries.get(id(tensor))
+        if entry is None:
+            return None
+        if entry.store is not None and entry.epoch < len(entry.store.writes):
+            sources = self.memory.sources(tensor)
+            return sources[0] if sources and len(sources) == 1 else None
+        return entry.value
+
+    def _stranger(self, tensor: Tensor, op: Op) -> Value:
+        memory = self.memory
+        store = memory.store_of(tensor)
+        if store is not None and store.first is not None:  # made out of our sight, on a storage that we know
+            sources = memory.sources(tensor) or [store.first]
+            value = self._alias(op, sources, tensor)
+        else:
+            unseen = tensor.grad_fn is not None
+            value = memory.new(-1, "unseen" if unseen else "outside", tensor, f"an operand of {op.name}, {op.where}")
+        memory.hold(tensor, value)
+        return value
+
+    def _rewritten(self, entry: Any, op: Op) -> Value:
+        store, tensor = entry.store, entry.tensor
+        sources = self.memory.sources(tensor) or []
+        if len(sources) == 1 and sources[0].box == entry.box and sources[0].shape == tuple(tensor.shape):
+            return sources[0]
+        if sources == [entry.value] or all(source is entry.value for source in sources):
+            return entry.value  # written elsewhere in the storage
+        recent = [write.value for write in store.writes[entry.epoch :]]
+        if not any(source in recent for source in sources):
+            return entry.value  # type: ignore[no-any-return]
+        value = self._alias(op, sources, tensor)
+        value.store, value.box, value.epoch = store, entry.box, len(store.writes)
+        self.memory.keep(value, tensor)
+        return value
+
+    def _alias(self, op: Op, sources: list[Value], tensor: Tensor) -> Value:
+        alias = Op(_alias, "alias", (), {}, op.scope, op.offset, op.call, ins=list(sources))
+        value = self.memory.new(len(self.ops), "made", tensor)
+        alias.outs.append(value)
+        self.ops.append(alias)
+        return value
+
+    def _before_write(self, target: Tensor) -> None:
+        entry = self.memory.entries.get(id(target))
+        if entry is not None and entry.store is not None and entry.epoch == len(entry.store.writes):
+            self.memory.keep(entry.value, target)
+
+    def _write(self, op: Op, number: int, target: Tensor) -> None:
+        memory = self.memory
+        region = _region(op, target)
+        value = memory.new(number, "made", region)
+        entry = memory.entries[id(target)]
+        old = entry.value
+        if region is not target or op.name in _OVERWRITES:
+            position = next(i for i, (tensor, _) in enumerate(op.reads) if tensor is target)
+            op.ins = [v for i, v in enumerate(op.ins) if i != position]
+        if op.name == "__set__" or entry.store is None:
+            memory.hold(target, value)
+            memory.keep(value, target)
+            op.outs.append(value)
+            return
+        held = memory.hold(region, value)
+        held.store.writes.append(Write(held.box, value))  # type: ignore[union-attr]
+        value.epoch = held.epoch = len(held.store.writes)  # type: ignore[union-attr]
+        memory.keep(value, region)
+        op.outs.append(value)
+        if region is not target:
+            entry.value = old
+
+    def _make(self, op: Op, number: int, tensor: Tensor, place: int) -> None:
+        memory = self.memory
+        entry = memory.entries.get(id(tensor))
+        if entry is not None and not op.ins:
+            return  # handed out as it was
+        store = memory.store_of(tensor)
+        if store is not None and store.writes and op.outs == []:
+            sources = memory.sources(tensor)
+            if sources:
+                op.ins = [*sources, *(v for v in op.ins if v.store is not store)]
+        value = memory.new(number, "made", tensor)
+        value.place = place
+        memory.hold(tensor, value)
+        op.outs.append(value)
+
+    def _on_turn(self, loop: Scope, frame: FrameType) -> None:
+        number = len(loop.turns) - 1
+        if number in _NAMES_AT and not loop.code.co_filename.startswith(_TORCH):
+            lives = loop.loop.lives if loop.loop is not None else ()
+            self.paused += 1
+            try:
+                self.held[loop, number] = held_in_frame(frame, lives)
+            finally:
+                self.paused -= 1
+
+
+_TORCH = torch.__path__[0]
+_PASSIVE = {
+    "size",
+    "dim",
+    "stride",
+    "is_floating_point",
+    "numel",
+    "type",
+    "is_complex",
+    "__len__",
+    "ndimension",
+    "nelement",
+}
+_PASSIVE |= {"_set_grad_enabled", "get_default_dtype", "is_tensor", "storage_offset", "is_contiguous", "element_size"}
+_PASSIVE |= {"backward", "requires_grad_", "retain_grad", "register_hook", "is_inference", "has_names", "__hash__"}
+_PASSIVE |= {"__repr__", "__format__", "data_ptr", "untyped_storage", "get_device", "is_shared", "manual_seed"}
+
+
+def _alias(*_: Any) -> None:
+    """Stand for a read of a tensor that was written through another."""
+
+
+def _written(given: list[tuple[Tensor, int]], out: Any) -> list[Tensor]:
+    """Return the operands that an operation wrote, one for each storage: views on it move their version too."""
+    moved = [tensor for tensor, version in given if version_of(tensor) != version]
+    if not moved:
+        return []
+    if isinstance(out, Tensor):
+        return [out]
+    found: dict[int, Tensor] = {}
+    for tensor in moved:
+        key = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+        found.setdefault(key, tensor)
+    return list(found.values())
+
+
+def _region(op: Op, target: Tensor) -> Tensor:
+    """Return the part of `target` that an operation wrote, where that is known: all of it, or a basic index."""
+    if op.name != "__setitem__" or op.args[0] is not target:
+        return target
+    index = op.args[1] if isinstance(op.args[1], tuple) else (op.args[1],)
+    if all(i is None or i is Ellipsis or (isinstance(i, int | slice) and not isinstance(i, bool)) for i in index):
+        return target.detach()[op.args[1]]
+    return target
