@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .flat import leaves
 from .memory import version_of
 from .names import module_tensors
-from .trace import Call, Op, Trace
+from .trace import Call, Enough, Op, Trace
 
 
 def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> tuple[Trace, Any]:
@@ -27,7 +27,8 @@ def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], **optio
     trace.name_values("buffer", dict(model.named_buffers(remove_duplicate=True)))
     for path, module in model.named_modules():
         trace.name_values("attribute", {f"{path}.{name}".strip("."): t for name, t in module_tensors(module)})
-    with _listening(model, known, trace), _eager(), trace:
+    result = None
+    with _listening(model, known, trace), _eager(), trace, suppress(Enough):
         result = model(*args, **kwargs)
     trace.places.close(trace.ops)
     return trace, result

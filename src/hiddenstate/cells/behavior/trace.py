@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
@@ -13,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .bytecode import loops_of
+from .bytecode import CodeLoop, loops_of
 from .flat import leaves, operands
-from .memory import Memory, Value, Write, version_of
+from .memory import Memory, Store, Value, Write, version_of
 from .names import Held, held_in_frame
 from .places import Places, Scope
 
@@ -97,6 +98,8 @@ class Trace(TorchFunctionMode):
         self.held: dict[tuple[Scope, int], dict[int, Held]] = {}
         self.places = Places(root, self._on_turn)
         self.remarks: dict[str, None] = {}
+        self.turned: Counter[CodeLoop | None] = Counter()  # turns of each loop, over all its runs
+        self.called: Counter[nn.Module] = Counter()
         self.paused = 0
         self._open: list[int] = []
         self._thread = threading.get_ident()
@@ -145,8 +148,11 @@ class Trace(TorchFunctionMode):
         scope, offset = self.places.here(sys._getframe(1), len(self.ops))
         call = self._open[-1] if self._open else -1
         op = Op(func, name, called[0], called[1], scope, offset, call)
-        op.reads = [(tensor, self.value_of(tensor, op)) for tensor, _ in given]
-        op.ins = [value for _, value in op.reads]
+        # A view reads its own part of a storage, and a write by index none of it: the whole is not looked at.
+        apart = [store for tensor in made if (store := self.memory.store_of(tensor)) is not None and store.writes]
+        target = called[0][0] if name == "__setitem__" and written and _region(op, written[0]) is not written[0] else None
+        op.reads = [(tensor, self._operand(tensor, op, apart, target)) for tensor, _ in given]
+        op.ins = [value for _, value in op.reads] if name not in _SHAPE_ONLY else []
         number = len(self.ops)
         self.ops.append(op)
         for target in written:
@@ -173,9 +179,16 @@ class Trace(TorchFunctionMode):
             memory.hold(tensor, entry.value)
         return entry.value
 
+    def _operand(self, tensor: Tensor, op: Op, apart: list[Store], target: Tensor | None) -> Value:
+        entry = self.memory.entries.get(id(tensor))
+        if entry is not None and (tensor is target or entry.store is not None and entry.store in apart):
+            return entry.value
+        return self.value_of(tensor, op)
+
     def open(self, call: Call) -> None:
         """Enter a module."""
         self.calls.append(call)
+        self.called[call.module] += 1
         self._open.append(call.number)
         self.places.owner = call.number
 
@@ -279,6 +292,7 @@ class Trace(TorchFunctionMode):
 
     def _on_turn(self, loop: Scope, frame: FrameType) -> None:
         number = len(loop.turns) - 1
+        self.turned[loop.loop] += 1
         if number in _NAMES_AT and not loop.code.co_filename.startswith(_TORCH):
             lives = loop.loop.lives if loop.loop is not None else ()
             self.paused += 1
@@ -304,6 +318,9 @@ _PASSIVE = {
 _PASSIVE |= {"_set_grad_enabled", "get_default_dtype", "is_tensor", "storage_offset", "is_contiguous", "element_size"}
 _PASSIVE |= {"backward", "requires_grad_", "retain_grad", "register_hook", "is_inference", "has_names", "__hash__"}
 _PASSIVE |= {"__repr__", "__format__", "data_ptr", "untyped_storage", "get_device", "is_shared", "manual_seed"}
+# What takes a shape from its operand, and nothing of its content.
+_SHAPE_ONLY = {"new_zeros", "new_ones", "new_empty", "new_full", "zeros_like", "ones_like", "empty_like", "full_like"}
+_SHAPE_ONLY |= {"rand_like", "randn_like", "randint_like"}
 
 
 def _alias(*_: Any) -> None:
