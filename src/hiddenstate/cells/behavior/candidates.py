@@ -266,10 +266,21 @@ def _take_loop(analysis: Analysis, loop: Scope, windows: Windows, roles: list[Ro
     if sums or idle:
         analysis.leave(where, "a sum or list only collects: nothing within the loop reads it")
     rest = [role for role in rest if role not in sums]
+    if caches and _in_depth(analysis, windows, [*caches, *rest]):
+        analysis.leave(where, "each repetition has weights of its own: layers in depth, not time")
+        return
     if rest:
         _take_roles(analysis, loop, windows, rest, where)
     for role in caches:
         _take_cache(analysis, loop, windows, role, where)
+
+
+def _in_depth(analysis: Analysis, windows: Windows, roles: list[Role]) -> bool:
+    """Say whether all that is made in the loop is made with weights that change from turn to turn."""
+    turns = range(windows.count)
+    made = [[v for _, op in windows.of_turn(turn) for v in op.outs] for turn in turns]
+    pieces = pieces_of(windows, made, analysis.marks, windows.starts[0])
+    return bool(pieces.weights) and not pieces.shared
 
 
 def _accounted(analysis: Analysis, role: Role) -> bool:

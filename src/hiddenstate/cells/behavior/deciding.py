@@ -117,9 +117,24 @@ def grows_by_joining(windows: Windows, role: Role) -> bool:
     if len(shapes) < 2 or len({len(shape) for shape in shapes}) > 1:
         return False
     sizes = [sum(shape) for shape in shapes]
-    longer = sum(b > a for a, b in zip(sizes, sizes[1:], strict=False))
-    names = {windows.trace.ops[value.op].name for value in role.values if value is not None and value.op >= 0}
-    return longer >= (len(sizes) - 1) / 2 and bool(names & GROWS or longer == len(sizes) - 1)
+    if sum(b > a for a, b in zip(sizes, sizes[1:], strict=False)) < (len(sizes) - 1) / 2:
+        return False
+    return sum(_joined(windows.trace, *pair) for pair in zip(role.values, role.values[1:], strict=False)) >= 1
+
+
+def _joined(trace: Trace, before: Value | None, after: Value | None) -> bool:
+    """Say whether a value is the one before with something put to its end, in whatever order of steps."""
+    todo, joined = [after] if before is not None and after is not None else [], False
+    for value in todo[:32]:
+        if value is before:
+            return joined
+        if value is None or value.op < 0:
+            continue
+        op = trace.ops[value.op]
+        if op.name in GROWS or op.name in MOVES:
+            joined = joined or op.name in GROWS
+            todo += op.ins
+    return any(value is before for value in todo) and joined
 
 
 def owner_of(trace: Trace, start: int, end: int) -> Call | None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from .calls import run, unharmed
 from .candidates import Analysis, Candidate, Draft, analyze
+from .deciding import line_of
 from .found import Found, Part, Recurrence, Unsure
 from .keeping import KeptState, kept_states
 from .merging import merge
@@ -137,12 +138,13 @@ def _excluded(recurrence: Recurrence, exclude: tuple[str, ...]) -> bool:
 
 
 def _unseen(analysis: Analysis) -> list[str]:
-    found = []
+    """Name loops that ran only once, whichever way: they may be recurrent, and one turn cannot tell."""
+    most: dict[str, int] = {}
     for scope in analysis.trace.places.scopes:
-        if scope.kind == "loop" and len(scope.turns) == 1 and not scope.code.co_filename.startswith(_TORCH):
-            name = scope.code.co_filename.rsplit("/", 1)[-1]
-            found.append(f"{name}:{scope.line}: a loop that ran once: call the model with three or more steps")
-    return list(dict.fromkeys(found))
+        if scope.kind == "loop" and not scope.code.co_filename.startswith(_TORCH):
+            line = line_of(scope)
+            most[line] = max(most.get(line, 0), len(scope.turns))
+    return [f"{line}: a loop that ran once; three or more steps would tell" for line, n in most.items() if n == 1]
 
 
 _TORCH = torch.__path__[0]

@@ -181,7 +181,12 @@ def _roles(windows: Windows, found: _Crossings, members: list[int]) -> list[Role
     if depth > max(4, count // 2) or (depth > 2 and [len(each) for each in alive[1:]] == list(range(1, count))):
         return [_growing(windows, found, members)]
     makers = {windows.place(values[number].op): _slot(windows, values[number]) for number in members}
-    return [_role(windows, found, (members, alive, makers), age) for age in range(depth)]
+    roles = [_role(windows, found, (members, alive, makers), age) for age in range(depth)]
+    for role in roles[1:]:  # in the first turns, what is older was there before the loop
+        for turn in range(role.age):
+            if role.values[turn] is None:
+                role.values[turn] = roles[role.age - 1 - turn].initial
+    return roles
 
 
 def _growing(windows: Windows, found: _Crossings, members: list[int]) -> Role:

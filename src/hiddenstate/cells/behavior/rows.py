@@ -65,7 +65,7 @@ def axis_by_size(one: tuple[int, ...], other: tuple[int, ...], sizes: tuple[int,
 
 def axis_by_row(pairs: list[tuple[Tensor, Tensor]], rows: int) -> int | None:
     """Return the axis along which only the first entry changed, in tensors before and after another first row."""
-    if not pairs or any(one.shape != other.shape for one, other in pairs):
+    if not pairs or any(each.shape != pairs[0][0].shape for pair in pairs for each in pair):
         return None
     changed = torch.zeros(pairs[0][0].shape, dtype=torch.bool)
     for one, other in pairs:
