@@ -13,7 +13,7 @@ from .repetition import from_input
 from .trace import Trace
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Kept:
     """An attribute at one time."""
 

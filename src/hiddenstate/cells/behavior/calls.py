@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -80,7 +81,8 @@ def _members(model: nn.Module, known: set[nn.Module]) -> Iterator[tuple[str, nn.
             continue
         if module in known or isinstance(module, torch.jit.ScriptModule):
             closed.append(f"{path}." if path else "")
-        yield path, module
+        if type(module).__name__ != "OptimizedModule":  # what torch.compile wraps is heard itself
+            yield ".".join(step for step in path.split(".") if step != "_orig_mod"), module
 
 
 def _heard(module: nn.Module, path: str, trace: Trace, *, opaque: bool) -> Callable[..., Any]:
@@ -98,9 +100,17 @@ def _heard(module: nn.Module, path: str, trace: Trace, *, opaque: bool) -> Calla
         finally:
             trace.shut(call)
         call.results = _values(trace, result)
+        if any(value.op < 0 and value.origin in ("outside", "unseen") for _, value in call.results):
+            trace.blind[path, f"{os.path.basename(call.site[0])}:{call.site[1]}" if path else ""] = _BLIND
         return result
 
     return heard
+
+
+_BLIND = (
+    "it returns a tensor that no operation seen from Python has made (a scripted function or a kernel of its own): "
+    "whether anything recurs in there was not seen"
+)
 
 
 def _opaque(module: nn.Module, forward: Callable[..., Any], trace: Trace, called: tuple[Any, Any]) -> Any:

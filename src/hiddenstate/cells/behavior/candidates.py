@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from .chains import Chain, chains_of
+from .chains import Chain, Link, chains_of
 from .deciding import Namer, collects, escape_of, grows_by_joining, line_of, owner_of, pieces_of
 from .found import Kind, Unsure
 from .memory import Value
@@ -22,7 +22,7 @@ from .trace import Trace
 TOO_FEW = "only two repetitions: call the model with three or more to decide"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Draft:
     """A part in the making."""
 
@@ -33,7 +33,7 @@ class Draft:
     result: tuple[Any, ...] | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Candidate:
     """A recurrence in the making."""
 
@@ -57,12 +57,13 @@ class Candidate:
         return self.windows.starts[0], self.windows.end
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Analysis:
     """All that one trace tells."""
 
     trace: Trace
-    marks: bytearray
+    marks: bytearray  # by value: it depends on the call's input
+    moves: bytearray  # by value: it depends on the call's input, or on random draws
     candidates: list[Candidate] = field(default_factory=list)
     unsure: dict[Unsure, None] = field(default_factory=dict)
     passed: dict[Unsure, None] = field(default_factory=dict)
@@ -80,7 +81,7 @@ class Analysis:
 
 def analyze(trace: Trace) -> Analysis:
     """Return what recurs in a traced call."""
-    analysis = Analysis(trace, from_input(trace))
+    analysis = Analysis(trace, from_input(trace), from_input(trace, draws=True))
     loops = [scope for scope in trace.places.scopes if scope.kind == "loop" and len(scope.turns) > 1]
     windows = {loop: windows_of(trace, loop) for loop in loops}
     roles = {loop: roles_of(windows[loop]) for loop in loops}
@@ -125,7 +126,7 @@ def _carried(draft: Draft, finer: set[int]) -> bool:
 
 def _within(inner: Chain, outer: Chain) -> bool:
     first = inner.calls[0]
-    return any(call.start <= first.start and first.end <= call.end for call in outer.calls) and inner is not outer
+    return any(c.start <= first.start and first.end <= c.end and c.number < first.number for c in outer.calls)
 
 
 def _call_line(chain: Chain) -> str:
@@ -144,8 +145,8 @@ def _of_chain(analysis: Analysis, chain: Chain, roles: dict[Scope, list[Role]]) 
     windows = chain_windows(trace, chain)
     results = [[dict(call.results).get(links[-1].result) for links in chain.parts.values()] for call in chain.calls]
     targets = [[value for value in each if value is not None] for each in results]
-    pieces = pieces_of(windows, targets, analysis.marks, windows.starts[0])
-    if not any(analysis.marks[value.number] for each in targets for value in each):
+    pieces = pieces_of(windows, targets, analysis.marks)
+    if not any(analysis.moves[value.number] for each in targets for value in each):
         analysis.leave(where, "what crosses does not depend on the call's input")
         return None
     if len(chain.calls) < 3:
@@ -208,9 +209,7 @@ def _problem(windows: Windows, crossing: set[int], strange: str) -> str:
     return ""
 
 
-def _chain_drafts(
-    trace: Trace, chain: Chain, roles: dict[Scope, list[Role]]
-) -> tuple[Scope | None, list[Draft]]:
+def _chain_drafts(trace: Trace, chain: Chain, roles: dict[Scope, list[Role]]) -> tuple[Scope | None, list[Draft]]:
     begin, end = chain.calls[0].start, chain.calls[-1].end
     around = [loop for loop in roles if loop.start <= begin and loop.end >= end and len(loop.turns) >= len(chain.calls)]
     loop = max(around, key=lambda scope: scope.start, default=None)
@@ -218,22 +217,25 @@ def _chain_drafts(
     drafts = []
     for place, links in chain.parts.items():
         values: list[Value | None] = [*chain.values(place)]
-        role = _role_with(roles[loop], values) if loop is not None else None
-        if role is not None and links[-1].blended or role is not None and values[-1] is None:
-            values = [*values[:-1], role.values[-1]]
-        held_values = values if role is None else role.values
-        name = namer.name(held_values, _argument_name(chain.module, place))
-        drafts.append(Draft(name, values, chain.initial(place), place, links[-1].result))
+        role = _role_with(roles[loop], links, values) if loop is not None else None
+        start = chain.initial(place)
+        if role is not None:
+            # What crosses the turns of the loop is the state, also where the call is handed it masked.
+            values = role.values
+            start = role.initial if role.initial is not None else start
+        name = namer.name(values, _argument_name(chain.module, place))
+        drafts.append(Draft(name, values, start, place, links[-1].result))
     return loop, drafts
 
 
-def _role_with(roles: list[Role], values: list[Value | None]) -> Role | None:
-    own = {value.number for value in values[:-1] if value is not None}
-    shape = next((value.shape for value in values if value is not None), None)
+def _role_with(roles: list[Role], links: list[Link], values: list[Value | None]) -> Role | None:
+    way = set().union(*(link.path for link in links))
+    shape = values[-1].shape if values[-1] is not None else None
     for role in roles:
-        hits = sum(value is not None and value.number in own for value in role.values)
-        last = role.values[-1]
-        if hits >= 2 and len(role.values) == len(values) and last is not None and last.shape == shape:
+        crossing = [value for value in role.values[:-1] if value is not None]
+        inside = sum(value.number in way for value in crossing)
+        fits = all(value is not None and value.shape == shape for value in role.values)
+        if fits and len(role.values) == len(values) and inside >= max(2, 0.8 * len(crossing)):
             return role
     return None
 
@@ -256,7 +258,7 @@ def _take_loop(analysis: Analysis, loop: Scope, windows: Windows, roles: list[Ro
     trace = analysis.trace
     owner = owner_of(trace, windows.starts[0], windows.end)
     where = (owner.path if owner is not None else "", line_of(loop))
-    roles = [role for role in roles if not _accounted(analysis, role)]
+    roles = [role for role in roles if role.grows or not _accounted(analysis, role)]
     if not roles:
         return
     caches = [role for role in roles if grows_by_joining(windows, role)]
@@ -279,8 +281,7 @@ def _in_depth(analysis: Analysis, windows: Windows, roles: list[Role]) -> bool:
     """Say whether all that is made in the loop is made with weights that change from turn to turn."""
     turns = range(windows.count)
     made = [[v for _, op in windows.of_turn(turn) for v in op.outs] for turn in turns]
-    pieces = pieces_of(windows, made, analysis.marks, windows.starts[0])
-    return bool(pieces.weights) and not pieces.shared
+    return pieces_of(windows, made, analysis.marks).depth
 
 
 def _accounted(analysis: Analysis, role: Role) -> bool:
@@ -309,35 +310,37 @@ def _take_cache(analysis: Analysis, loop: Scope, windows: Windows, role: Role, w
         return
     if windows.count < 3:
         return
-    name = Namer.of(analysis.trace, loop).name(role.values, "cache")
+    namer = Namer.of(analysis.trace, loop)
+    name = namer.listed(role.values[0]) if role.grows else ""
+    name = name or namer.name(role.values, "cache")
     draft = Draft(name, role.values, role.initial)
     evidence = ["it gets longer with every repetition: a cache, not a state of fixed size"]
     analysis.candidates.append(Candidate("cache", *where, windows, [draft], evidence))
 
 
-def _take_roles(
-    analysis: Analysis, loop: Scope, windows: Windows, roles: list[Role], where: tuple[str, str]
-) -> None:
-    if not any(analysis.marks[number] for role in roles for number in role.members):
+def _take_roles(analysis: Analysis, loop: Scope, windows: Windows, roles: list[Role], where: tuple[str, str]) -> None:
+    if not any(analysis.moves[number] for role in roles for number in role.members):
         analysis.leave(where, "what crosses does not depend on the call's input")
         return
     targets = [[v for role in roles if (v := role.values[turn]) is not None] for turn in range(windows.count)]
-    pieces = pieces_of(windows, targets, analysis.marks, windows.starts[0])
-    if pieces.weights and not pieces.shared:
+    pieces = pieces_of(windows, targets, analysis.marks, _states_around(analysis, windows))
+    if pieces.depth:
         analysis.leave(where, "each repetition has weights of its own: layers in depth, not time")
-        return
-    if windows.count < 3:
-        if pieces.own:
-            analysis.doubt(where, TOO_FEW)
-        else:
-            analysis.leave(where, "only two repetitions, without a piece of the call's input of their own")
         return
     crossing = {number for role in roles for number in role.members}
     problem = _problem(windows, crossing, pieces.strange)
     if problem:
         analysis.doubt(where, problem)
         return
-    changing = [role for role in roles if len({v.shape for v in role.values if v is not None}) > 1]
+    changing = any(len({v.shape for v in role.values if v is not None}) > 1 for role in roles)
+    if windows.count < 3:
+        if pieces.own and not changing:
+            analysis.doubt(where, TOO_FEW)
+        else:
+            analysis.leave(
+                where, "only two repetitions, and what crosses changes its size or takes nothing of the input"
+            )
+        return
     if changing:
         if pieces.weights or pieces.own:
             analysis.doubt(where, "what crosses changes its size from repetition to repetition")
@@ -351,6 +354,17 @@ def _take_roles(
         evidence = [f"{names} cross{'es' if len(drafts) == 1 else ''} {windows.count - 1} times", _how(pieces.own)]
         final: Kind = kind if pieces.own else "iteration"
         analysis.candidates.append(Candidate(final, place, where[1], windows, drafts, evidence))
+
+
+def _states_around(analysis: Analysis, windows: Windows) -> set[int]:
+    """Return the values that recurrences around this loop carry in time."""
+    found: set[int] = set()
+    for other in analysis.candidates:
+        low, high = other.span
+        inside = windows.starts[0] <= low and high <= windows.end
+        if other.kind not in ("iteration", "cache") and low < windows.end and windows.starts[0] < high and not inside:
+            found |= other.numbers
+    return found
 
 
 def _grouped(
@@ -374,10 +388,12 @@ def _grouped(
 def _keeper(trace: Trace, windows: Windows, role: Role) -> str | None:
     """Return the module, called in every turn, within whose calls a value is both made and read."""
     begin = windows.starts[0]
+    owner = owner_of(trace, begin, windows.end)
+    outer = owner.number if owner is not None else -1
     common: list[Any] | None = None
     for op in [*role.readers, *(op for op in role.makers if op >= begin)]:
         number, inside = trace.ops[op].call, []
-        while number >= 0 and trace.calls[number].start >= begin:
+        while number > outer:
             inside.append(trace.calls[number].path)
             number = trace.calls[number].parent
         common = inside if common is None else [path for path in common if path in inside]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from .trace import Call, Trace
 _STEPS_BACK = 96  # values that one look back from an argument goes through
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Link:
     """An argument of one call that is, or is made of, a result of an earlier one."""
 
@@ -26,7 +26,7 @@ class Link:
     blended: bool
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Chain:
     """Calls of one module, each handed what the one before gave."""
 
@@ -64,16 +64,23 @@ def _argument(call: Call, place: tuple[Any, ...]) -> Value | None:
 
 def _chains(trace: Trace, calls: list[Call]) -> list[Chain]:
     given: dict[int, list[tuple[int, tuple[Any, ...]]]] = defaultdict(list)
-    following: dict[int, tuple[int, dict[tuple[Any, ...], Link]]] = {}
+    links: list[dict[tuple[Any, ...], Link]] = []
     for number, call in enumerate(calls):
-        if number:
-            links = _links(trace, calls, number, given)
-            if links:
-                earlier = max(link.earlier for link in links.values())
-                kept = {place: link for place, link in links.items() if link.earlier == earlier}
-                following.setdefault(earlier, (number, kept))
+        links.append(_links(trace, calls, number, given) if number else {})
         for place, value in call.results:
             given[value.number].append((number, place))
+    often = Counter(place for found in links for place in found)
+    if not often:
+        return []
+    # One cell for several layers is handed the result of the layer below and its own of the step before: the argument
+    # that most calls take from an earlier one is the state.
+    lead = max(often, key=lambda place: (often[place], len(place), str(place)))
+    following: dict[int, tuple[int, dict[tuple[Any, ...], Link]]] = {}
+    for number, found in enumerate(links):
+        if lead in found:
+            earlier = found[lead].earlier
+            kept = {place: link for place, link in found.items() if link.earlier == earlier}
+            following.setdefault(earlier, (number, kept))
     return _joined(calls, following)
 
 
@@ -144,7 +151,9 @@ def _link(
         if blended and not _mixed(value, hit, (calls[earlier], calls[0])):
             continue
         places = [place for number, place in given[hit.number] if number == earlier]
-        return Link(earlier, max(places, key=len), path | set(came) if blended else path, blended)
+        if blended:  # all that a mask mixes is on the way
+            path |= {number for number in came if values[number].op >= begin}
+        return Link(earlier, max(places, key=len), path, blended)
     return None
 
 

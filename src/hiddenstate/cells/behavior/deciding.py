@@ -26,16 +26,18 @@ class Pieces:
     """What each repetition takes from outside, on the way to what crosses."""
 
     own: bool  # each takes its own piece of the call's input
-    shared: bool  # some weight is the same in all repetitions
+    depth: bool  # each has weights of its own: layers, one after the other
     weights: int  # how many weights there are
     strange: str = ""  # an operand of unknown origin, changing from repetition to repetition
 
 
-def pieces_of(windows: Windows, targets: list[list[Value]], marks: bytearray, begins: int) -> Pieces:
-    """Look at all that repetitions need for their `targets` and do not make; `begins` is where outside ends."""
-    trace = windows.trace
+def pieces_of(
+    windows: Windows, targets: list[list[Value]], marks: bytearray, states: set[int] | frozenset[int] = frozenset()
+) -> Pieces:
+    """Look at all that repetitions need for their `targets` and do not make; `states` of loops around are no input."""
+    trace, begins = windows.trace, windows.starts[0]
     keys: list[set[Any]] = []
-    weights: Counter[int] = Counter()
+    uses: list[set[int]] = []
     strange: dict[Any, set[int]] = defaultdict(set)
     for turn in range(windows.count):
         span = windows.span(turn)
@@ -50,18 +52,22 @@ def pieces_of(windows: Windows, targets: list[list[Value]], marks: bytearray, be
                     used.add(value.number)
                 elif value.origin in ("outside", "unseen"):
                     strange[op.name, op.offset, op.scope.code, position].add(value.number)
-                elif marks[value.number]:
+                elif marks[value.number] and value.number not in states:
                     mine.add((value.number, _moving(trace, op, span)))
         mine.update((value.number, ()) for value in targets[turn] if value.op < begins and marks[value.number])
         keys.append(mine)
-        weights.update(used)
+        uses.append(used)
     count = windows.count
     times = Counter(key for mine in keys for key in mine)
     changing = {key for key, often in times.items() if often < count}
     having = sum(bool(mine & changing) for mine in keys)
-    own = len(changing) >= count - 1 and having >= count - 1
+    # Not every one has to: a first turn, a skipped one, or a decoder that is now and then fed its own output.
+    own = len(changing) >= max(2, count // 2) and 2 * having >= count
     odd = next((f"{where[0]} in {where[2].co_name}" for where, seen in strange.items() if len(seen) > 1), "")
-    return Pieces(own, any(often >= max(2, count - 1) for often in weights.values()), len(weights), odd)
+    weights = Counter(weight for used in uses for weight in used)
+    alone = sum(any(weights[weight] == 1 for weight in used) for used in uses)
+    depth = bool(weights) and (max(weights.values()) == 1 or (alone >= count - 1 and not own))
+    return Pieces(own, depth, len(weights), odd)
 
 
 def _moving(trace: Trace, op: Op, span: tuple[int, int]) -> Any:
@@ -179,13 +185,27 @@ class Namer:
             if held is None or value is None:
                 continue
             if value.tensor is not None and id(value.tensor) in held:
-                return held[id(value.tensor)]
+                return self._lasting(values, held[id(value.tensor)])
             entries = self.trace.memory.entries
             for number, name in held.items():  # held as part of a larger tensor, or written in place
                 entry = entries.get(number)
                 if entry is not None and entry.store is not None and entry.store is value.store:
                     return name
         return None
+
+    def listed(self, first: Value | None) -> str:
+        """Return the name of the list that holds what the first turn made."""
+        held = self.held.get(2, {}).get(id(first.tensor)) if first is not None else None
+        return held.name[: held.name.rindex("[")] if held is not None and held.name.endswith("]") else ""
+
+    def _lasting(self, values: list[Value | None], now: Held) -> Held:
+        """Call the last item of a list that grows by the list's name."""
+        first, before = values[0] if values else None, self.held.get(1, {})
+        then = before.get(id(first.tensor)) if first is not None else None
+        if then is None or then.name == now.name or not now.name.endswith("]"):
+            return now
+        base = now.name[: now.name.rindex("[")]
+        return Held(base, now.module) if then.name.startswith(f"{base}[") else now
 
     def name(self, values: list[Value | None], otherwise: str) -> str:
         """Return a name for a part."""

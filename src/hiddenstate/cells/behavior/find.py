@@ -53,7 +53,7 @@ def find(
         return _failed(error)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ModelCall:
     """A model and what it is called with."""
 
@@ -75,6 +75,8 @@ def _found(call: ModelCall, analysis: Analysis, keeping: KeptState, exclude: tup
         recurrences.append(_recurrence(candidate, axes))
     recurrences += kept
     recurrences = [each for each in recurrences if not _excluded(each, exclude)]
+    for where, why in analysis.trace.blind.items():
+        analysis.doubt(where, why)
     unseen = (*analysis.trace.remarks, *_unseen(analysis))
     return Found(tuple(recurrences), tuple(analysis.unsure), tuple(analysis.passed), tuple(analysis.known), unseen)
 

@@ -15,7 +15,7 @@ from .rows import axis_by_row, axis_by_size, batch_of, other_row, other_size
 from .trace import Trace
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class KeptState:
     """What modules kept before and after a call."""
 
@@ -60,7 +60,9 @@ def kept_states(call: Any, keeping: KeptState, analysis: Analysis) -> list[Recur
     for key in moved:
         line = keeping.looks[key].line
         if key not in second:
-            analysis.doubt((key[0], line), f"{key[1]} is kept, but a second call could not be made to see if it is read")
+            analysis.doubt(
+                (key[0], line), f"{key[1]} is kept, but a second call could not be made to see if it is read"
+            )
         elif key not in read:
             analysis.leave((key[0], line), f"{key[1]} is written, and the next call does not read it")
         else:

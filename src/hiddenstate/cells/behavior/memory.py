@@ -15,7 +15,7 @@ _BUDGET = 256 * 2**20  # bytes of copies that are kept of tensors that are writt
 _READS = 64  # writes that one read looks back through before it takes the whole storage as its source
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Value:
     """What a tensor held at one time, and where that came from."""
 
@@ -42,7 +42,7 @@ class Value:
         return self.tensor.detach()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Write:
     """One write to a storage."""
 
@@ -50,7 +50,7 @@ class Write:
     value: Value
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Store:
     """A storage: its first known tensor gives the axes, and every write is remembered."""
 
@@ -61,7 +61,7 @@ class Store:
     writes: list[Write] = field(default_factory=list)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Entry:
     """What is known of one tensor object."""
 

@@ -28,7 +28,11 @@ def _joined(trace: Trace, candidates: list[Candidate]) -> list[Candidate]:
     for candidate in candidates:
         key = (candidate.kind, candidate.module, candidate.line, len(candidate.drafts))
         before = last.get(key)
-        if before is not None and candidate.kind in ("loop", "layer", "attribute") and _goes_on(trace, before, candidate):
+        if (
+            before is not None
+            and candidate.kind in ("loop", "layer", "attribute")
+            and _goes_on(trace, before, candidate)
+        ):
             _append(before, candidate)
             continue
         last[key] = candidate

@@ -28,6 +28,9 @@ def held_in_frame(frame: FrameType, first: tuple[str, ...]) -> dict[int, Held]:
     order = [*(name for name in first if name in variables), *(name for name in variables if name not in first)]
     found: dict[int, Held] = {}
     modules: dict[nn.Module, None] = {}
+    for name in order:  # a variable of its own says more than a place in a list
+        if isinstance(variables[name], Tensor):
+            found.setdefault(id(variables[name]), Held(name))
     for name in order:
         value = variables[name]
         if isinstance(value, nn.Module):

@@ -18,7 +18,7 @@ from .bytecode import CodeLoop, loops_of
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Scope:
     """A call of a function, a loop in it, or one turn of a loop; together they are a tree."""
 
@@ -39,7 +39,7 @@ class Scope:
         return self.loop.line if self.loop is not None else self.code.co_firstlineno
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class _Level:
     scope: Scope  # a loop
     token: tuple[int, ...]
@@ -47,7 +47,7 @@ class _Level:
     early: bool = False  # the turn began at the head, before the variable changed
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class _Activation:
     frame: FrameType
     scope: Scope

@@ -12,11 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from .memory import Value
+from .operations import DRAWS
 from .places import Scope
 from .trace import Op, Trace
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Role:
     """A value that crosses, turn after turn: read at the same places, made at the same places."""
 
@@ -29,7 +30,7 @@ class Role:
     age: int = 0  # 0: made in the turn before; 1: in the one before that
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Windows:
     """A stretch of the trace, cut into repetitions."""
 
@@ -111,13 +112,19 @@ class _Groups:
         return list(self._above)
 
 
-@dataclass(slots=True, eq=False)
+_EARLY = 16  # turns at whose beginning we remember what is read
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class _Crossings:
     groups: _Groups = field(default_factory=_Groups)
     last: dict[int, int] = field(default_factory=dict)  # by value: the last turn that reads it
     readers: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     sites: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))  # by value: where it is read
-    first: dict[Any, tuple[Value, Op]] = field(default_factory=dict)  # by site: what the first turn reads there, and by what
+    early: dict[Any, tuple[Value, Op]] = field(
+        default_factory=dict
+    )  # by site and turn: what is read there, and by what
+    lags: dict[Any, int] = field(default_factory=dict)  # by site: how many turns ago what it reads was made
 
 
 def roles_of(windows: Windows) -> list[Role]:
@@ -144,13 +151,14 @@ def _crossings(windows: Windows) -> _Crossings:
             place = windows.place(number)
             for position, value in enumerate(op.ins):
                 site = (place, -1 if place in varying else position)
-                if turn == 0:
-                    found.first.setdefault(site, (value, op))
-                elif begin <= value.op < start:
+                if turn < _EARLY:
+                    found.early.setdefault((site, turn), (value, op))
+                if begin <= value.op < start:
                     found.groups.join(("value", value.number), site)
                     found.last[value.number] = turn
                     found.readers[value.number].append(number)
                     found.sites[value.number].append(site)
+                    found.lags[site] = turn - windows.turn(value.op) - 1
     return found
 
 
@@ -181,12 +189,33 @@ def _roles(windows: Windows, found: _Crossings, members: list[int]) -> list[Role
     if depth > max(4, count // 2) or (depth > 2 and [len(each) for each in alive[1:]] == list(range(1, count))):
         return [_growing(windows, found, members)]
     makers = {windows.place(values[number].op): _slot(windows, values[number]) for number in members}
-    roles = [_role(windows, found, (members, alive, makers), age) for age in range(depth)]
-    for role in roles[1:]:  # in the first turns, what is older was there before the loop
-        for turn in range(role.age):
-            if role.values[turn] is None:
-                role.values[turn] = roles[role.age - 1 - turn].initial
+    if depth > 1:
+        return _delays(windows, found, members, makers)
+    return [_role(windows, found, (members, alive, makers))]
+
+
+def _delays(windows: Windows, found: _Crossings, members: list[int], makers: dict[int, int]) -> list[Role]:
+    """Return a role for each of the last turns whose value is still read: h of one turn ago, of two turns ago."""
+    made = _made_at(windows, makers)
+    sites = dict.fromkeys(site for number in members for site in found.sites[number])
+    deepest = max(found.lags[site] for site in sites)
+    readers = [op for number in members for op in found.readers[number]]
+    roles = []
+    for age in range(deepest + 1):
+        start = [_early(found, sites, age - turn - 1) for turn in range(-1, age)]
+        values = [made.get(turn - age) if turn >= age else start[turn + 1] for turn in range(windows.count)]
+        role = Role(values, start[0], set(members), readers, [v.op for v in values if v is not None], age=age)
+        roles.append(role)
     return roles
+
+
+def _early(found: _Crossings, sites: Iterable[Any], age: int) -> Value | None:
+    """Return what stood for a value of this age before the loop made one: the first turn that reads it so tells."""
+    for site in sites:
+        lag = found.lags[site]
+        if lag >= age and (site, lag - age) in found.early:
+            return found.early[site, lag - age][0]
+    return None
 
 
 def _growing(windows: Windows, found: _Crossings, members: list[int]) -> Role:
@@ -198,40 +227,28 @@ def _growing(windows: Windows, found: _Crossings, members: list[int]) -> Role:
     return Role(made, None, set(members), readers, [values[number].op for number in members], grows=True)
 
 
-def _role(windows: Windows, found: _Crossings, group: tuple[list[int], list[list[Value]], dict[int, int]], age: int) -> Role:
+def _role(windows: Windows, found: _Crossings, group: tuple[list[int], list[list[Value]], dict[int, int]]) -> Role:
     members, alive, makers = group
     count = windows.count
-    after: list[Value | None] = []
-    for boundary in range(1, count):
-        here = sorted(alive[boundary], key=lambda value: value.op)
-        after.append(here[-1 - age] if len(here) > age else None)
-    made = _made_at(windows, makers) if age == 0 or None in after else {}
+    after: list[Value | None] = [alive[boundary][-1] if alive[boundary] else None for boundary in range(1, count)]
+    made = _made_at(windows, makers)
     for turn in range(count - 1):
-        if after[turn] is None and age == 0:
+        if after[turn] is None:  # not read by the next turn: what was made at the same place
             after[turn] = made.get(turn) or (after[turn - 1] if turn else None)
-    if age == 0:
-        after.append(made.get(count - 1) or (after[-1] if after else None))
-    else:
-        newer = sorted(alive[count - 1], key=lambda value: value.op)
-        after.append(newer[-age] if len(newer) >= age else None)
-    mine = {value.number for value in after if value is not None} & set(members) or set(members)
-    initial = _initial(found, mine, alive, age)
-    readers = [op for number in mine for op in found.readers.get(number, ())]
+    after.append(made.get(count - 1) or after[-1])
+    readers = [op for number in members for op in found.readers[number]]
     maker_ops = [value.op for value in after if value is not None]
-    return Role(after, initial, set(members), readers or [windows.starts[0]], maker_ops, age=age)
+    return Role(after, _initial(found, members), set(members), readers, maker_ops)
 
 
-def _initial(found: _Crossings, mine: set[int], alive: list[list[Value]], age: int) -> Value | None:
+def _initial(found: _Crossings, members: list[int]) -> Value | None:
     """Return what the first turn reads where later ones read what crossed, at the most usual of these places."""
-    sites: Counter[Any] = Counter()
-    for here in alive[1:]:
-        ordered = sorted(here, key=lambda value: value.op)
-        if len(ordered) > age and ordered[-1 - age].number in mine:
-            sites.update(found.sites[ordered[-1 - age].number])
-    shape = next((value.shape for here in alive[1:] for value in here if value.number in mine), None)
+    sites = Counter(site for number in members for site in found.sites[number])
     for site, _ in sites.most_common():
-        if site in found.first:
-            value, op = found.first[site]
+        if (site, 0) in found.early:
+            value, op = found.early[site, 0]
+            later = found.early.get((site, 1))
+            shape = later[0].shape if later is not None else value.shape
             # Where later turns read what was written to a part of a tensor, the first one reads the part itself.
             parts = [made for made in op.outs if made.shape == shape and made.store is value.store]
             return parts[0] if value.shape != shape and parts and value.store is not None else value
@@ -277,14 +294,14 @@ def reached(trace: Trace, sources: set[int], span: tuple[int, int]) -> list[int]
     return found
 
 
-def from_input(trace: Trace) -> bytearray:
-    """Say for each value whether it depends on what the model was called with."""
+def from_input(trace: Trace, *, draws: bool = False) -> bytearray:
+    """Say for each value whether it depends on what the model was called with, or also on random draws."""
     marks = bytearray(len(trace.memory.values))
     for value in trace.memory.values:
         if value.origin == "argument":
             marks[value.number] = 1
     for op in trace.ops:
-        if any(marks[value.number] for value in op.ins) or _foreign(op):
+        if any(marks[value.number] for value in op.ins) or _foreign(op) or (draws and op.name in DRAWS):
             for value in op.outs:
                 marks[value.number] = 1
     return marks

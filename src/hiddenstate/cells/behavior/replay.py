@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .flat import leaves, replaced
 from .memory import Value
-from .operations import DRAWS
+from .operations import DRAWS, UNWRITTEN
 from .repetition import Windows, reaching
 from .trace import Op, Trace
 
@@ -58,7 +58,7 @@ def _run(trace: Trace, targets: list[Value], span: tuple[int, int]) -> dict[int,
 
 
 def _again(op: Op, made: dict[int, Tensor], data: Any) -> None:
-    if op.name in DRAWS or not op.outs:
+    if op.name in DRAWS or op.name in UNWRITTEN or op.name == "grad" or not op.outs:
         made.update({value.number: data(value) for value in op.outs})
         return
     if op.name == "alias" or any(value not in op.ins for _, value in op.reads):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,10 +76,3 @@ def axis_by_row(pairs: list[tuple[Tensor, Tensor]], rows: int) -> int | None:
         if size == rows and not bool(changed.narrow(axis, 1, size - 1).any()):
             fits.append(axis)
     return fits[0] if len(fits) == 1 else None
-
-
-def first_fit(try_axis: Callable[[int], bool]) -> None:
-    """Try the axes where rows usually are."""
-    for axis in (0, 1):
-        if try_axis(axis):
-            return

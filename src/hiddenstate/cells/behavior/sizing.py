@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from .calls import run, unharmed
 from .candidates import Analysis, Candidate, Draft, analyze
@@ -16,7 +18,7 @@ from .trace import Trace
 _TURNS = 5  # repetitions of each loop that such a call makes
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Axes:
     """What calls with other rows told."""
 
@@ -89,13 +91,22 @@ def _enough(analysis: Analysis) -> Any:
     return enough
 
 
-def _pairs(one: Analysis, other: Analysis) -> Any:
+def _pairs(one: Analysis, other: Analysis) -> Iterator[tuple[Candidate, Draft, Draft]]:
+    """Yield the parts that stand at the same place in both calls: by name, else by order."""
+    taken: Counter[tuple[str, str]] = Counter()
     for candidate in one.candidates:
-        same = [c for c in other.candidates if (c.module, c.line) == (candidate.module, candidate.line)]
-        for draft in candidate.drafts:
-            match = [d for c in same for d in c.drafts if d.name == draft.name]
-            if match:
-                yield candidate, draft, match[0]
+        where = (candidate.module, candidate.line)
+        same = [c for c in other.candidates if (c.module, c.line) == where]
+        match = same[min(taken[where], len(same) - 1)] if same else None
+        taken[where] += 1
+        if match is None:
+            continue
+        names = {draft.name: draft for draft in match.drafts}
+        for position, draft in enumerate(candidate.drafts):
+            if draft.name in names:
+                yield candidate, draft, names[draft.name]
+            elif len(match.drafts) == len(candidate.drafts):
+                yield candidate, draft, match.drafts[position]
 
 
 def _by_size(axes: Axes, one: Analysis, other: Analysis, sizes: tuple[int, int]) -> None:
@@ -122,8 +133,3 @@ def _by_row(axes: Axes, one: Analysis, other: Analysis, rows: int) -> None:
         axis = axis_by_row(pairs, rows)
         if axis is not None and candidate.kind != "cache":
             axes.found.setdefault(_key(candidate, draft), axis)
-
-
-def members(model: nn.Module) -> dict[str, nn.Module]:
-    """Return modules by path."""
-    return dict(model.named_modules())

@@ -39,7 +39,7 @@ _OVERWRITES = {
 _NAMES_AT = (1, 2)  # the turns at whose beginning we look what variables are called
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Op:
     """One operation."""
 
@@ -66,7 +66,7 @@ class Op:
         return f"{code.co_filename}:{loops_of(code).line(self.offset)}"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Call:
     """One call of a module."""
 
@@ -98,6 +98,7 @@ class Trace(TorchFunctionMode):
         self.held: dict[tuple[Scope, int], dict[int, Held]] = {}
         self.places = Places(root, self._on_turn)
         self.remarks: dict[str, None] = {}
+        self.blind: dict[tuple[str, str], str] = {}  # modules that give what was made out of sight, and why
         self.turned: Counter[CodeLoop | None] = Counter()  # turns of each loop, over all its runs
         self.called: Counter[nn.Module] = Counter()
         self.paused = 0
@@ -147,10 +148,14 @@ class Trace(TorchFunctionMode):
             return
         scope, offset = self.places.here(sys._getframe(1), len(self.ops))
         call = self._open[-1] if self._open else -1
-        op = Op(func, name, called[0], called[1], scope, offset, call)
+        # A list may grow after the call: what it held now is kept.
+        args = tuple([list(arg) if type(arg) is list else arg for arg in called[0]])
+        op = Op(func, name, args, called[1], scope, offset, call)
         # A view reads its own part of a storage, and a write by index none of it: the whole is not looked at.
         apart = [store for tensor in made if (store := self.memory.store_of(tensor)) is not None and store.writes]
-        target = called[0][0] if name == "__setitem__" and written and _region(op, written[0]) is not written[0] else None
+        target = (
+            called[0][0] if name == "__setitem__" and written and _region(op, written[0]) is not written[0] else None
+        )
         op.reads = [(tensor, self._operand(tensor, op, apart, target)) for tensor, _ in given]
         op.ins = [value for _, value in op.reads] if name not in _SHAPE_ONLY else []
         number = len(self.ops)
@@ -181,7 +186,7 @@ class Trace(TorchFunctionMode):
 
     def _operand(self, tensor: Tensor, op: Op, apart: list[Store], target: Tensor | None) -> Value:
         entry = self.memory.entries.get(id(tensor))
-        if entry is not None and (tensor is target or entry.store is not None and entry.store in apart):
+        if entry is not None and (tensor is target or (entry.store is not None and entry.store in apart)):
             return entry.value
         return self.value_of(tensor, op)
 
