@@ -135,7 +135,7 @@ def _values(trace: Trace, thing: Any) -> list[tuple[tuple[Any, ...], Any]]:
         value = trace.peek(tensor)
         if value is None:
             scope = trace.places.scopes[0]
-            value = trace.value_of(tensor, Op(leaves, "module call", (), {}, scope, 0, trace.inside))
+            value = trace.value_of(tensor, Op(leaves, "module call", (), {}, scope, 0, trace.inside), version_of(tensor))
         found.append((place, value))
     return found
 

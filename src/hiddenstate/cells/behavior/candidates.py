@@ -69,6 +69,7 @@ class Analysis:
     passed: dict[Unsure, None] = field(default_factory=dict)
     known: dict[Unsure, None] = field(default_factory=dict)
     covered: set[int] = field(default_factory=set)  # values that chains account for
+    timed: set[Scope] = field(default_factory=set)  # loops that take the call's input piece by piece
 
     def doubt(self, where: tuple[str, str], why: str) -> None:
         """Name something that could not be decided."""
@@ -85,11 +86,23 @@ def analyze(trace: Trace) -> Analysis:
     loops = [scope for scope in trace.places.scopes if scope.kind == "loop" and len(scope.turns) > 1]
     windows = {loop: windows_of(trace, loop) for loop in loops}
     roles = {loop: roles_of(windows[loop]) for loop in loops}
+    for loop in loops:
+        if _in_time(analysis, windows[loop], roles[loop]):
+            analysis.timed.add(loop)
     _take_chains(analysis, roles)
     for loop in loops:
         if roles[loop]:
             _take_loop(analysis, loop, windows[loop], roles[loop])
     return analysis
+
+
+def _in_time(analysis: Analysis, windows: Windows, roles: list[Role]) -> bool:
+    """Say whether a loop as a whole takes the call's input piece by piece, on the way to anything that crosses."""
+    roles = [role for role in roles if not role.grows and not collects(windows, role, roles)]
+    if not roles:
+        return False
+    targets = [[v for role in roles if (v := role.values[turn]) is not None] for turn in range(windows.count)]
+    return pieces_of(windows, targets, analysis.marks).own
 
 
 def _take_chains(analysis: Analysis, roles: dict[Scope, list[Role]]) -> None:
@@ -172,8 +185,9 @@ def _of_chain(analysis: Analysis, chain: Chain, roles: dict[Scope, list[Role]]) 
         analysis.covered |= chain.on_the_way
         return None
     evidence = [f"called {len(chain.calls)} times, each time handed what it gave before ({_pairs(drafts)})"]
-    evidence.append(_how(pieces.own))
-    return Candidate("cell" if pieces.own else "iteration", *where, windows, drafts, evidence, chain)
+    own = pieces.own or loop in analysis.timed
+    evidence.append(_how(own))
+    return Candidate("cell" if own else "iteration", *where, windows, drafts, evidence, chain)
 
 
 def _is_of(role: Role, drafts: list[Draft]) -> bool:

@@ -6,6 +6,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -57,17 +58,29 @@ def pieces_of(
         mine.update((value.number, ()) for value in targets[turn] if value.op < begins and marks[value.number])
         keys.append(mine)
         uses.append(used)
-    count = windows.count
-    times = Counter(key for mine in keys for key in mine)
-    changing = {key for key, often in times.items() if often < count}
-    having = sum(bool(mine & changing) for mine in keys)
-    # Not every one has to: a first turn, a skipped one, or a decoder that is now and then fed its own output.
-    own = len(changing) >= max(2, count // 2) and 2 * having >= count
+    own = _own(windows, targets, keys)
     odd = next((f"{where[0]} in {where[2].co_name}" for where, seen in strange.items() if len(seen) > 1), "")
     weights = Counter(weight for used in uses for weight in used)
     alone = sum(any(weights[weight] == 1 for weight in used) for used in uses)
-    depth = bool(weights) and (max(weights.values()) == 1 or (alone >= count - 1 and not own))
+    depth = bool(weights) and (max(weights.values()) == 1 or (alone >= windows.count - 1 and not own))
     return Pieces(own, depth, len(weights), odd)
+
+
+def _own(windows: Windows, targets: list[list[Value]], keys: list[set[Any]]) -> bool:
+    """Say whether most repetitions take something that not all of them take.
+
+    The first one does not count: it also reads what everything starts from. Nor do those that leave the state as it
+    is. Not all others have to: a decoder may now and then be fed its own output.
+    """
+    later = [
+        mine
+        for turn, mine in enumerate(keys)
+        if turn and any(value.op >= windows.starts[turn] or value.op < windows.starts[0] for value in targets[turn])
+    ]
+    times = Counter(key for mine in later for key in mine)
+    changing = {key for key, often in times.items() if often < len(later) or len(later) == 1}
+    having = sum(bool(mine & changing) for mine in later)
+    return 2 * having > len(later) and 2 * len(changing) >= len(later)
 
 
 def _moving(trace: Trace, op: Op, span: tuple[int, int]) -> Any:
@@ -123,9 +136,9 @@ def grows_by_joining(windows: Windows, role: Role) -> bool:
     if len(shapes) < 2 or len({len(shape) for shape in shapes}) > 1:
         return False
     sizes = [sum(shape) for shape in shapes]
-    if sum(b > a for a, b in zip(sizes, sizes[1:], strict=False)) < (len(sizes) - 1) / 2:
+    if sum(b > a for a, b in pairwise(sizes)) < (len(sizes) - 1) / 2:
         return False
-    return sum(_joined(windows.trace, *pair) for pair in zip(role.values, role.values[1:], strict=False)) >= 1
+    return any(_joined(windows.trace, *pair) for pair in pairwise(role.values))
 
 
 def _joined(trace: Trace, before: Value | None, after: Value | None) -> bool:
@@ -141,6 +154,26 @@ def _joined(trace: Trace, before: Value | None, after: Value | None) -> bool:
             joined = joined or op.name in GROWS
             todo += op.ins
     return any(value is before for value in todo) and joined
+
+
+_SCANS = {"cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "cumsum_", "associative_scan", "scan"}
+
+
+def scans_in(trace: Trace, marks: bytearray) -> list[tuple[tuple[str, str], str]]:
+    """Name operations that may be a recurrence without a loop: sums and products along an axis that is not the last."""
+    found: dict[tuple[str, str], str] = {}
+    for op in trace.ops:
+        if op.name not in _SCANS or not op.ins or not op.outs or not marks[op.ins[0].number]:
+            continue
+        axis = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim", op.kwargs.get("axis"))
+        tensor, rank = op.outs[0].tensor, len(op.outs[0].shape)
+        along = not isinstance(axis, int) or axis % max(rank, 1) != rank - 1
+        if along and tensor is not None and tensor.is_floating_point():
+            file, line = op.where.rsplit(":", 1)
+            path = trace.calls[op.call].path if op.call >= 0 else ""
+            why = f"{op.name} runs along an axis: a scan without a loop, which may be a recurrence and was not examined"
+            found[path, f"{os.path.basename(file)}:{line}"] = why
+    return list(found.items())
 
 
 def owner_of(trace: Trace, start: int, end: int) -> Call | None:

@@ -37,9 +37,13 @@ class Value:
             return self.copy
         if self.tensor is None:
             return None
-        if self.store is not None and any(_meet(self.box, w.box) for w in self.store.writes[self.epoch :]):
-            return None
-        return self.tensor.detach()
+        if self.store is None or not any(_meet(self.box, w.box) for w in self.store.writes[self.epoch :]):
+            return self.tensor.detach()
+        first = self.store.first
+        if self.epoch == 0 and first is not None and first.copy is not None and first.copy.stride() == self.store.stride:
+            offset = int(self.tensor.storage_offset()) - self.store.offset
+            return first.copy.as_strided(self.tensor.shape, self.tensor.stride(), offset)
+        return None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -137,7 +141,7 @@ class Memory:
         key = tensor.untyped_storage()._cdata
         store = self._stores.get(key)
         if store is None:
-            store = self._stores[key] = Store(tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+            store = self._stores[key] = Store(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
             return store, tuple([(0, size) for size in store.size])
         return store, _box(tensor, store)
 
@@ -154,7 +158,7 @@ def _plain(tensor: Tensor) -> bool:
 def _box(tensor: Tensor, store: Store) -> Box:
     """Return the part of the storage's first tensor that a view covers, where it is a box in its axes."""
     shape, strides = tuple(tensor.shape), tensor.stride()
-    rest = tensor.storage_offset() - store.offset
+    rest = int(tensor.storage_offset()) - store.offset
     if shape == store.size and strides == store.stride and rest == 0:
         return tuple([(0, size) for size in shape])
     if rest < 0 or any(step <= 0 for size, step in zip(store.size, store.stride, strict=True) if size > 1):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -25,19 +27,20 @@ class Held:
 def held_in_frame(frame: FrameType, first: tuple[str, ...]) -> dict[int, Held]:
     """Return where a frame holds its tensors, by id; `first` names win, and locals over attributes."""
     variables = dict(frame.f_locals)
-    order = [*(name for name in first if name in variables), *(name for name in variables if name not in first)]
     found: dict[int, Held] = {}
     modules: dict[nn.Module, None] = {}
-    for name in order:  # a variable of its own says more than a place in a list
-        if isinstance(variables[name], Tensor):
-            found.setdefault(id(variables[name]), Held(name))
-    for name in order:
-        value = variables[name]
-        if isinstance(value, nn.Module):
-            modules.update(dict.fromkeys(value.modules()))
-            continue
-        for label, tensor in tensors_in(value, name):
-            found.setdefault(id(tensor), Held(label))
+    # What a repetition reads before it writes is what goes on; and a variable says more than a place in a list.
+    for order in ([name for name in first if name in variables], [name for name in variables if name not in first]):
+        for name in order:
+            if isinstance(variables[name], Tensor):
+                found.setdefault(id(variables[name]), Held(name))
+        for name in order:
+            value = variables[name]
+            if isinstance(value, nn.Module):
+                modules.update(dict.fromkeys(value.modules()))
+                continue
+            for label, tensor in tensors_in(value, name):
+                found.setdefault(id(tensor), Held(label))
     for module in modules:
         for label, tensor in module_tensors(module):
             found.setdefault(id(tensor), Held(label, module))
@@ -67,11 +70,11 @@ def tensors_in(value: Any, name: str, depth: int = _DEPTH) -> Iterator[tuple[str
     elif isinstance(value, Mapping):
         for key, inner in list(value.items())[:_MOST]:
             yield from tensors_in(inner, str(key), depth - 1)
-    elif hasattr(value, "_fields") and isinstance(value, tuple):
-        for key, inner in zip(value._fields, value, strict=False):
+    elif isinstance(value, tuple) and (fields := getattr(value, "_fields", None)):
+        for key, inner in zip(fields, value, strict=False):
             yield from tensors_in(inner, str(key), depth - 1)
-    elif isinstance(value, list | tuple):
-        for place, inner in enumerate(value[:_MOST]):
+    elif isinstance(value, list | tuple | deque):
+        for place, inner in enumerate(islice(value, _MOST)):
             yield from tensors_in(inner, f"{name}[{place}]", depth - 1)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for each in dataclasses.fields(value):

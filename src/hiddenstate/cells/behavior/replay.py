@@ -88,9 +88,8 @@ def _again(op: Op, made: dict[int, Tensor], data: Any) -> None:
 def _again_in_memory(op: Op, made: dict[int, Tensor], data: Any) -> None:
     """Follow numbers that went through a part of a tensor: written by index, read by index."""
     for value in op.outs:
-        sources = [source for source in op.ins if source.number in made]
-        if len(op.ins) == 1 and sources and made[sources[0].number].numel() == _size(value):
-            made[value.number] = made[sources[0].number].reshape(value.shape)
+        if len(op.ins) == 1 and _size(op.ins[0]) == _size(value):
+            made[value.number] = data(op.ins[0]).reshape(value.shape)
         else:
             made[value.number] = data(value)
 

@@ -25,7 +25,7 @@ def other_size(inputs: Any, axis: int) -> tuple[Any, int, int] | None:
     fewer = rows > 2
 
     def changed(tensor: Tensor) -> Tensor:
-        if tensor.dim() <= axis or tensor.shape[axis] != rows:
+        if tensor.layout is not torch.strided or tensor.dim() <= axis or tensor.shape[axis] != rows:
             return tensor
         if fewer:
             return tensor.narrow(axis, 0, rows - 1)
@@ -41,7 +41,7 @@ def other_row(inputs: Any, axis: int) -> Any | None:
         return None
 
     def changed(tensor: Tensor) -> Tensor:
-        if tensor.dim() <= axis or tensor.shape[axis] != rows or tensor.dim() < 2:
+        if tensor.layout is not torch.strided or tensor.dim() <= max(axis, 1) or tensor.shape[axis] != rows:
             return tensor
         new = tensor.detach().clone()
         first, second = new.select(axis, 0), new.select(axis, 1)

@@ -156,8 +156,8 @@ class Trace(TorchFunctionMode):
         target = (
             called[0][0] if name == "__setitem__" and written and _region(op, written[0]) is not written[0] else None
         )
-        op.reads = [(tensor, self._operand(tensor, op, apart, target)) for tensor, _ in given]
-        op.ins = [value for _, value in op.reads] if name not in _SHAPE_ONLY else []
+        op.reads = [(tensor, self._operand(op, (tensor, version), apart, target)) for tensor, version in given]
+        op.ins = [] if name in _SHAPE_ONLY else [value for _, value in op.reads[: 1 if name in _SHAPE_OF else None]]
         number = len(self.ops)
         self.ops.append(op)
         for target in written:
@@ -169,8 +169,8 @@ class Trace(TorchFunctionMode):
         if self._enough is not None and self._enough(self):
             raise Enough
 
-    def value_of(self, tensor: Tensor, op: Op) -> Value:
-        """Return what `tensor` holds now, as an operand of `op`."""
+    def value_of(self, tensor: Tensor, op: Op, version: int) -> Value:
+        """Return what `tensor` held as an operand of `op`, when it had been written `version` times."""
         memory = self.memory
         entry = memory.entries.get(id(tensor))
         if entry is None:
@@ -178,17 +178,19 @@ class Trace(TorchFunctionMode):
         store = entry.store
         if store is not None and entry.epoch < len(store.writes):
             entry.value = self._rewritten(entry, op)
-            entry.epoch, entry.version = len(store.writes), version_of(tensor)
-        elif version_of(tensor) != entry.version:
+            entry.epoch, entry.version = len(store.writes), version
+        elif version != entry.version:
             entry.value = memory.new(-1, "unseen", tensor, f"written unseen before {op.where}")
-            memory.hold(tensor, entry.value)
+            entry = memory.hold(tensor, entry.value)
+            entry.version = version
         return entry.value
 
-    def _operand(self, tensor: Tensor, op: Op, apart: list[Store], target: Tensor | None) -> Value:
+    def _operand(self, op: Op, given: tuple[Tensor, int], apart: list[Store], target: Tensor | None) -> Value:
+        tensor, version = given
         entry = self.memory.entries.get(id(tensor))
         if entry is not None and (tensor is target or (entry.store is not None and entry.store in apart)):
             return entry.value
-        return self.value_of(tensor, op)
+        return self.value_of(tensor, op, version)
 
     def open(self, call: Call) -> None:
         """Enter a module."""
@@ -326,6 +328,7 @@ _PASSIVE |= {"__repr__", "__format__", "data_ptr", "untyped_storage", "get_devic
 # What takes a shape from its operand, and nothing of its content.
 _SHAPE_ONLY = {"new_zeros", "new_ones", "new_empty", "new_full", "zeros_like", "ones_like", "empty_like", "full_like"}
 _SHAPE_ONLY |= {"rand_like", "randn_like", "randint_like"}
+_SHAPE_OF = {"expand_as", "view_as", "reshape_as", "type_as"}
 
 
 def _alias(*_: Any) -> None:
@@ -351,6 +354,10 @@ def _region(op: Op, target: Tensor) -> Tensor:
     if op.name != "__setitem__" or op.args[0] is not target:
         return target
     index = op.args[1] if isinstance(op.args[1], tuple) else (op.args[1],)
-    if all(i is None or i is Ellipsis or (isinstance(i, int | slice) and not isinstance(i, bool)) for i in index):
-        return target.detach()[op.args[1]]
-    return target
+    if not all(i is None or i is Ellipsis or (isinstance(i, int | slice) and not isinstance(i, bool)) for i in index):
+        return target
+    region: Tensor = target.detach()[op.args[1]]
+    rows = isinstance(index[0], slice) and index[0].start in (None, 0) and index[0].stop is not None
+    if not any(isinstance(i, int) for i in index) and (rows or 4 * region.numel() >= target.numel()):
+        return target  # a large part of a tensor is rewritten: the tensor is what goes on, not the part
+    return region
