@@ -134,8 +134,8 @@ def _values(trace: Trace, thing: Any) -> list[tuple[tuple[Any, ...], Any]]:
     for place, tensor in leaves(thing):
         value = trace.peek(tensor)
         if value is None:
-            scope = trace.places.scopes[0]
-            value = trace.value_of(tensor, Op(leaves, "module call", (), {}, scope, 0, trace.inside), version_of(tensor))
+            op = Op(leaves, "module call", ((), {}), (trace.places.scopes[0], 0, trace.inside))
+            value = trace.value_of(tensor, op, version_of(tensor))
         found.append((place, value))
     return found
 

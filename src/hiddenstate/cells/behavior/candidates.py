@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from .places import Scope
 from .repetition import Role, Windows, from_input, roles_of, windows_of
 from .trace import Trace
 
+_RUNS = 32  # runs of one loop after which further ones are not looked at, if none was in time
 TOO_FEW = "only two repetitions: call the model with three or more to decide"
 
 
@@ -83,12 +85,21 @@ class Analysis:
 def analyze(trace: Trace) -> Analysis:
     """Return what recurs in a traced call."""
     analysis = Analysis(trace, from_input(trace), from_input(trace, draws=True))
-    loops = [scope for scope in trace.places.scopes if scope.kind == "loop" and len(scope.turns) > 1]
-    windows = {loop: windows_of(trace, loop) for loop in loops}
-    roles = {loop: roles_of(windows[loop]) for loop in loops}
-    for loop in loops:
-        if _in_time(analysis, windows[loop], roles[loop]):
+    windows: dict[Scope, Windows] = {}
+    roles: dict[Scope, list[Role]] = {}
+    runs: dict[Any, list[bool]] = defaultdict(list)
+    for loop in trace.places.scopes:
+        if loop.kind != "loop" or len(loop.turns) < 2:
+            continue
+        before = runs[loop.code, loop.key]
+        if len(before) >= _RUNS and not any(before):
+            continue  # an inner loop that runs at every step: its first runs tell
+        windows[loop] = windows_of(trace, loop)
+        roles[loop] = roles_of(windows[loop])
+        before.append(_in_time(analysis, windows[loop], roles[loop]))
+        if before[-1]:
             analysis.timed.add(loop)
+    loops = list(windows)
     _take_chains(analysis, roles)
     for loop in loops:
         if roles[loop]:
@@ -175,7 +186,7 @@ def _of_chain(analysis: Analysis, chain: Chain, roles: dict[Scope, list[Role]]) 
         return None
     loop, drafts = _chain_drafts(trace, chain, roles)
     if loop is not None:
-        chain.on_the_way |= {n for role in roles[loop] for n in role.members if _is_of(role, drafts)}
+        chain.on_the_way.update(*(role.members for role in roles[loop] if _is_of(role, drafts)))
     shapes = [{value.shape for value in draft.values if value is not None} for draft in drafts]
     if any(len(each) > 1 for each in shapes):
         if all(len({len(shape) for shape in each}) == 1 for each in shapes) and not pieces.own:

@@ -168,7 +168,7 @@ def scans_in(trace: Trace, marks: bytearray) -> list[tuple[tuple[str, str], str]
         axis = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim", op.kwargs.get("axis"))
         tensor, rank = op.outs[0].tensor, len(op.outs[0].shape)
         along = not isinstance(axis, int) or axis % max(rank, 1) != rank - 1
-        if along and tensor is not None and tensor.is_floating_point():
+        if along and tensor.is_floating_point():
             file, line = op.where.rsplit(":", 1)
             path = trace.calls[op.call].path if op.call >= 0 else ""
             why = f"{op.name} runs along an axis: a scan without a loop, which may be a recurrence and was not examined"
@@ -207,8 +207,7 @@ class Namer:
     @classmethod
     def of(cls, trace: Trace, scope: Scope | None) -> Namer:
         """Read the names that were seen at the first turns of a loop."""
-        found = {turn: held for (loop, turn), held in trace.held.items() if loop is scope}
-        return cls(found, trace)
+        return cls(trace.held.get(scope, {}) if scope is not None else {}, trace)
 
     def seen(self, values: list[Value | None]) -> Held | None:
         """Return how a part is held as turns begin; `values` are those after each turn."""
@@ -217,7 +216,7 @@ class Namer:
             value = values[boundary - 1] if len(values) >= boundary else None
             if held is None or value is None:
                 continue
-            if value.tensor is not None and id(value.tensor) in held:
+            if id(value.tensor) in held:
                 return self._lasting(values, held[id(value.tensor)])
             entries = self.trace.memory.entries
             for number, name in held.items():  # held as part of a larger tensor, or written in place

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +39,24 @@ def find(
     if isinstance(model, torch.jit.ScriptModule):
         return Found((), (Unsure("", "", "the model is scripted: its operations are not seen from Python"),))
     call = ModelCall(model, args, dict(kwargs or {}), frozenset(known))
+    with _without_collector():
+        return _find(call, tuple(exclude))
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Hold the garbage collector off: a trace is many small objects that all stay, and it would walk them each time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _find(call: ModelCall, exclude: tuple[str, ...]) -> Found:
+    model, args = call.model, call.args
     with unharmed(model, (args, call.kwargs)):
         keeping = KeptState.before(model)
         trace, _ = run(model, args, call.kwargs, known=call.known)
@@ -48,7 +68,7 @@ def find(
         except Exception as error:  # our own mistake must not become the user's
             return _failed(error)
     try:
-        return _found(call, analysis, keeping, tuple(exclude))
+        return _found(call, analysis, keeping, exclude)
     except Exception as error:
         return _failed(error)
 

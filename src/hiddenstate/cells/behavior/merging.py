@@ -96,9 +96,9 @@ def _drop_coarser(analysis: Analysis) -> None:
         low, high = outer.span
         finer: set[int] = set()
         for inner in analysis.candidates:
-            if inner is not outer and inner.kind in _TIME and inner.windows.count > outer.windows.count:
-                if low <= inner.span[0] and inner.span[1] <= high:
-                    finer |= inner.numbers
+            longer = inner is not outer and inner.kind in _TIME and inner.windows.count > outer.windows.count
+            if longer and low <= inner.span[0] and inner.span[1] <= high:
+                finer |= inner.numbers
         outer.drafts = [
             draft
             for draft in outer.drafts

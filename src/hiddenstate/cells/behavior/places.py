@@ -70,25 +70,34 @@ class Places:
         self._on_turn = on_turn
         self.scopes: list[Scope] = [Scope("call", None, 0, root.f_code, 0)]
         self._stack: list[_Activation] = []
+        self._depths: dict[FrameType, int] = {}  # by frame: where it is on the stack
         self.owner = -1
 
     def here(self, frame: FrameType | None, number: int) -> tuple[Scope, int]:
         """Return scope and offset of the operation `number`, called from `frame`."""
-        frames = []
+        frames: list[FrameType] = []
+        depth = 0
         while frame is not None and frame is not self._root:
+            known = self._depths.get(frame)
+            if known is not None and not frame.f_code.co_flags & CO_GENERATOR:
+                depth = known  # what is above it waits for it, and has not moved
+                frames.append(frame)
+                break
             if not _is_ours(frame.f_code):
                 frames.append(frame)
             frame = frame.f_back
         frames.reverse()
-        stack, depth, last = self._stack, 0, len(frames) - 1
-        while depth <= last and depth < len(stack) and stack[depth].frame is frames[depth]:
-            if depth == last or self._changed(depth, frames):
-                self._event(stack[depth], frames[depth].f_lasti, number)
+        stack, last, base = self._stack, len(frames) - 1, depth
+        while depth - base <= last and depth < len(stack) and stack[depth].frame is frames[depth - base]:
+            if depth - base == last or self._changed(depth, frames[depth - base :]):
+                self._event(stack[depth], frames[depth - base].f_lasti, number)
                 depth += 1
                 break
             depth += 1
+        for gone in stack[depth:]:
+            self._depths.pop(gone.frame, None)
         del stack[depth:]
-        for each in frames[depth:]:
+        for each in frames[depth - base :]:
             self._enter(each, number)
         if not stack:
             return self.scopes[0], 0
@@ -96,7 +105,7 @@ class Places:
 
     def _changed(self, depth: int, frames: list[FrameType]) -> bool:
         """Say whether a frame has moved on since the last operation, or calls another function now."""
-        known, frame, below = self._stack[depth], frames[depth], frames[depth + 1]
+        known, frame, below = self._stack[depth], frames[0], frames[1]
         if known.offset != frame.f_lasti or depth + 1 >= len(self._stack) or self._stack[depth + 1].frame is not below:
             return True
         if not below.f_code.co_flags & CO_GENERATOR:
@@ -122,6 +131,7 @@ class Places:
         if above is not None:
             above.child, above.child_from = scope, above.inner
         activation = _Activation(frame, scope, -1)
+        self._depths[frame] = len(self._stack)
         self._stack.append(activation)
         self._event(activation, frame.f_lasti, number)
 
@@ -202,6 +212,7 @@ class Places:
                 above.end = end
                 above = above.parent
         self._stack.clear()
+        self._depths.clear()
 
 
 def _token(frame: FrameType, loop: CodeLoop | None) -> tuple[int, ...]:

@@ -79,7 +79,7 @@ def _again(op: Op, made: dict[int, Tensor], data: Any) -> None:
     result = op.func(*replaced(op.args, put), **{key: replaced(arg, put) for key, arg in op.kwargs.items()})
     results = [tensor for _, tensor in leaves(result)]
     for value in op.outs:
-        if value.tensor is not None and id(value.tensor) in copies:
+        if id(value.tensor) in copies:
             made[value.number] = copies[id(value.tensor)]
         elif value.place < len(results):
             made[value.number] = results[value.place]

@@ -53,8 +53,8 @@ def axes_of(call: Any, analysis: Analysis) -> Axes:
                 _by_size(axes, analysis, other, (rows, others))
         if not _missing(axes, analysis):
             break
-        inputs = other_row((call.args, call.kwargs), axis)
-        other = _again(call, *inputs, analysis) if inputs is not None else None
+        altered = other_row((call.args, call.kwargs), axis)
+        other = _again(call, *altered, analysis) if altered is not None else None
         if other is not None:
             _by_row(axes, analysis, other, batch_of((call.args, call.kwargs), axis) or 0)
         if not _missing(axes, analysis):
@@ -127,7 +127,8 @@ def _by_row(axes: Axes, one: Analysis, other: Analysis, rows: int) -> None:
     for candidate, draft, match in _pairs(one, other):
         pairs: list[tuple[Tensor, Tensor]] = []
         for before, after in zip(draft.values[:_TURNS], match.values[:_TURNS], strict=False):
-            old, new = before and before.data(), after and after.data()
+            old = before.data() if before is not None else None
+            new = after.data() if after is not None else None
             if old is not None and new is not None:
                 pairs.append((old, new))
         axis = axis_by_row(pairs, rows)

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from .bytecode import CodeLoop, loops_of
 from .flat import leaves, operands
-from .memory import Memory, Store, Value, Write, version_of
+from .memory import Entry, Memory, Store, Value, Write, box_of, version_of
 from .names import Held, held_in_frame
 from .places import Places, Scope
 
@@ -37,22 +37,24 @@ _OVERWRITES = {
     "__set__",
 }
 _NAMES_AT = (1, 2)  # the turns at whose beginning we look what variables are called
+_NAMES_UNTIL = 10_000  # turns of one loop, over all its runs, after which we no longer look
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Op:
     """One operation."""
 
-    func: Callable[..., Any]
-    name: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    scope: Scope
-    offset: int
-    call: int  # the module call it happened in, or -1
-    ins: list[Value] = field(default_factory=list)
-    reads: list[tuple[Tensor, Value]] = field(default_factory=list)  # what each operand held
-    outs: list[Value] = field(default_factory=list)
+    __slots__ = ("args", "call", "func", "ins", "kwargs", "name", "offset", "outs", "reads", "scope")
+
+    def __init__(self, func: Any, name: str, called: tuple[Any, Any], place: tuple[Scope, int, int]) -> None:
+        """Note an operation with its arguments; `place` is scope, instruction, and the module call it happens in."""
+        self.func: Callable[..., Any] = func
+        self.name = name
+        self.args: tuple[Any, ...] = called[0]
+        self.kwargs: Mapping[str, Any] = called[1]
+        self.scope, self.offset, self.call = place
+        self.ins: list[Value] = []
+        self.reads: list[tuple[Tensor, Value]] = []  # what each operand held
+        self.outs: list[Value] = []
 
     @property
     def escapes(self) -> bool:
@@ -95,7 +97,7 @@ class Trace(TorchFunctionMode):
         self.memory = Memory()
         self.ops: list[Op] = []
         self.calls: list[Call] = []
-        self.held: dict[tuple[Scope, int], dict[int, Held]] = {}
+        self.held: dict[Scope, dict[int, dict[int, Held]]] = {}  # by loop and turn: what was held as the turn began
         self.places = Places(root, self._on_turn)
         self.remarks: dict[str, None] = {}
         self.blind: dict[tuple[str, str], str] = {}  # modules that give what was made out of sight, and why
@@ -113,7 +115,7 @@ class Trace(TorchFunctionMode):
                 value = self.memory.new(-1, origin, tensor, label)
                 store = self.memory.store_of(tensor)
                 self.memory.hold(tensor, value)
-                if store is not None and store.first is not None and store.first.origin == "argument":
+                if store is not None and store.first.origin == "argument":
                     value.origin = "argument"  # a view on an argument is of the argument
 
     def __torch_function__(
@@ -129,7 +131,7 @@ class Trace(TorchFunctionMode):
         if name in _PASSIVE:
             return func(*args, **kwargs)
         tensors = operands(args, kwargs)
-        if (name[-1:] == "_" or name == "__set__") and args and isinstance(args[0], Tensor):
+        if _in_place(name) and args and isinstance(args[0], Tensor):
             self._before_write(args[0])
         versions = [version_of(tensor) for tensor in tensors]
         result = func(*args, **kwargs)
@@ -140,24 +142,21 @@ class Trace(TorchFunctionMode):
         self, func: Any, name: str, called: tuple[Any, Any], given: list[tuple[Tensor, int]], result: Any
     ) -> None:
         """Write down an operation that has just run; `given` are its operands, with how often each had been written."""
-        made = [tensor for _, tensor in leaves(result)] if not isinstance(result, Tensor) else [result]
-        written = _written(given, called[1].get("out"))
-        if name == "__set__" and given:
-            written = [given[0][0]]
+        made = [result] if isinstance(result, Tensor) else [tensor for _, tensor in leaves(result)]
+        written = _written(name, given, called)
         if not made and not written and name not in ESCAPES:
             return
         scope, offset = self.places.here(sys._getframe(1), len(self.ops))
-        call = self._open[-1] if self._open else -1
         # A list may grow after the call: what it held now is kept.
         args = tuple([list(arg) if type(arg) is list else arg for arg in called[0]])
-        op = Op(func, name, args, called[1], scope, offset, call)
+        op = Op(func, name, (args, called[1]), (scope, offset, self.inside))
         # A view reads its own part of a storage, and a write by index none of it: the whole is not looked at.
-        apart = [store for tensor in made if (store := self.memory.store_of(tensor)) is not None and store.writes]
-        target = (
-            called[0][0] if name == "__setitem__" and written and _region(op, written[0]) is not written[0] else None
-        )
+        stores = [self.memory.store_of(tensor) for tensor in made]
+        apart = [store for store in stores if store is not None and store.writes]
+        target = written[0] if written and name == "__setitem__" and _region(op, written[0]) is not written[0] else None
         op.reads = [(tensor, self._operand(op, (tensor, version), apart, target)) for tensor, version in given]
-        op.ins = [] if name in _SHAPE_ONLY else [value for _, value in op.reads[: 1 if name in _SHAPE_OF else None]]
+        if name not in _SHAPE_ONLY:
+            op.ins = [value for _, value in (op.reads[:1] if name in _SHAPE_OF else op.reads)]
         number = len(self.ops)
         self.ops.append(op)
         for target in written:
@@ -177,7 +176,7 @@ class Trace(TorchFunctionMode):
             return self._stranger(tensor, op)
         store = entry.store
         if store is not None and entry.epoch < len(store.writes):
-            entry.value = self._rewritten(entry, op)
+            entry.value = self._rewritten(entry, store, op)
             entry.epoch, entry.version = len(store.writes), version
         elif version != entry.version:
             entry.value = memory.new(-1, "unseen", tensor, f"written unseen before {op.where}")
@@ -224,7 +223,7 @@ class Trace(TorchFunctionMode):
     def _stranger(self, tensor: Tensor, op: Op) -> Value:
         memory = self.memory
         store = memory.store_of(tensor)
-        if store is not None and store.first is not None:  # made out of our sight, on a storage that we know
+        if store is not None:  # made out of our sight, on a storage that we know
             sources = memory.sources(tensor) or [store.first]
             value = self._alias(op, sources, tensor)
         else:
@@ -233,23 +232,25 @@ class Trace(TorchFunctionMode):
         memory.hold(tensor, value)
         return value
 
-    def _rewritten(self, entry: Any, op: Op) -> Value:
-        store, tensor = entry.store, entry.tensor
+    def _rewritten(self, entry: Entry, store: Store, op: Op) -> Value:
+        tensor = entry.tensor
         sources = self.memory.sources(tensor) or []
-        if len(sources) == 1 and sources[0].box == entry.box and sources[0].shape == tuple(tensor.shape):
+        whole = len(sources) == 1 and sources[0].shape == tuple(tensor.shape)
+        if whole and box_of(sources[0].tensor, store) == box_of(tensor, store):
             return sources[0]
         if sources == [entry.value] or all(source is entry.value for source in sources):
             return entry.value  # written elsewhere in the storage
         recent = [write.value for write in store.writes[entry.epoch :]]
         if not any(source in recent for source in sources):
-            return entry.value  # type: ignore[no-any-return]
+            return entry.value
         value = self._alias(op, sources, tensor)
-        value.store, value.box, value.epoch = store, entry.box, len(store.writes)
+        value.store, value.epoch = store, len(store.writes)
         self.memory.keep(value, tensor)
         return value
 
     def _alias(self, op: Op, sources: list[Value], tensor: Tensor) -> Value:
-        alias = Op(_alias, "alias", (), {}, op.scope, op.offset, op.call, ins=list(sources))
+        alias = Op(_alias, "alias", ((), {}), (op.scope, op.offset, op.call))
+        alias.ins = list(sources)
         value = self.memory.new(len(self.ops), "made", tensor)
         alias.outs.append(value)
         self.ops.append(alias)
@@ -275,8 +276,10 @@ class Trace(TorchFunctionMode):
             op.outs.append(value)
             return
         held = memory.hold(region, value)
-        held.store.writes.append(Write(held.box, value))  # type: ignore[union-attr]
-        value.epoch = held.epoch = len(held.store.writes)  # type: ignore[union-attr]
+        store = held.store
+        assert store is not None  # of the same storage as the target
+        store.writes.append(Write(box_of(region, store), value))
+        value.epoch = held.epoch = len(store.writes)
         memory.keep(value, region)
         op.outs.append(value)
         if region is not target:
@@ -300,11 +303,15 @@ class Trace(TorchFunctionMode):
     def _on_turn(self, loop: Scope, frame: FrameType) -> None:
         number = len(loop.turns) - 1
         self.turned[loop.loop] += 1
-        if number in _NAMES_AT and not loop.code.co_filename.startswith(_TORCH):
+        if (
+            number in _NAMES_AT
+            and self.turned[loop.loop] < _NAMES_UNTIL
+            and not loop.code.co_filename.startswith(_TORCH)
+        ):
             lives = loop.loop.lives if loop.loop is not None else ()
             self.paused += 1
             try:
-                self.held[loop, number] = held_in_frame(frame, lives)
+                self.held.setdefault(loop, {})[number] = held_in_frame(frame, lives)
             finally:
                 self.paused -= 1
 
@@ -335,13 +342,25 @@ def _alias(*_: Any) -> None:
     """Stand for a read of a tensor that was written through another."""
 
 
-def _written(given: list[tuple[Tensor, int]], out: Any) -> list[Tensor]:
+def _in_place(name: str) -> bool:
+    """Say whether an operation writes its first operand, by its name: `add_`, `__iadd__`, `__setitem__`."""
+    return name[-1:] == "_" and (name[-2:] != "__" or name in _WRITERS)
+
+
+_WRITERS = {"__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__iand__"}
+_WRITERS |= {"__ior__", "__ixor__", "__imod__", "__ifloordiv__"}
+
+
+def _written(name: str, given: list[tuple[Tensor, int]], called: tuple[Any, Any]) -> list[Tensor]:
     """Return the operands that an operation wrote, one for each storage: views on it move their version too."""
-    moved = [tensor for tensor, version in given if version_of(tensor) != version]
-    if not moved:
-        return []
+    moved = [tensor for tensor, version in given if version != -1 and version_of(tensor) != version]
+    out = called[1].get("out")
     if isinstance(out, Tensor):
         return [out]
+    if given and (name == "__set__" or (given[0][1] == -1 and _in_place(name))):
+        return [given[0][0]]  # inference tensors do not count writes: the name tells
+    if len(moved) < 2:
+        return moved
     found: dict[int, Tensor] = {}
     for tensor in moved:
         key = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
