@@ -17,7 +17,9 @@ class Mlp(nn.Sequential):
 class ResNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(5)])
+        self.blocks = nn.ModuleList(
+            [nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(5)]
+        )
 
     def forward(self, x):
         for block in self.blocks:

@@ -684,7 +684,12 @@ class Tokens(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.start, self.cell, self.head = nn.Embedding(9, X), nn.Parameter(torch.zeros(1, H)), Step(), nn.Linear(H, 9)
+        self.embed, self.start, self.cell, self.head = (
+            nn.Embedding(9, X),
+            nn.Parameter(torch.zeros(1, H)),
+            Step(),
+            nn.Linear(H, 9),
+        )
 
     def forward(self, idx, targets=None):
         b, t = idx.size()
@@ -813,7 +818,12 @@ class Memory(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.controller, self.key, self.add, self.erase = LongStep(X + H), nn.Linear(H, H), nn.Linear(H, H), nn.Linear(H, H)
+        self.controller, self.key, self.add, self.erase = (
+            LongStep(X + H),
+            nn.Linear(H, H),
+            nn.Linear(H, H),
+            nn.Linear(H, H),
+        )
 
     def forward(self, x):
         b = x.shape[0]

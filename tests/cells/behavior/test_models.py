@@ -119,4 +119,6 @@ def check(found: Found, expected: list, own: dict) -> None:
 def equal(one: tuple, other: list) -> bool:
     if len(one) != len(other):
         return False
-    return all(a.shape == b.shape and torch.allclose(a, b.to(a.dtype), atol=1e-6) for a, b in zip(one, other, strict=True))
+    return all(
+        a.shape == b.shape and torch.allclose(a, b.to(a.dtype), atol=1e-6) for a, b in zip(one, other, strict=True)
+    )

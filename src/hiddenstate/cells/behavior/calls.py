@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from .flat import leaves
 from .memory import version_of
 from .names import module_tensors
-from .trace import Call, Enough, Op, Trace
+from .operation import Call, Op
+from .trace import Enough, Trace
 
 
 def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> tuple[Trace, Any]:
@@ -61,9 +62,7 @@ def _listening(model: nn.Module, known: set[nn.Module], trace: Trace) -> Iterato
             seen.add(module)
             changed.append((module, module.__dict__.get("forward", changed)))
             opaque = module in known or isinstance(module, torch.jit.ScriptModule)
-            if isinstance(module, torch.jit.ScriptModule) and module not in known:
-                trace.remarks[f"{path or 'the model'} is scripted: what happens inside it is not seen"] = None
-            module.__dict__["forward"] = _heard(module, path, trace, opaque=opaque)
+            module.__dict__["forward"] = _heard(module, path, trace, (opaque, module in known))
         yield
     finally:
         for module, before in changed:
@@ -85,13 +84,13 @@ def _members(model: nn.Module, known: set[nn.Module]) -> Iterator[tuple[str, nn.
             yield ".".join(step for step in path.split(".") if step != "_orig_mod"), module
 
 
-def _heard(module: nn.Module, path: str, trace: Trace, *, opaque: bool) -> Callable[..., Any]:
-    forward = module.forward
+def _heard(module: nn.Module, path: str, trace: Trace, closed: tuple[bool, bool]) -> Callable[..., Any]:
+    forward, (opaque, known) = module.forward, closed
 
     def heard(*args: Any, **kwargs: Any) -> Any:
         if trace.paused:
             return forward(*args, **kwargs)
-        call = Call(len(trace.calls), module, path, trace.inside, len(trace.ops), known=opaque)
+        call = Call(len(trace.calls), module, path, trace.inside, len(trace.ops), known=known)
         call.site = _site(sys._getframe(1))
         call.args = _values(trace, {"args": args, "kwargs": kwargs})
         trace.open(call)
@@ -142,12 +141,13 @@ def _values(trace: Trace, thing: Any) -> list[tuple[tuple[Any, ...], Any]]:
 
 def _site(frame: Any) -> tuple[str, int]:
     """Return file and line of whoever calls a module, past torch's own code."""
-    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _HERE)):
         frame = frame.f_back
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 _TORCH = torch.__path__[0]
+_HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 @contextmanager

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from .memory import Value
+from .operation import Call
 from .operations import BLENDS, MOVES
-from .trace import Call, Trace
+from .trace import Trace
 
 _STEPS_BACK = 96  # values that one look back from an argument goes through
 

@@ -12,12 +12,14 @@ from typing import Any
 import torch
 
 from .bytecode import loops_of
+from .crossing import Role
 from .memory import Value
 from .names import Held
+from .operation import Call, Op
 from .operations import COLLECTS, GROWS, MOVES
 from .places import Scope
-from .repetition import Role, Windows, reached, reaching, signature
-from .trace import Call, Op, Trace
+from .repetition import Windows, reached, reaching, signature
+from .trace import Trace
 
 _TORCH = torch.__path__[0]
 
@@ -154,26 +156,6 @@ def _joined(trace: Trace, before: Value | None, after: Value | None) -> bool:
             joined = joined or op.name in GROWS
             todo += op.ins
     return any(value is before for value in todo) and joined
-
-
-_SCANS = {"cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "cumsum_", "associative_scan", "scan"}
-
-
-def scans_in(trace: Trace, marks: bytearray) -> list[tuple[tuple[str, str], str]]:
-    """Name operations that may be a recurrence without a loop: sums and products along an axis that is not the last."""
-    found: dict[tuple[str, str], str] = {}
-    for op in trace.ops:
-        if op.name not in _SCANS or not op.ins or not op.outs or not marks[op.ins[0].number]:
-            continue
-        axis = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim", op.kwargs.get("axis"))
-        tensor, rank = op.outs[0].tensor, len(op.outs[0].shape)
-        along = not isinstance(axis, int) or axis % max(rank, 1) != rank - 1
-        if along and tensor.is_floating_point():
-            file, line = op.where.rsplit(":", 1)
-            path = trace.calls[op.call].path if op.call >= 0 else ""
-            why = f"{op.name} runs along an axis: a scan without a loop, which may be a recurrence and was not examined"
-            found[path, f"{os.path.basename(file)}:{line}"] = why
-    return list(found.items())
 
 
 def owner_of(trace: Trace, start: int, end: int) -> Call | None:

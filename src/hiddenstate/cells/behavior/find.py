@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from .analysis import analyze
+from .blindness import blind_spots
 from .calls import run, unharmed
-from .candidates import Analysis, Candidate, Draft, analyze
-from .deciding import line_of, scans_in
+from .candidates import Analysis, Candidate, Draft
+from .deciding import line_of
 from .found import Found, Part, Recurrence, Unsure
 from .keeping import KeptState, kept_states
 from .merging import merge
@@ -95,7 +97,7 @@ def _found(call: ModelCall, analysis: Analysis, keeping: KeptState, exclude: tup
         recurrences.append(_recurrence(candidate, axes))
     recurrences += kept
     recurrences = [each for each in recurrences if not _excluded(each, exclude)]
-    for where, why in (*analysis.trace.blind.items(), *scans_in(analysis.trace, analysis.marks)):
+    for where, why in (*analysis.trace.blind.items(), *blind_spots(analysis)):
         analysis.doubt(where, why)
     unseen = (*analysis.trace.remarks, *_unseen(analysis))
     return Found(tuple(recurrences), tuple(analysis.unsure), tuple(analysis.passed), tuple(analysis.known), unseen)

@@ -11,6 +11,7 @@ from .attributes import Kept, Look, changed, kept_by, look, read_in
 from .calls import run, unharmed
 from .candidates import Analysis
 from .found import Part, Recurrence
+from .names import module_tensors
 from .rows import axis_by_row, axis_by_size, batch_of, other_row, other_size
 from .trace import Trace
 
@@ -75,11 +76,33 @@ def _read_later(call: Any, moved: list[tuple[str, str]]) -> tuple[set[tuple[str,
     with unharmed(call.model, (call.args, call.kwargs)):
         try:
             call.model(*call.args, **call.kwargs)
-            trace, _ = run(call.model, call.args, call.kwargs, known=call.known)
+            kept = kept_by(call.model)
+            trace, _ = run(
+                call.model, call.args, call.kwargs, known=call.known, enough=_replaced(call.model, kept, moved)
+            )
         except Exception:  # a model that cannot be called twice with the same
             return set(), {}
         read = {key for key in moved if read_in(trace, ".".join(each for each in key if each))}
         return read, kept_by(call.model)
+
+
+def _replaced(model: nn.Module, kept: dict[tuple[str, str], Kept], moved: list[tuple[str, str]]) -> Any:
+    """Say when a call has put something else in the place of all that was kept: then it cannot read it any more."""
+    modules = dict(model.named_modules())
+    held = {id(kept[key].tensor) for key in moved if key in kept}
+    homes = [modules[path] for path in dict.fromkeys(path for path, _ in moved)]
+
+    def enough(trace: Trace) -> bool:
+        if len(trace.ops) % 256:
+            return False
+        now = {id(tensor) for module in homes for _, tensor in module_tensors(module)}
+        if held & now:
+            return False
+        values = trace.memory.values
+        first = {n for n in range(len(values)) if values[n].op < 0 and id(values[n].tensor) in held}
+        return not any(value.number in first for op in trace.ops for value in op.ins)
+
+    return enough
 
 
 def _with_rows(call: Any, keeping: KeptState, analysis: Analysis, found: Any) -> list[Recurrence]:

@@ -28,22 +28,20 @@ def held_in_frame(frame: FrameType, first: tuple[str, ...]) -> dict[int, Held]:
     """Return where a frame holds its tensors, by id; `first` names win, and locals over attributes."""
     variables = dict(frame.f_locals)
     found: dict[int, Held] = {}
-    modules: dict[nn.Module, None] = {}
     # What a repetition reads before it writes is what goes on; and a variable says more than a place in a list.
-    for order in ([name for name in first if name in variables], [name for name in variables if name not in first]):
-        for name in order:
-            if isinstance(variables[name], Tensor):
-                found.setdefault(id(variables[name]), Held(name))
-        for name in order:
-            value = variables[name]
-            if isinstance(value, nn.Module):
-                modules.update(dict.fromkeys(value.modules()))
-                continue
-            for label, tensor in tensors_in(value, name):
-                found.setdefault(id(tensor), Held(label))
+    live = {name: variables[name] for name in first if name in variables}
+    rest = {name: value for name, value in variables.items() if name not in live}
+    modules = dict.fromkeys(m for v in variables.values() if isinstance(v, nn.Module) for m in v.modules())
+    for name, value in live.items():
+        if isinstance(value, Tensor):
+            found.setdefault(id(value), Held(name))
     for module in modules:
         for label, tensor in module_tensors(module):
             found.setdefault(id(tensor), Held(label, module))
+    for scope in (live, rest):
+        for name, value in sorted(scope.items(), key=lambda item: not isinstance(item[1], Tensor)):
+            for label, tensor in tensors_in(value, name):
+                found.setdefault(id(tensor), Held(label))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from .flat import leaves, replaced
 from .memory import Value
+from .operation import Op
 from .operations import DRAWS, UNWRITTEN
 from .repetition import Windows, reaching
-from .trace import Op, Trace
+from .trace import Trace
 
 _RTOL, _ATOL = 1e-3, 1e-5
 _CHECKED = 3  # repetitions that are run again: early, in the middle, the last
@@ -76,7 +78,10 @@ def _again(op: Op, made: dict[int, Tensor], data: Any) -> None:
             copies[id(tensor)] = found.clone() if written else found
         return copies[id(tensor)]
 
-    result = op.func(*replaced(op.args, put), **{key: replaced(arg, put) for key, arg in op.kwargs.items()})
+    with ExitStack() as casts:
+        for device, dtype in op.cast:
+            casts.enter_context(torch.autocast(device, dtype))
+        result = op.func(*replaced(op.args, put), **{key: replaced(arg, put) for key, arg in op.kwargs.items()})
     results = [tensor for _, tensor in leaves(result)]
     for value in op.outs:
         if id(value.tensor) in copies:

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from .analysis import analyze
 from .calls import run, unharmed
-from .candidates import Analysis, Candidate, Draft, analyze
+from .candidates import Analysis, Candidate, Draft
 from .merging import merge
 from .rows import axis_by_row, axis_by_size, batch_of, other_row, other_size
 from .trace import Trace
@@ -54,7 +55,7 @@ def axes_of(call: Any, analysis: Analysis) -> Axes:
         if not _missing(axes, analysis):
             break
         altered = other_row((call.args, call.kwargs), axis)
-        other = _again(call, *altered, analysis) if altered is not None else None
+        other = _again(call, altered[0], altered[1], analysis) if altered is not None else None
         if other is not None:
             _by_row(axes, analysis, other, batch_of((call.args, call.kwargs), axis) or 0)
         if not _missing(axes, analysis):

@@ -6,7 +6,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -14,74 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .bytecode import CodeLoop, loops_of
+from .bytecode import CodeLoop
 from .flat import leaves, operands
 from .memory import Entry, Memory, Store, Value, Write, box_of, version_of
 from .names import Held, held_in_frame
+from .operation import ESCAPES, Call, Op
 from .places import Places, Scope
+from .writing import OVERWRITES, in_place, region_of, written_by
 
-# What gives Python or numpy a number that depends on a tensor's content.
-ESCAPES = {"item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__array__"}
-ESCAPES |= {"equal", "allclose", "is_nonzero", "__contains__"}
-# In-place operations whose result does not depend on what was there before.
-_OVERWRITES = {
-    "copy_",
-    "zero_",
-    "fill_",
-    "normal_",
-    "uniform_",
-    "random_",
-    "bernoulli_",
-    "exponential_",
-    "set_",
-    "__set__",
-}
 _NAMES_AT = (1, 2)  # the turns at whose beginning we look what variables are called
+
+
 _NAMES_UNTIL = 10_000  # turns of one loop, over all its runs, after which we no longer look
-
-
-class Op:
-    """One operation."""
-
-    __slots__ = ("args", "call", "func", "ins", "kwargs", "name", "offset", "outs", "reads", "scope")
-
-    def __init__(self, func: Any, name: str, called: tuple[Any, Any], place: tuple[Scope, int, int]) -> None:
-        """Note an operation with its arguments; `place` is scope, instruction, and the module call it happens in."""
-        self.func: Callable[..., Any] = func
-        self.name = name
-        self.args: tuple[Any, ...] = called[0]
-        self.kwargs: Mapping[str, Any] = called[1]
-        self.scope, self.offset, self.call = place
-        self.ins: list[Value] = []
-        self.reads: list[tuple[Tensor, Value]] = []  # what each operand held
-        self.outs: list[Value] = []
-
-    @property
-    def escapes(self) -> bool:
-        """Whether a number left for Python."""
-        return self.name in ESCAPES
-
-    @property
-    def where(self) -> str:
-        """File and line."""
-        code = self.scope.code
-        return f"{code.co_filename}:{loops_of(code).line(self.offset)}"
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Call:
-    """One call of a module."""
-
-    number: int
-    module: nn.Module
-    path: str
-    parent: int
-    start: int
-    end: int = -1
-    known: bool = False
-    site: tuple[str, int] = ("", 0)  # file and line of the caller
-    args: list[tuple[tuple[Any, ...], Value]] = field(default_factory=list)
-    results: list[tuple[tuple[Any, ...], Value]] = field(default_factory=list)
 
 
 class Enough(BaseException):
@@ -131,7 +74,7 @@ class Trace(TorchFunctionMode):
         if name in _PASSIVE:
             return func(*args, **kwargs)
         tensors = operands(args, kwargs)
-        if _in_place(name) and args and isinstance(args[0], Tensor):
+        if in_place(name) and args and isinstance(args[0], Tensor):
             self._before_write(args[0])
         versions = [version_of(tensor) for tensor in tensors]
         result = func(*args, **kwargs)
@@ -143,7 +86,7 @@ class Trace(TorchFunctionMode):
     ) -> None:
         """Write down an operation that has just run; `given` are its operands, with how often each had been written."""
         made = [result] if isinstance(result, Tensor) else [tensor for _, tensor in leaves(result)]
-        written = _written(name, given, called)
+        written = written_by(name, given, called)
         if not made and not written and name not in ESCAPES:
             return
         scope, offset = self.places.here(sys._getframe(1), len(self.ops))
@@ -153,7 +96,9 @@ class Trace(TorchFunctionMode):
         # A view reads its own part of a storage, and a write by index none of it: the whole is not looked at.
         stores = [self.memory.store_of(tensor) for tensor in made]
         apart = [store for store in stores if store is not None and store.writes]
-        target = written[0] if written and name == "__setitem__" and _region(op, written[0]) is not written[0] else None
+        target = (
+            written[0] if written and name == "__setitem__" and region_of(op, written[0]) is not written[0] else None
+        )
         op.reads = [(tensor, self._operand(op, (tensor, version), apart, target)) for tensor, version in given]
         if name not in _SHAPE_ONLY:
             op.ins = [value for _, value in (op.reads[:1] if name in _SHAPE_OF else op.reads)]
@@ -263,11 +208,11 @@ class Trace(TorchFunctionMode):
 
     def _write(self, op: Op, number: int, target: Tensor) -> None:
         memory = self.memory
-        region = _region(op, target)
+        region = region_of(op, target)
         value = memory.new(number, "made", region)
         entry = memory.entries[id(target)]
         old = entry.value
-        if region is not target or op.name in _OVERWRITES:
+        if region is not target or op.name in OVERWRITES or op.kwargs.get("out") is target:
             position = next(i for i, (tensor, _) in enumerate(op.reads) if tensor is target)
             op.ins = [v for i, v in enumerate(op.ins) if i != position]
         if op.name == "__set__" or entry.store is None:
@@ -317,6 +262,8 @@ class Trace(TorchFunctionMode):
 
 
 _TORCH = torch.__path__[0]
+
+
 _PASSIVE = {
     "size",
     "dim",
@@ -332,51 +279,15 @@ _PASSIVE = {
 _PASSIVE |= {"_set_grad_enabled", "get_default_dtype", "is_tensor", "storage_offset", "is_contiguous", "element_size"}
 _PASSIVE |= {"backward", "requires_grad_", "retain_grad", "register_hook", "is_inference", "has_names", "__hash__"}
 _PASSIVE |= {"__repr__", "__format__", "data_ptr", "untyped_storage", "get_device", "is_shared", "manual_seed"}
+
+
 # What takes a shape from its operand, and nothing of its content.
 _SHAPE_ONLY = {"new_zeros", "new_ones", "new_empty", "new_full", "zeros_like", "ones_like", "empty_like", "full_like"}
 _SHAPE_ONLY |= {"rand_like", "randn_like", "randint_like"}
+
+
 _SHAPE_OF = {"expand_as", "view_as", "reshape_as", "type_as"}
 
 
 def _alias(*_: Any) -> None:
     """Stand for a read of a tensor that was written through another."""
-
-
-def _in_place(name: str) -> bool:
-    """Say whether an operation writes its first operand, by its name: `add_`, `__iadd__`, `__setitem__`."""
-    return name[-1:] == "_" and (name[-2:] != "__" or name in _WRITERS)
-
-
-_WRITERS = {"__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__iand__"}
-_WRITERS |= {"__ior__", "__ixor__", "__imod__", "__ifloordiv__"}
-
-
-def _written(name: str, given: list[tuple[Tensor, int]], called: tuple[Any, Any]) -> list[Tensor]:
-    """Return the operands that an operation wrote, one for each storage: views on it move their version too."""
-    moved = [tensor for tensor, version in given if version != -1 and version_of(tensor) != version]
-    out = called[1].get("out")
-    if isinstance(out, Tensor):
-        return [out]
-    if given and (name == "__set__" or (given[0][1] == -1 and _in_place(name))):
-        return [given[0][0]]  # inference tensors do not count writes: the name tells
-    if len(moved) < 2:
-        return moved
-    found: dict[int, Tensor] = {}
-    for tensor in moved:
-        key = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
-        found.setdefault(key, tensor)
-    return list(found.values())
-
-
-def _region(op: Op, target: Tensor) -> Tensor:
-    """Return the part of `target` that an operation wrote, where that is known: all of it, or a basic index."""
-    if op.name != "__setitem__" or op.args[0] is not target:
-        return target
-    index = op.args[1] if isinstance(op.args[1], tuple) else (op.args[1],)
-    if not all(i is None or i is Ellipsis or (isinstance(i, int | slice) and not isinstance(i, bool)) for i in index):
-        return target
-    region: Tensor = target.detach()[op.args[1]]
-    rows = isinstance(index[0], slice) and index[0].start in (None, 0) and index[0].stop is not None
-    if not any(isinstance(i, int) for i in index) and (rows or 4 * region.numel() >= target.numel()):
-        return target  # a large part of a tensor is rewritten: the tensor is what goes on, not the part
-    return region
