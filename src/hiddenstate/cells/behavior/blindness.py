@@ -30,7 +30,7 @@ def blind_spots(analysis: Analysis) -> Iterator[Spot]:
     """Yield places where something may recur out of sight, each with a sentence."""
     trace = analysis.trace
     yield from _scans(trace, analysis.marks)
-    yield from _kernels(trace)
+    yield from _kernels(analysis)
     yield from _scripts(analysis)
     yield from _written_out(analysis)
     yield from _numbers(trace)
@@ -54,12 +54,16 @@ def _scans(trace: Trace, marks: bytearray) -> Iterator[Spot]:
             yield _where(trace, op), why
 
 
-def _kernels(trace: Trace) -> Iterator[Spot]:
+def _kernels(analysis: Analysis) -> Iterator[Spot]:
     """Fused kernels, and memory that something out of sight has filled."""
+    trace = analysis.trace
+    told = {candidate.module for candidate in analysis.candidates}
     for op in trace.ops:
         if op.name in _FUSED:
-            path, line = _where(trace, op)
-            yield (path, line), f"a fused recurrent kernel ({op.name}) runs here: its steps are not seen from Python"
+            call = trace.calls[op.call]
+            where = (call.path, f"{os.path.basename(call.site[0])}:{call.site[1]}" if call.path else "")
+            if call.path not in told:
+                yield where, f"a fused recurrent kernel ({op.name}) runs here: its steps are not seen from Python"
         elif op.name not in UNWRITTEN:
             for value in op.ins:
                 if value.op >= 0 and trace.ops[value.op].name in UNWRITTEN and _never_written(value):

@@ -81,8 +81,9 @@ def _own(windows: Windows, targets: list[list[Value]], keys: list[set[Any]]) -> 
     ]
     times = Counter(key for mine in later for key in mine)
     changing = {key for key, often in times.items() if often < len(later) or len(later) == 1}
-    having = sum(bool(mine & changing) for mine in later)
-    return 2 * having > len(later) and 2 * len(changing) >= len(later)
+    having = [bool(mine & changing) for mine in later]
+    most = 2 * sum(having) > len(later) and 2 * len(changing) >= len(later)
+    return most or sum(having[1:]) > 1
 
 
 def _moving(trace: Trace, op: Op, span: tuple[int, int]) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 from .flat import leaves, replaced
 from .memory import Value
 from .operation import Op
-from .operations import DRAWS, UNWRITTEN
+from .operations import DRAWS, MOVES, UNWRITTEN
 from .repetition import Windows, reaching
 from .trace import Trace
 
@@ -63,7 +63,7 @@ def _again(op: Op, made: dict[int, Tensor], data: Any) -> None:
     if op.name in DRAWS or op.name in UNWRITTEN or op.name == "grad" or not op.outs:
         made.update({value.number: data(value) for value in op.outs})
         return
-    if op.name == "alias" or any(value not in op.ins for _, value in op.reads):
+    if op.name == "alias" or (op.name in MOVES and any(value not in op.ins for _, value in op.reads)):
         _again_in_memory(op, made, data)
         return
     held = {id(tensor): value for tensor, value in op.reads}
