@@ -1,0 +1,153 @@
+"""Where a recurrence could hide from the trace: said by name, never passed over."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TypeAlias
+
+import torch
+
+from .candidates import Analysis
+from .deciding import line_of, owner_of
+from .memory import Value
+from .operation import ESCAPES, Op
+from .operations import UNWRITTEN
+from .repetition import signature, windows_of
+from .trace import Trace
+
+Spot: TypeAlias = tuple[tuple[str, str], str]
+
+_TORCH = torch.__path__[0]
+_SCANS = {"cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "cumsum_", "associative_scan", "scan"}
+_FUSED = {"lstm", "gru", "rnn_tanh", "rnn_relu", "quantized_lstm", "quantized_gru", "mkldnn_rnn_layer", "_cudnn_rnn"}
+_USES = 3  # uses of the same weights, one on what the other gave, that need an explanation
+
+
+def blind_spots(analysis: Analysis) -> Iterator[Spot]:
+    """Yield places where something may recur out of sight, each with a sentence."""
+    trace = analysis.trace
+    yield from _scans(trace, analysis.marks)
+    yield from _kernels(analysis)
+    yield from _scripts(analysis)
+    yield from _written_out(analysis)
+    yield from _numbers(trace)
+
+
+def _where(trace: Trace, op: Op) -> tuple[str, str]:
+    file, line = op.where.rsplit(":", 1)
+    return (trace.calls[op.call].path if op.call >= 0 else ""), f"{os.path.basename(file)}:{line}"
+
+
+def _scans(trace: Trace, marks: bytearray) -> Iterator[Spot]:
+    """Sums and products along an axis that is not the last: a scan needs no loop."""
+    for op in trace.ops:
+        if op.name not in _SCANS or not op.ins or not op.outs or not marks[op.ins[0].number]:
+            continue
+        axis = op.args[1] if len(op.args) > 1 else op.kwargs.get("dim", op.kwargs.get("axis"))
+        rank = len(op.outs[0].shape)
+        along = not isinstance(axis, int) or axis % max(rank, 1) != rank - 1
+        if along and op.outs[0].tensor.is_floating_point():
+            why = f"{op.name} runs along an axis: a scan without a loop, which may be a recurrence and was not examined"
+            yield _where(trace, op), why
+
+
+def _kernels(analysis: Analysis) -> Iterator[Spot]:
+    """Fused kernels, and memory that something out of sight has filled."""
+    trace = analysis.trace
+    told = {candidate.module for candidate in analysis.candidates}
+    for op in trace.ops:
+        if op.name in _FUSED:
+            call = trace.calls[op.call]
+            where = (call.path, f"{os.path.basename(call.site[0])}:{call.site[1]}" if call.path else "")
+            if call.path not in told:
+                yield where, f"a fused recurrent kernel ({op.name}) runs here: its steps are not seen from Python"
+        elif op.name not in UNWRITTEN:
+            for value in op.ins:
+                if value.op >= 0 and trace.ops[value.op].name in UNWRITTEN and _never_written(value):
+                    why = f"{op.name} reads memory that no operation seen has written: a kernel of its own may recur"
+                    yield _where(trace, op), why
+
+
+def _never_written(value: Value) -> bool:
+    return value.store is not None and not value.store.writes and value.tensor.numel() > 0
+
+
+def _scripts(analysis: Analysis) -> Iterator[Spot]:
+    told = {candidate.module for candidate in analysis.candidates}
+    for call in analysis.trace.calls:
+        if isinstance(call.module, torch.jit.ScriptModule) and not call.known and call.path not in told:
+            yield (call.path, ""), "it is scripted: whether anything recurs inside it is not seen from Python"
+
+
+def _written_out(analysis: Analysis) -> Iterator[Spot]:
+    """Weights used again and again, each time on what the time before gave, where no loop or chain tells why."""
+    trace = analysis.trace
+    spans = [(loop.start, loop.end) for loop in trace.places.scopes if loop.kind == "loop" and len(loop.turns) > 1]
+    spans += [candidate.span for candidate in analysis.candidates]
+    spans.sort()
+    uses: dict[int, list[int]] = defaultdict(list)
+    reach = -1  # the end of the last span that began
+    after = iter([*spans, (len(trace.ops) + 1, 0)])
+    start, end = next(after)
+    for number, op in enumerate(trace.ops):
+        while number >= start:
+            reach = max(reach, end)
+            start, end = next(after)
+        if number >= reach:
+            for value in op.ins:
+                if value.origin == "parameter" and value.tensor.dim() > 1:
+                    uses[value.number].append(number)
+    said: set[str] = set()
+    for weight, ops in uses.items():
+        if len(ops) >= _USES and all(_follows(trace, a, b) for a, b in pairwise(ops)):
+            path, line = _where(trace, trace.ops[ops[0]])
+            if path not in said:
+                said.add(path)
+                name = trace.memory.values[weight].label
+                yield (
+                    (path, line),
+                    f"{name} is used {len(ops)} times, each on what the time before gave, without a loop",
+                )
+
+
+def _follows(trace: Trace, one: int, other: int) -> bool:
+    """Say whether an operation depends on what an earlier one gave."""
+    todo, seen = [other], {other}
+    while todo:
+        for value in trace.ops[todo.pop()].ins:
+            if value.op == one:
+                return True
+            if value.op > one and value.op not in seen:
+                seen.add(value.op)
+                todo.append(value.op)
+    return False
+
+
+def _numbers(trace: Trace) -> Iterator[Spot]:
+    """Loops in which numbers leave for Python and other numbers, changing from turn to turn, come back."""
+    for loop in trace.places.scopes:
+        if loop.kind != "loop" or len(loop.turns) < 3 or loop.code.co_filename.startswith(_TORCH):
+            continue
+        ops = trace.ops[loop.start : loop.end]
+        if not any(op.name in ESCAPES and op.name != "__bool__" for op in ops):
+            continue
+        windows = windows_of(trace, loop)
+        seen: dict[int, set[float]] = defaultdict(set)
+        for turn in range(windows.count):
+            for number, op in windows.of_turn(turn):
+                seen[windows.place(number)].update(_floats(signature(op.args)))
+        if any(len(values) >= windows.count - 1 for values in seen.values()):
+            owner = owner_of(trace, loop.start, loop.end)
+            why = "numbers leave for Python within the loop, and others come back: a state kept in them is not seen"
+            yield (owner.path if owner is not None else "", line_of(loop)), why
+
+
+def _floats(thing: object) -> Iterator[float]:
+    if isinstance(thing, float):
+        yield thing
+    elif isinstance(thing, tuple):
+        for inner in thing:
+            yield from _floats(inner)

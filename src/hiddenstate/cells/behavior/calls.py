@@ -1,0 +1,203 @@
+"""Hearing the calls of a model's modules while it is traced, and leaving the model as it was."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .flat import leaves
+from .memory import version_of
+from .names import module_tensors
+from .operation import Call, Op
+from .trace import Enough, Trace
+
+
+def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> tuple[Trace, Any]:
+    """Call the model once under a trace; options: `known` modules, and when there is `enough`."""
+    known = set(options.get("known", ()))
+    trace = Trace(sys._getframe(), options.get("enough"))
+    trace.name_values("argument", {_label(place): t for place, t in leaves((args, kwargs))})
+    trace.name_values("parameter", dict(model.named_parameters(remove_duplicate=True)))
+    trace.name_values("buffer", dict(model.named_buffers(remove_duplicate=True)))
+    for path, module in model.named_modules():
+        trace.name_values("attribute", {f"{path}.{name}".strip("."): t for name, t in module_tensors(module)})
+    result = None
+    with _listening(model, known, trace), _eager(), trace, suppress(Enough):
+        result = model(*args, **kwargs)
+    trace.places.close(trace.ops)
+    return trace, result
+
+
+def _label(place: tuple[Any, ...]) -> str:
+    return "args" + "".join(f"[{step!r}]" for step in place)
+
+
+@contextmanager
+def _eager() -> Iterator[None]:
+    """Run what torch.compile has wrapped as it was written."""
+    before = torch._dynamo.eval_frame._stance if "torch._dynamo" in sys.modules else None
+    if before is None:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextmanager
+def _listening(model: nn.Module, known: set[nn.Module], trace: Trace) -> Iterator[None]:
+    changed: list[tuple[nn.Module, Any]] = []
+    seen: set[nn.Module] = set()
+    try:
+        for path, module in _members(model, known):
+            if module in seen:
+                continue
+            seen.add(module)
+            changed.append((module, module.__dict__.get("forward", changed)))
+            opaque = module in known or isinstance(module, torch.jit.ScriptModule)
+            module.__dict__["forward"] = _heard(module, path, trace, (opaque, module in known))
+        yield
+    finally:
+        for module, before in changed:
+            if before is changed:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = before
+
+
+def _members(model: nn.Module, known: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules of a model with their paths; not what is inside those that are known or scripted."""
+    closed: list[str] = []
+    for path, module in model.named_modules():
+        if any(path.startswith(prefix) for prefix in closed):
+            continue
+        if module in known or isinstance(module, torch.jit.ScriptModule):
+            closed.append(f"{path}." if path else "")
+        if type(module).__name__ != "OptimizedModule":  # what torch.compile wraps is heard itself
+            yield ".".join(step for step in path.split(".") if step != "_orig_mod"), module
+
+
+def _heard(module: nn.Module, path: str, trace: Trace, closed: tuple[bool, bool]) -> Callable[..., Any]:
+    forward, (opaque, known) = module.forward, closed
+
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        if trace.paused:
+            return forward(*args, **kwargs)
+        call = Call(len(trace.calls), module, path, trace.inside, len(trace.ops), known=known)
+        call.site = _site(sys._getframe(1))
+        call.args = _values(trace, {"args": args, "kwargs": kwargs})
+        trace.open(call)
+        try:
+            result = _opaque(module, forward, trace, (args, kwargs)) if opaque else forward(*args, **kwargs)
+        finally:
+            trace.shut(call)
+        call.results = _values(trace, result)
+        if any(value.op < 0 and value.origin in ("outside", "unseen") for _, value in call.results):
+            trace.blind[path, f"{os.path.basename(call.site[0])}:{call.site[1]}" if path else ""] = _BLIND
+        return result
+
+    return heard
+
+
+_BLIND = (
+    "it returns a tensor that no operation seen from Python has made (a scripted function or a kernel of its own): "
+    "whether anything recurs in there was not seen"
+)
+
+
+def _opaque(module: nn.Module, forward: Callable[..., Any], trace: Trace, called: tuple[Any, Any]) -> Any:
+    """Run a module as one operation on its arguments and weights."""
+    args, kwargs = called
+    tensors = [tensor for _, tensor in leaves((args, kwargs))]
+    tensors += [*module.parameters(), *module.buffers()]
+    given = [(tensor, version_of(tensor)) for tensor in tensors]
+    trace.paused += 1
+    try:
+        result = forward(*args, **kwargs)
+    finally:
+        trace.paused -= 1
+    trace.record(forward, f"{type(module).__name__}.forward", called, given, result)
+    return result
+
+
+def _values(trace: Trace, thing: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """Return what the tensors in a call hold, by place."""
+    found = []
+    for place, tensor in leaves(thing):
+        value = trace.peek(tensor)
+        if value is None:
+            op = Op(leaves, "module call", ((), {}), (trace.places.scopes[0], 0, trace.inside))
+            value = trace.value_of(tensor, op, version_of(tensor))
+        found.append((place, value))
+    return found
+
+
+def _site(frame: Any) -> tuple[str, int]:
+    """Return file and line of whoever calls a module, past torch's own code."""
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _HERE)):
+        frame = frame.f_back
+    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+_TORCH = torch.__path__[0]
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+@contextmanager
+def unharmed(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
+    """Put back everything that a call may change: weights, grads, buffers, attributes, modes, hooks, random streams."""
+    members = list(model.modules())
+    stores = [(held, dict(held)) for member in members for held in _stores(member)]
+    contents = [
+        (value, value.copy()) for held, _ in stores for value in held.values() if type(value) in (list, dict, set)
+    ]
+    tensors = _unique([*model.parameters(), *model.buffers(), *(t for m in members for _, t in module_tensors(m))])
+    tensors += [t for _, t in leaves(inputs) if id(t) not in {id(other) for other in tensors}]
+    before = [(t, version_of(t), t.detach().clone(), t.grad if t.is_leaf else None) for t in tensors]
+    streams = random.getstate(), np.random.get_state()
+    mode = torch.is_grad_enabled()
+    devices = sorted({t.device.index for t in tensors if t.is_cuda})
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            torch.set_grad_enabled(mode)
+            for held, entries in stores:
+                held.clear()
+                held.update(entries)
+            for value, content in contents:
+                value.clear()
+                value.extend(content) if isinstance(value, list) else value.update(content)
+            random.setstate(streams[0])
+            np.random.set_state(streams[1])
+            _put_back(before)
+
+
+def _put_back(before: list[tuple[Tensor, int, Tensor, Tensor | None]]) -> None:
+    for tensor, version, content, grad in before:
+        if version_of(tensor) != version or tensor.shape != content.shape or not _equal(tensor, content):
+            tensor.data = content
+        if tensor.is_leaf and tensor.grad is not grad:
+            tensor.grad = grad
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.layout is not torch.strided:
+        return True
+    return bool(torch.equal(one.detach(), other)) or bool(torch.isnan(one.detach()).any())
+
+
+def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _stores(module: nn.Module) -> list[dict[str, Any]]:
+    own = module.__dict__
+    return [own, *(value for value in own.values() if type(value) is dict or type(value).__name__ == "OrderedDict")]

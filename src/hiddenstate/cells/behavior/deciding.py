@@ -1,0 +1,233 @@
+"""Deciding what a repetition is: time or iteration, state or sum, sure or not."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from .bytecode import loops_of
+from .crossing import Role
+from .memory import Value
+from .names import Held
+from .operation import Call, Op
+from .operations import COLLECTS, GROWS, MOVES
+from .places import Scope
+from .repetition import Windows, reached, reaching, signature
+from .trace import Trace
+
+_TORCH = torch.__path__[0]
+
+
+@dataclass(slots=True, eq=False)
+class Pieces:
+    """What each repetition takes from outside, on the way to what crosses."""
+
+    own: bool  # each takes its own piece of the call's input
+    depth: bool  # each has weights of its own: layers, one after the other
+    weights: int  # how many weights there are
+    strange: str = ""  # an operand of unknown origin, changing from repetition to repetition
+
+
+def pieces_of(
+    windows: Windows, targets: list[list[Value]], marks: bytearray, states: set[int] | frozenset[int] = frozenset()
+) -> Pieces:
+    """Look at all that repetitions need for their `targets` and do not make; `states` of loops around are no input."""
+    trace, begins = windows.trace, windows.starts[0]
+    keys: list[set[Any]] = []
+    uses: list[set[int]] = []
+    strange: dict[Any, set[int]] = defaultdict(set)
+    for turn in range(windows.count):
+        span = windows.span(turn)
+        mine: set[Any] = set()
+        used: set[int] = set()
+        for number in reaching(trace, targets[turn], span):
+            op = trace.ops[number]
+            for position, value in enumerate(op.ins):
+                if value.op >= begins:
+                    continue
+                if value.origin == "parameter":
+                    used.add(value.number)
+                elif value.origin in ("outside", "unseen"):
+                    strange[op.name, op.offset, op.scope.code, position].add(value.number)
+                elif marks[value.number] and value.number not in states:
+                    mine.add((value.number, _moving(trace, op, span)))
+        mine.update((value.number, ()) for value in targets[turn] if value.op < begins and marks[value.number])
+        keys.append(mine)
+        uses.append(used)
+    own = _own(windows, targets, keys)
+    odd = next((f"{where[0]} in {where[2].co_name}" for where, seen in strange.items() if len(seen) > 1), "")
+    weights = Counter(weight for used in uses for weight in used)
+    alone = sum(any(weights[weight] == 1 for weight in used) for used in uses)
+    depth = bool(weights) and (max(weights.values()) == 1 or (alone >= windows.count - 1 and not own))
+    return Pieces(own, depth, len(weights), odd)
+
+
+def _own(windows: Windows, targets: list[list[Value]], keys: list[set[Any]]) -> bool:
+    """Say whether most repetitions take something that not all of them take.
+
+    The first one does not count: it also reads what everything starts from. Nor do those that leave the state as it
+    is. Not all others have to: a decoder may now and then be fed its own output.
+    """
+    later = [
+        mine
+        for turn, mine in enumerate(keys)
+        if turn and any(value.op >= windows.starts[turn] or value.op < windows.starts[0] for value in targets[turn])
+    ]
+    times = Counter(key for mine in later for key in mine)
+    changing = {key for key, often in times.items() if often < len(later) or len(later) == 1}
+    having = [bool(mine & changing) for mine in later]
+    most = 2 * sum(having) > len(later) and 2 * len(changing) >= len(later)
+    return most or sum(having[1:]) > 1
+
+
+def _moving(trace: Trace, op: Op, span: tuple[int, int]) -> Any:
+    """Return what tells one use of an outside tensor from another: indices, also those made into tensors."""
+    made = [trace.ops[value.op] for value in op.ins if span[0] <= value.op < span[1]]
+    constants = [signature(each.args) for each in made if not each.ins]
+    return (signature(op.args), signature(tuple(op.kwargs.values())), *constants)
+
+
+def collects(windows: Windows, role: Role, others: Iterable[Role]) -> bool:
+    """Say whether a value only collects: it is added to, and nothing else reads it."""
+    trace, turn = windows.trace, max(windows.count - 2, 1)
+    before, after = role.values[turn - 1], role.values[turn]
+    if before is None or after is None:
+        return False
+    numbers = {before.number, *role.members} - {after.number}
+    numbers = {n for n in numbers if trace.memory.values[n].op < windows.starts[turn]}
+    touched = reached(trace, numbers, windows.span(turn))
+    if not all(trace.ops[op].name in COLLECTS or trace.ops[op].name in MOVES for op in touched):
+        return False
+    if all(trace.ops[op].name in MOVES - COLLECTS for op in touched):
+        return False  # handed on as it is: a delay
+    made = {value.number for op in touched for value in trace.ops[op].outs}
+    own = {value.number for value in role.values if value is not None} | role.members
+    return not any(
+        value is not None and value.number in made and value.number not in own
+        for other in others
+        if other is not role
+        for value in other.values
+    )
+
+
+def escape_of(windows: Windows, crossing: set[int]) -> Op | None:
+    """Return an operation that gives Python a number which depends on what crosses."""
+    trace = windows.trace
+    for turn in range(windows.count):
+        span = windows.span(turn)
+        escapes = [op for op in range(*span) if trace.ops[op].escapes]
+        escapes = [op for op in escapes if not trace.ops[op].scope.code.co_filename.startswith(_TORCH)]
+        if escapes:
+            touched = set(reached(trace, crossing, span))
+            hit = next((op for op in escapes if op in touched), None)
+            if hit is not None:
+                return trace.ops[hit]
+    return None
+
+
+def grows_by_joining(windows: Windows, role: Role) -> bool:
+    """Say whether a value gets longer along one axis, turn after turn, or is a list that does."""
+    if role.grows:
+        return True
+    shapes = [value.shape for value in role.values if value is not None]
+    if len(shapes) < 2 or len({len(shape) for shape in shapes}) > 1:
+        return False
+    sizes = [sum(shape) for shape in shapes]
+    if sum(b > a for a, b in pairwise(sizes)) < (len(sizes) - 1) / 2:
+        return False
+    return any(_joined(windows.trace, *pair) for pair in pairwise(role.values))
+
+
+def _joined(trace: Trace, before: Value | None, after: Value | None) -> bool:
+    """Say whether a value is the one before with something put to its end, in whatever order of steps."""
+    todo, joined = [after] if before is not None and after is not None else [], False
+    for value in todo[:32]:
+        if value is before:
+            return joined
+        if value is None or value.op < 0:
+            continue
+        op = trace.ops[value.op]
+        if op.name in GROWS or op.name in MOVES:
+            joined = joined or op.name in GROWS
+            todo += op.ins
+    return any(value is before for value in todo) and joined
+
+
+def owner_of(trace: Trace, start: int, end: int) -> Call | None:
+    """Return the innermost module call that all of these operations happen in."""
+    number = trace.ops[start].call
+    while number >= 0:
+        call = trace.calls[number]
+        if call.start <= start and (call.end >= end or call.end < 0):
+            return call
+        number = call.parent
+    return None
+
+
+def line_of(scope: Scope) -> str:
+    """Return file and line of a loop."""
+    name = os.path.basename(scope.code.co_filename)
+    if scope.loop is not None:
+        return f"{name}:{scope.loop.line}"
+    offset = scope.key[1] if isinstance(scope.key, tuple) else 0
+    return f"{name}:{loops_of(scope.code).line(offset)}"
+
+
+@dataclass(slots=True)
+class Namer:
+    """Calls parts by what the code calls them, each name once."""
+
+    held: dict[int, dict[int, Held]]  # by boundary
+    trace: Trace
+    taken: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, trace: Trace, scope: Scope | None) -> Namer:
+        """Read the names that were seen at the first turns of a loop."""
+        return cls(trace.held.get(scope, {}) if scope is not None else {}, trace)
+
+    def seen(self, values: list[Value | None]) -> Held | None:
+        """Return how a part is held as turns begin; `values` are those after each turn."""
+        for boundary in (2, 1):
+            held = self.held.get(boundary)
+            value = values[boundary - 1] if len(values) >= boundary else None
+            if held is None or value is None:
+                continue
+            if id(value.tensor) in held:
+                return self._lasting(values, held[id(value.tensor)])
+            entries = self.trace.memory.entries
+            for number, name in held.items():  # held as part of a larger tensor, or written in place
+                entry = entries.get(number)
+                if entry is not None and entry.store is not None and entry.store is value.store:
+                    return name
+        return None
+
+    def listed(self, first: Value | None) -> str:
+        """Return the name of the list that holds what the first turn made."""
+        held = self.held.get(2, {}).get(id(first.tensor)) if first is not None else None
+        return held.name[: held.name.rindex("[")] if held is not None and held.name.endswith("]") else ""
+
+    def _lasting(self, values: list[Value | None], now: Held) -> Held:
+        """Call the last item of a list that grows by the list's name."""
+        first, before = values[0] if values else None, self.held.get(1, {})
+        then = before.get(id(first.tensor)) if first is not None else None
+        if then is None or then.name == now.name or not now.name.endswith("]"):
+            return now
+        base = now.name[: now.name.rindex("[")]
+        return Held(base, now.module) if then.name.startswith(f"{base}[") else now
+
+    def name(self, values: list[Value | None], otherwise: str) -> str:
+        """Return a name for a part."""
+        held = self.seen(values)
+        name = held.name if held is not None else otherwise
+        base, count = name, 2
+        while name in self.taken:
+            name, count = f"{base}_{count}", count + 1
+        self.taken.add(name)
+        return name

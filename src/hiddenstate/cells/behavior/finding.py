@@ -1,0 +1,189 @@
+"""The front door: one real call of a model, and what recurs in it."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .analysis import analyze
+from .blindness import blind_spots
+from .calls import run, unharmed
+from .candidates import Analysis, Candidate, Draft
+from .deciding import line_of
+from .found import Found, Part, Recurrence, Unsure
+from .keeping import KeptState, kept_states
+from .merging import merge
+from .replay import replay
+from .sizing import Axes, axes_of
+
+
+def find(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    exclude: Iterable[str] = (),
+    known: Iterable[nn.Module] = (),
+) -> Found:
+    """Call `model` under a trace and return what recurs in it; the model comes back as it was.
+
+    Modules that are `known` as recurrent by their type count as one operation each. What is inside the paths of
+    `exclude` is left out. Shorter calls with other rows tell where the rows are.
+    """
+    model = _unwrapped(model)
+    if isinstance(model, torch.jit.ScriptModule):
+        return Found((), (Unsure("", "", "the model is scripted: its operations are not seen from Python"),))
+    call = ModelCall(model, args, dict(kwargs or {}), frozenset(known))
+    with _without_collector():
+        return _find(call, tuple(exclude))
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Hold the garbage collector off: a trace is many small objects that all stay, and it would walk them each time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _find(call: ModelCall, exclude: tuple[str, ...]) -> Found:
+    model, args = call.model, call.args
+    with unharmed(model, (args, call.kwargs)):
+        keeping = KeptState.before(model)
+        trace, _ = run(model, args, call.kwargs, known=call.known)
+        try:
+            analysis = analyze(trace)
+            merge(analysis)
+            _hold_to_the_law(analysis)
+            keeping.after(model, trace)
+        except Exception as error:  # our own mistake must not become the user's
+            return _failed(error)
+    try:
+        return _found(call, analysis, keeping, exclude)
+    except Exception as error:
+        return _failed(error)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ModelCall:
+    """A model and what it is called with."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    known: frozenset[nn.Module]
+
+
+def _found(call: ModelCall, analysis: Analysis, keeping: KeptState, exclude: tuple[str, ...]) -> Found:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        axes = axes_of(call, analysis)
+        kept = kept_states(call, keeping, analysis)
+    recurrences = []
+    for candidate in analysis.candidates:
+        if candidate.kind == "attribute" and not _has_rows(candidate, axes, analysis):
+            continue
+        recurrences.append(_recurrence(candidate, axes))
+    recurrences += kept
+    recurrences = [each for each in recurrences if not _excluded(each, exclude)]
+    for where, why in (*analysis.trace.blind.items(), *blind_spots(analysis)):
+        analysis.doubt(where, why)
+    unseen = (*analysis.trace.remarks, *_unseen(analysis))
+    return Found(tuple(recurrences), tuple(analysis.unsure), tuple(analysis.passed), tuple(analysis.known), unseen)
+
+
+def _has_rows(candidate: Candidate, axes: Axes, analysis: Analysis) -> bool:
+    """Keep of an attribute what has rows; what all rows share is a statistic."""
+    where = (candidate.module, candidate.line)
+    shared = [draft for draft in candidate.drafts if axes.shared(candidate, draft)]
+    unknown = [draft for draft in candidate.drafts if draft not in shared and axes.of(candidate, draft) is None]
+    for draft in shared:
+        analysis.leave(where, f"{draft.name} is shared by all rows: a statistic, not a state")
+    for draft in unknown:
+        analysis.doubt(where, f"{draft.name} is kept by the module, but whether it has a row for each row is unknown")
+    candidate.drafts = [draft for draft in candidate.drafts if draft not in shared and draft not in unknown]
+    return bool(candidate.drafts)
+
+
+def _hold_to_the_law(analysis: Analysis) -> None:
+    """Keep only what can be replayed and whose values are all there."""
+    kept = []
+    for candidate in analysis.candidates:
+        where = (candidate.module, candidate.line)
+        windows = candidate.windows
+        if candidate.kind == "cache":
+            kept.append(candidate)
+            continue
+        if any(value is None for draft in candidate.drafts for value in draft.values):
+            analysis.doubt(where, "what crosses was not found after every repetition")
+            continue
+        turns = range(windows.count)
+        targets = [[v for d in candidate.drafts if (v := d.values[turn]) is not None] for turn in turns]
+        reason = replay(windows, targets)
+        lost = any(v is not None and v.data() is None for draft in candidate.drafts for v in draft.values)
+        if reason or lost:
+            analysis.doubt(where, reason or "what crosses was overwritten, and its values are lost")
+            continue
+        candidate.evidence.append("repetitions run again from what crossed give the same")
+        kept.append(candidate)
+    analysis.candidates = kept
+
+
+def _recurrence(candidate: Candidate, axes: Axes) -> Recurrence:
+    parts = tuple(_part(draft, axes.of(candidate, draft)) for draft in candidate.drafts)
+    place = (candidate.module, candidate.line)
+    return Recurrence(candidate.kind, *place, candidate.windows.count, parts, tuple(candidate.evidence))
+
+
+def _part(draft: Draft, axis: int | None) -> Part:
+    data = [value.data() for value in draft.values if value is not None]
+    kept = tuple(each.detach().clone() for each in data if each is not None)
+    start = draft.initial.data() if draft.initial is not None else None
+    shape = tuple(kept[-1].shape) if kept else ()
+    dtype = kept[-1].dtype if kept else torch.get_default_dtype()
+    initial = None if start is None else start.detach().clone()
+    return Part(draft.name, shape, dtype, axis, kept, initial, draft.argument, draft.result)
+
+
+def _excluded(recurrence: Recurrence, exclude: tuple[str, ...]) -> bool:
+    path = recurrence.module
+    return any(path == each or path.startswith(f"{each}.") or recurrence.line == each for each in exclude)
+
+
+def _unseen(analysis: Analysis) -> list[str]:
+    """Name loops that ran only once, whichever way: they may be recurrent, and one turn cannot tell."""
+    most: dict[str, int] = {}
+    for scope in analysis.trace.places.scopes:
+        if scope.kind == "loop" and not scope.code.co_filename.startswith(_TORCH):
+            line = line_of(scope)
+            most[line] = max(most.get(line, 0), len(scope.turns))
+    return [f"{line}: a loop that ran once; three or more steps would tell" for line, n in most.items() if n == 1]
+
+
+_TORCH = torch.__path__[0]
+
+
+def _failed(error: Exception) -> Found:
+    why = f"the analysis of this call failed ({type(error).__name__}: {str(error)[:120]}): nothing is claimed"
+    return Found((), (Unsure("", "", why),))
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    while True:
+        inner = model._modules.get("_orig_mod") if type(model).__name__ == "OptimizedModule" else None
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner

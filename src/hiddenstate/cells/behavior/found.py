@@ -1,0 +1,94 @@
+"""What was found: recurrences with their parts and trajectories, and what could not be decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+Kind: TypeAlias = Literal["cell", "loop", "iteration", "layer", "attribute", "cache"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One tensor of a state, at every repetition."""
+
+    name: str  # as the code calls it
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    batch_axis: int | None  # None where the call did not tell
+    values: tuple[Tensor, ...]  # after each repetition
+    initial: Tensor | None  # None where the first repetition was handed nothing
+    argument: tuple[Any, ...] | None = None  # of a cell: ("args", 1, 0) is the first item of the second argument
+    result: tuple[Any, ...] | None = None  # of a cell: where in what it returns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recurrence:
+    """Something that repeats within a call of a model, and what crosses from each repetition to the next."""
+
+    kind: Kind
+    module: str  # path in the model, "" the model itself
+    line: str  # "model.py:31"
+    steps: int
+    parts: tuple[Part, ...]
+    evidence: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """Return kind, place and parts on one line."""
+        parts = ", ".join(f"{part.name} {tuple(part.shape)}" for part in self.parts)
+        return f"Recurrence({self.kind} in {self.module or 'the model'}, {self.line}, {self.steps} steps: {parts})"
+
+
+@dataclass(frozen=True, slots=True)
+class Unsure:
+    """Something that was looked at, with a reason why it is not among the recurrences."""
+
+    module: str
+    line: str
+    why: str
+
+    def __str__(self) -> str:
+        """Return the place and the reason as one sentence."""
+        place = ", ".join(each for each in (self.module or "the model", self.line) if each)
+        return f"{place}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """What recurs in one call of a model."""
+
+    recurrences: tuple[Recurrence, ...]
+    unsure: tuple[Unsure, ...]
+    passed: tuple[Unsure, ...] = ()  # looked at, and certainly no recurrence
+    known: tuple[Unsure, ...] = ()  # modules known by their type whose state crosses: reported by others
+    unseen: tuple[str, ...] = field(default=())  # what was not examined
+
+    def explain(self) -> str:
+        """Return what was found and how, what was not taken and why, and what was not examined."""
+        lines: list[str] = []
+        for each in self.recurrences:
+            lines.append(f"{each.kind} in {each.module or 'the model'} ({each.line}), {each.steps} repetitions")
+            lines += [f"  {_described(part)}" for part in each.parts]
+            lines += [f"  - {sentence}" for sentence in each.evidence]
+        if not self.recurrences:
+            lines.append("no recurrence was found by behavior in this call")
+        for title, things in (
+            ("known by type, and its state crosses", self.known),
+            ("not sure", self.unsure),
+            ("looked at and not taken", self.passed),
+            ("not examined", self.unseen),
+        ):
+            if things:
+                lines.append(f"{title}:")
+                lines += [f"  {thing}" for thing in things]
+        return "\n".join(lines)
+
+
+def _described(part: Part) -> str:
+    kind = str(part.dtype).removeprefix("torch.")
+    rows = "rows unknown" if part.batch_axis is None else f"rows along axis {part.batch_axis}"
+    start = "started by itself" if part.initial is None else "starts from a tensor"
+    return f"{part.name}: {tuple(part.shape)} {kind}, {rows}, {start}"

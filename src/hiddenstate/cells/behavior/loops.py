@@ -1,0 +1,194 @@
+"""What crosses in loops and no module hands on: loops, layers, iterations, attributes, caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .candidates import TOO_FEW, Analysis, Candidate, Draft, how, problem_of
+from .crossing import Role
+from .deciding import Namer, collects, grows_by_joining, line_of, owner_of, pieces_of
+from .found import Kind
+from .memory import Value
+from .names import Held
+from .operations import MOVES
+from .places import Scope
+from .repetition import Windows
+from .trace import Trace
+
+
+def take_loop(analysis: Analysis, loop: Scope, windows: Windows, roles: list[Role]) -> None:
+    """Add what crosses in a loop and is not handed on by a module."""
+    trace = analysis.trace
+    owner = owner_of(trace, windows.starts[0], windows.end)
+    where = (owner.path if owner is not None else "", line_of(loop))
+    roles = [role for role in roles if role.grows or not _accounted(analysis, role)]
+    if not roles:
+        return
+    caches = [role for role in roles if grows_by_joining(windows, role)]
+    rest = [role for role in roles if role not in caches]
+    sums = [role for role in rest if collects(windows, role, roles)]
+    caches, idle = _read_caches(windows, caches, roles)
+    if sums or idle:
+        analysis.leave(where, "a sum or list only collects: nothing within the loop reads it")
+    rest = [role for role in rest if role not in sums]
+    if caches and _in_depth(analysis, windows, [*caches, *rest]):
+        analysis.leave(where, "each repetition has weights of its own: layers in depth, not time")
+        return
+    if rest:
+        _take_roles(analysis, loop, windows, rest, where)
+    for role in caches:
+        _take_cache(analysis, loop, windows, role, where)
+
+
+def _in_depth(analysis: Analysis, windows: Windows, roles: list[Role]) -> bool:
+    """Say whether all that is made in the loop is made with weights that change from turn to turn."""
+    turns = range(windows.count)
+    made = [[v for _, op in windows.of_turn(turn) for v in op.outs] for turn in turns]
+    return pieces_of(windows, made, analysis.marks).depth
+
+
+def _accounted(analysis: Analysis, role: Role) -> bool:
+    """Say whether a module's chain carries this already, as it is or in a larger tensor."""
+    inside = sum(_moved_from(analysis, n) for n in role.members)
+    return inside >= max(1, 0.8 * len(role.members))
+
+
+def _moved_from(analysis: Analysis, number: int, depth: int = 6) -> bool:
+    if number in analysis.covered:
+        return True
+    value = analysis.trace.memory.values[number]
+    if depth == 0 or value.op < 0 or analysis.trace.ops[value.op].name not in MOVES:
+        return False
+    sources = analysis.trace.ops[value.op].ins
+    return bool(sources) and all(_moved_from(analysis, source.number, depth - 1) for source in sources)
+
+
+def _read_caches(windows: Windows, caches: list[Role], roles: list[Role]) -> tuple[list[Role], list[Role]]:
+    idle = [role for role in caches if not role.grows and collects(windows, role, roles)]
+    return [role for role in caches if role not in idle], idle
+
+
+def _take_cache(analysis: Analysis, loop: Scope, windows: Windows, role: Role, where: tuple[str, str]) -> None:
+    if not any(analysis.marks[number] for number in role.members):
+        return
+    if windows.count < 3:
+        return
+    namer = Namer.of(analysis.trace, loop)
+    name = namer.listed(role.values[0]) if role.grows else ""
+    name = name or namer.name(role.values, "cache")
+    draft = Draft(name, role.values, role.initial)
+    evidence = ["it gets longer with every repetition: a cache, not a state of fixed size"]
+    analysis.candidates.append(Candidate("cache", *where, windows, [draft], evidence))
+
+
+def _take_roles(analysis: Analysis, loop: Scope, windows: Windows, roles: list[Role], where: tuple[str, str]) -> None:
+    if not any(analysis.moves[number] for role in roles for number in role.members):
+        analysis.leave(where, "what crosses does not depend on the call's input")
+        return
+    targets = [[v for role in roles if (v := role.values[turn]) is not None] for turn in range(windows.count)]
+    pieces = pieces_of(windows, targets, analysis.marks, _states_around(analysis, windows))
+    if pieces.depth:
+        analysis.leave(where, "each repetition has weights of its own: layers in depth, not time")
+        return
+    crossing = {number for role in roles for number in role.members}
+    problem = problem_of(windows, crossing, pieces.strange)
+    if problem:
+        analysis.doubt(where, problem)
+        return
+    changing = any(len({v.shape for v in role.values if v is not None}) > 1 for role in roles)
+    if windows.count < 3:
+        if pieces.own and not changing:
+            analysis.doubt(where, TOO_FEW)
+        else:
+            analysis.leave(
+                where, "only two repetitions, and what crosses changes its size or takes nothing of the input"
+            )
+        return
+    if changing:
+        if pieces.weights or pieces.own:
+            analysis.doubt(where, "what crosses changes its size from repetition to repetition")
+        else:
+            analysis.leave(where, "what crosses changes its size from repetition to repetition")
+        return
+    for kind, place, group in _grouped(analysis, loop, windows, roles, where):
+        namer = Namer.of(analysis.trace, loop)
+        drafts = [Draft(namer.name(r.values, f"state{i}"), r.values, r.initial) for i, r in enumerate(group)]
+        names = ", ".join(draft.name for draft in drafts)
+        evidence = [f"{names} cross{'es' if len(drafts) == 1 else ''} {windows.count - 1} times", how(pieces.own)]
+        final: Kind = kind if pieces.own else "iteration"
+        analysis.candidates.append(Candidate(final, place, where[1], windows, drafts, evidence))
+
+
+def _states_around(analysis: Analysis, windows: Windows) -> set[int]:
+    """Return the values that recurrences around this loop carry in time."""
+    found: set[int] = set()
+    for other in analysis.candidates:
+        low, high = other.span
+        inside = windows.starts[0] <= low and high <= windows.end
+        if other.kind not in ("iteration", "cache") and low < windows.end and windows.starts[0] < high and not inside:
+            found |= other.numbers
+    return found
+
+
+def _grouped(
+    analysis: Analysis, loop: Scope, windows: Windows, roles: list[Role], where: tuple[str, str]
+) -> Iterator[tuple[Kind, str, list[Role]]]:
+    """Part what modules keep in attributes, one group for each module, from what the loop itself keeps."""
+    kept: dict[str, list[Role]] = {}
+    own: list[Role] = []
+    namer = Namer.of(analysis.trace, loop)
+    for role in roles:
+        module = _keeper(analysis.trace, windows, role)
+        held, start = namer.seen(role.values), role.initial
+        if module is None and start is not None and _goes_on_from(start, held):
+            module = start.label.rpartition(".")[0]
+        if module is None:
+            own.append(role)
+        else:
+            kept.setdefault(module, []).append(role)
+    for module, group in kept.items():
+        yield "attribute", module, group
+    if own:
+        yield _loop_kind(analysis.trace, windows, own), where[0], own
+
+
+def _goes_on_from(start: Value, held: Held | None) -> bool:
+    """Say whether a loop starts from what an earlier call left in the attribute that holds the state."""
+    kept = start.origin in ("buffer", "attribute") and held is not None and held.module is not None
+    return kept and held is not None and start.label.split(".")[-1] == held.name
+
+
+def _keeper(trace: Trace, windows: Windows, role: Role) -> str | None:
+    """Return the module, called in every turn, within whose calls a value is both made and read."""
+    begin = windows.starts[0]
+    owner = owner_of(trace, begin, windows.end)
+    outer = owner.number if owner is not None else -1
+    common: list[Any] | None = None
+    for op in [*role.readers, *(op for op in role.makers if op >= begin)]:
+        number, inside = trace.ops[op].call, []
+        while number > outer:
+            inside.append(trace.calls[number].path)
+            number = trace.calls[number].parent
+        common = inside if common is None else [path for path in common if path in inside]
+        if not common:
+            return None
+    if not common:
+        return None
+    path = common[0]
+    for call in trace.calls:
+        if call.path == path and any(value.number in role.members for _, value in call.args):
+            return None
+    return str(path)
+
+
+def _loop_kind(trace: Trace, windows: Windows, roles: list[Role]) -> Kind:
+    """Tell a layer, which takes a sequence and gives back one and the state it ends in, from a loop."""
+    owner = owner_of(trace, windows.starts[0], windows.end)
+    if owner is None or owner.path == "":
+        return "loop"
+    given = any(windows.count in value.shape for _, value in owner.args)
+    back = any(windows.count in value.shape for _, value in owner.results)
+    ends = {role.values[-1].number for role in roles if role.values[-1] is not None}
+    returned = ends & {value.number for _, value in owner.results}
+    return "layer" if given and back and returned else "loop"

@@ -1,0 +1,199 @@
+"""Which value a tensor holds: writes make new values of a storage and of all views on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from torch import Tensor
+
+Origin: TypeAlias = Literal["parameter", "buffer", "attribute", "argument", "made", "outside", "unseen"]
+Box: TypeAlias = "tuple[tuple[int, int], ...] | None"  # from and to along each axis of the base; None: anywhere in it
+
+_BUDGET = 256 * 2**20  # bytes of copies that are kept of tensors that are written in place
+_READS = 64  # writes that one read looks back through before it takes the whole storage as its source
+
+
+class Value:
+    """What a tensor held at one time, and where that came from."""
+
+    __slots__ = ("copy", "epoch", "label", "number", "op", "origin", "place", "store", "tensor")
+
+    def __init__(self, number: int, op: int, origin: Origin, tensor: Tensor, label: str = "") -> None:
+        """Make the value that `tensor` holds now; `op` made it, or -1."""
+        self.number = number
+        self.op = op
+        self.origin: Origin = origin
+        self.tensor = tensor  # by now it may hold something else
+        self.label = label
+        self.copy: Tensor | None = None  # what it was, where the tensor was written later
+        self.store: Store | None = None
+        self.epoch = 0  # writes to the storage that it has seen
+        self.place = 0  # which of the operation's results
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor."""
+        return tuple(self.tensor.shape)
+
+    def data(self) -> Tensor | None:
+        """Return what the value was, or None where that is lost."""
+        if self.copy is not None:
+            return self.copy
+        tensor, store = self.tensor, self.store
+        if store is None or len(store.writes) == self.epoch:
+            return tensor.detach()
+        box = box_of(tensor, store)
+        if not any(_meet(box, write.box) for write in store.writes[self.epoch :]):
+            return tensor.detach()
+        first = store.first.copy
+        if self.epoch == 0 and first is not None and first.stride() == store.base.stride():
+            offset = int(tensor.storage_offset()) - int(store.base.storage_offset())
+            return first.as_strided(tensor.shape, tensor.stride(), offset)
+        return None
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Write:
+    """One write to a storage."""
+
+    box: Box
+    value: Value
+
+
+class Store:
+    """A storage: its first known tensor gives the axes, and every write is remembered."""
+
+    __slots__ = ("base", "first", "writes")
+
+    def __init__(self, base: Tensor, first: Value) -> None:
+        """Begin with the first tensor that is known to lie in it, and what it holds."""
+        self.base = base
+        self.first = first
+        self.writes: list[Write] = []
+
+
+class Entry:
+    """What is known of one tensor object; it is held, so that its id stays its own."""
+
+    __slots__ = ("epoch", "store", "tensor", "value", "version")
+
+    def __init__(self, tensor: Tensor, value: Value, store: Store | None, version: int) -> None:
+        """Remember what a tensor holds now."""
+        self.tensor = tensor
+        self.value = value
+        self.store = store
+        self.epoch = len(store.writes) if store is not None else 0
+        self.version = version
+
+
+class Memory:
+    """The values of all tensors seen so far."""
+
+    def __init__(self) -> None:
+        """Start with nothing known."""
+        self.entries: dict[int, Entry] = {}
+        self.values: list[Value] = []
+        self._stores: dict[int, Store] = {}
+        self._copied = 0
+
+    def new(self, op: int, origin: Origin, tensor: Tensor, label: str = "") -> Value:
+        """Make a value."""
+        value = Value(len(self.values), op, origin, tensor, label)
+        self.values.append(value)
+        return value
+
+    def hold(self, tensor: Tensor, value: Value) -> Entry:
+        """Remember that `tensor` holds `value` now."""
+        key = _storage(tensor)
+        store = self._stores.get(key)
+        if store is None and key:
+            store = self._stores[key] = Store(tensor, value)
+        entry = Entry(tensor, value, store, version_of(tensor))
+        value.store, value.epoch = store, entry.epoch
+        self.entries[id(tensor)] = entry
+        return entry
+
+    def store_of(self, tensor: Tensor) -> Store | None:
+        """Return the known storage that a tensor lies in."""
+        return self._stores.get(_storage(tensor))
+
+    def sources(self, tensor: Tensor) -> list[Value] | None:
+        """Return the values that a view on a known storage is made of now; None where nothing was ever written."""
+        store = self.store_of(tensor)
+        if store is None or not store.writes:
+            return None
+        box = box_of(tensor, store)
+        found: list[Value] = []
+        for write in reversed(store.writes[-_READS:]):
+            if _meet(box, write.box):
+                found.append(write.value)
+                if _covers(write.box, box):
+                    return found
+        if len(store.writes) > _READS and (box is None or not found):
+            exact = next((w for w in reversed(store.writes) if _covers(w.box, box)), None)
+            if exact is not None:
+                return [*found, exact.value]
+            found += [w.value for w in store.writes[:-_READS] if _meet(box, w.box)]
+        return [*found, store.first]
+
+    def keep(self, value: Value, tensor: Tensor) -> None:
+        """Copy what a value is, because its tensor is written or will be."""
+        size = tensor.numel() * tensor.element_size() if _storage(tensor) else 0
+        if value.copy is None and size and self._copied + size <= _BUDGET:
+            self._copied += size
+            value.copy = tensor.detach().clone()
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was written; inference tensors do not count: -1."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return -1
+
+
+def _storage(tensor: Tensor) -> int:
+    """Return what tells storages apart; 0 for tensors without one, such as sparse ones."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+def box_of(tensor: Tensor, store: Store) -> Box:
+    """Return the part of the storage's first tensor that a view covers, where it is a box in its axes."""
+    shape, strides, base = tuple(tensor.shape), tensor.stride(), store.base
+    sizes, steps = tuple(base.shape), base.stride()
+    rest = int(tensor.storage_offset()) - int(base.storage_offset())
+    if shape == sizes and strides == steps and rest == 0:
+        return tuple([(0, size) for size in shape])
+    if rest < 0 or any(step <= 0 for size, step in zip(sizes, steps, strict=True) if size > 1):
+        return None
+    used = {step: size for size, step in zip(shape, strides, strict=True) if size > 1}
+    if len(used) != sum(size > 1 for size in shape):
+        return None
+    box: dict[int, tuple[int, int]] = {}
+    for axis in sorted(range(len(sizes)), key=lambda a: -steps[a]):
+        size, step = sizes[axis], steps[axis]
+        if size == 1:
+            box[axis] = (0, 1)
+            continue
+        start, rest = divmod(rest, step)
+        long = used.pop(step, 1)
+        if start + long > size:
+            return None
+        box[axis] = (start, start + long)
+    return None if used or rest else tuple([box[axis] for axis in range(len(sizes))])
+
+
+def _meet(one: Box, other: Box) -> bool:
+    if one is None or other is None:
+        return True
+    return all(a < d and c < b for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+def _covers(one: Box, other: Box) -> bool:
+    if one is None or other is None:
+        return False
+    return all(a <= c and d <= b for (a, b), (c, d) in zip(one, other, strict=True))

@@ -1,0 +1,85 @@
+"""What the code calls a tensor: the variable, key or attribute that holds it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from types import FrameType
+from typing import Any
+
+from torch import Tensor, nn
+
+_DEPTH = 4
+_MOST = 512  # tensors that one look around takes in
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Where a tensor is held."""
+
+    name: str
+    module: nn.Module | None = None  # the module whose attribute it is
+
+
+def held_in_frame(frame: FrameType, first: tuple[str, ...]) -> dict[int, Held]:
+    """Return where a frame holds its tensors, by id; `first` names win, and locals over attributes."""
+    variables = dict(frame.f_locals)
+    found: dict[int, Held] = {}
+    # What a repetition reads before it writes is what goes on; and a variable says more than a place in a list.
+    live = {name: variables[name] for name in first if name in variables}
+    rest = {name: value for name, value in variables.items() if name not in live}
+    modules = dict.fromkeys(m for v in variables.values() if isinstance(v, nn.Module) for m in v.modules())
+    for name, value in live.items():
+        if isinstance(value, Tensor):
+            found.setdefault(id(value), Held(name))
+    for module in modules:
+        for label, tensor in module_tensors(module):
+            found.setdefault(id(tensor), Held(label, module))
+    for scope in (live, rest):
+        for name, value in sorted(scope.items(), key=lambda item: not isinstance(item[1], Tensor)):
+            for label, tensor in tensors_in(value, name):
+                found.setdefault(id(tensor), Held(label))
+    return found
+
+
+def module_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the buffers and tensor attributes of one module, also those in containers, by name; no parameters."""
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            yield name, buffer
+    for name, value in list(module.__dict__.items()):
+        if name not in _TORCHS_OWN and not name.startswith("_forward") and not name.startswith("_backward"):
+            yield from tensors_in(value, name)
+
+
+_TORCHS_OWN = {"_parameters", "_buffers", "_modules", "forward"}
+
+
+def tensors_in(value: Any, name: str, depth: int = _DEPTH) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in a value with what to call them: the key or field if there is one, else the place in it."""
+    if isinstance(value, Tensor):
+        if not isinstance(value, nn.Parameter):
+            yield name, value
+    elif depth == 0 or isinstance(value, str | bytes | int | float | nn.Module | type) or value is None:
+        return
+    elif isinstance(value, Mapping):
+        for key, inner in list(value.items())[:_MOST]:
+            yield from tensors_in(inner, str(key), depth - 1)
+    elif isinstance(value, tuple) and (fields := getattr(value, "_fields", None)):
+        for key, inner in zip(fields, value, strict=False):
+            yield from tensors_in(inner, str(key), depth - 1)
+    elif isinstance(value, list | tuple | deque):
+        for place, inner in enumerate(islice(value, _MOST)):
+            yield from tensors_in(inner, f"{name}[{place}]", depth - 1)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for each in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, each.name, None), each.name, depth - 1)
+    elif type(value).__module__ not in _LIBRARIES and hasattr(value, "__dict__"):
+        for key, inner in list(vars(value).items())[:_MOST]:
+            yield from tensors_in(inner, key, depth - 1)
+
+
+_LIBRARIES = {"builtins", "numpy", "torch", "random", "types", "functools"}

@@ -1,0 +1,233 @@
+"""Where in the code each operation happens: calls, loops, and the turns of each loop.
+
+A Python loop is read off the interpreter: the same frame comes back to an earlier instruction, or the variable of its
+`for` has changed. Nothing is guessed from how operations look, so turns may differ (a first one, a skipped one).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from inspect import CO_GENERATOR
+from types import CodeType, FrameType
+from typing import Any, Literal
+
+from .bytecode import CodeLoop, loops_of
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Scope:
+    """A call of a function, a loop in it, or one turn of a loop; together they are a tree."""
+
+    kind: Literal["call", "loop", "turn"]
+    parent: Scope | None
+    key: Any  # offset of the call, head of the loop, or number of the turn
+    code: CodeType
+    start: int  # first operation
+    end: int = -1  # one after the last
+    loop: CodeLoop | None = None
+    turns: list[Scope] = field(default_factory=list)
+    names: dict[int, dict[int, str]] = field(default_factory=dict)  # by turn: what variables held as it began
+    owner: int = -1  # the module call that it happens in
+
+    @property
+    def line(self) -> int:
+        """The line where it begins."""
+        return self.loop.line if self.loop is not None else self.code.co_firstlineno
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Level:
+    scope: Scope  # a loop
+    token: tuple[int, ...]
+    offset: int  # of the last event in it
+    early: bool = False  # the turn began at the head, before the variable changed
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Activation:
+    frame: FrameType
+    scope: Scope
+    offset: int
+    levels: list[_Level] = field(default_factory=list)
+    child: Scope | None = None  # the call made last, and the scope it was made from
+    child_from: Scope | None = None
+
+    @property
+    def inner(self) -> Scope:
+        return self.levels[-1].scope.turns[-1] if self.levels else self.scope
+
+
+class Places:
+    """Follows the interpreter's stack from operation to operation."""
+
+    def __init__(self, root: FrameType, on_turn: Callable[[Scope, FrameType], None]) -> None:
+        """Follow the calls made from `root`; tell `on_turn` whenever a loop begins another turn."""
+        self._root = root
+        self._on_turn = on_turn
+        self.scopes: list[Scope] = [Scope("call", None, 0, root.f_code, 0)]
+        self._stack: list[_Activation] = []
+        self._depths: dict[FrameType, int] = {}  # by frame: where it is on the stack
+        self.owner = -1
+
+    def here(self, frame: FrameType | None, number: int) -> tuple[Scope, int]:
+        """Return scope and offset of the operation `number`, called from `frame`."""
+        frames: list[FrameType] = []
+        depth = 0
+        while frame is not None and frame is not self._root:
+            known = self._depths.get(frame)
+            if known is not None and not frame.f_code.co_flags & CO_GENERATOR:
+                depth = known  # what is above it waits for it, and has not moved
+                frames.append(frame)
+                break
+            if not _is_ours(frame.f_code):
+                frames.append(frame)
+            frame = frame.f_back
+        frames.reverse()
+        stack, last, base = self._stack, len(frames) - 1, depth
+        while depth - base <= last and depth < len(stack) and stack[depth].frame is frames[depth - base]:
+            if depth - base == last or self._changed(depth, frames[depth - base :]):
+                self._event(stack[depth], frames[depth - base].f_lasti, number)
+                depth += 1
+                break
+            depth += 1
+        for gone in stack[depth:]:
+            self._depths.pop(gone.frame, None)
+        del stack[depth:]
+        for each in frames[depth - base :]:
+            self._enter(each, number)
+        if not stack:
+            return self.scopes[0], 0
+        return stack[-1].inner, stack[-1].offset
+
+    def _changed(self, depth: int, frames: list[FrameType]) -> bool:
+        """Say whether a frame has moved on since the last operation, or calls another function now."""
+        known, frame, below = self._stack[depth], frames[0], frames[1]
+        if known.offset != frame.f_lasti or depth + 1 >= len(self._stack) or self._stack[depth + 1].frame is not below:
+            return True
+        if not below.f_code.co_flags & CO_GENERATOR:
+            return False
+        # A loop that reads a generator meets the same frame at the same place, one turn later.
+        return any(_token(frame, level.scope.loop) != level.token for level in known.levels)
+
+    def _enter(self, frame: FrameType, number: int) -> None:
+        above = self._stack[-1] if self._stack else None
+        if above is not None and frame.f_code is not None:
+            parent: Scope = above.inner
+            if (
+                above.child is not None
+                and above.child_from is parent
+                and above.child.key == above.offset
+                and above.child.code is frame.f_code
+            ):
+                parent = self._again(above, number)
+        else:
+            parent = self.scopes[0]
+        scope = Scope("call", parent, above.offset if above else 0, frame.f_code, number, owner=self.owner)
+        self.scopes.append(scope)
+        if above is not None:
+            above.child, above.child_from = scope, above.inner
+        activation = _Activation(frame, scope, -1)
+        self._depths[frame] = len(self._stack)
+        self._stack.append(activation)
+        self._event(activation, frame.f_lasti, number)
+
+    def _again(self, above: _Activation, number: int) -> Scope:
+        """Return the next turn of a loop that is not written in Python: `functools.reduce`, `map`, `accumulate`."""
+        first = above.child
+        assert first is not None
+        turn = first.parent
+        if turn is None or turn.kind != "turn" or turn.parent is None or turn.parent.loop is not None:
+            made = Scope(
+                "loop", above.inner, ("each", above.offset), above.frame.f_code, first.start, owner=first.owner
+            )
+            turn = Scope("turn", made, 0, above.frame.f_code, first.start)
+            made.turns.append(turn)
+            first.parent = turn
+            self.scopes += [made, turn]
+        loop = turn.parent
+        assert loop is not None
+        turn = Scope("turn", loop, len(loop.turns), above.frame.f_code, number)
+        loop.turns.append(turn)
+        self.scopes.append(turn)
+        self._on_turn(loop, above.frame)
+        return turn
+
+    def _event(self, activation: _Activation, offset: int, number: int) -> None:
+        """Place an instruction of a frame in its loops."""
+        loops = loops_of(activation.frame.f_code)
+        around = loops.around(offset) if loops.loops else ()
+        levels = activation.levels
+        for depth, loop in enumerate(around):
+            token = _token(activation.frame, loop)
+            if depth < len(levels) and levels[depth].scope.loop is loop:
+                level = levels[depth]
+                innermost = depth == len(around) - 1
+                if self._next_turn(level, token, offset, innermost and depth == len(levels) - 1):
+                    del levels[depth + 1 :]
+                    self._turn(level, activation.frame, number)
+                level.token, level.offset = token, offset
+                continue
+            del levels[depth:]
+            scope = Scope("loop", activation.inner, loop.head, loop.code, number, loop=loop, owner=self.owner)
+            self.scopes.append(scope)
+            level = _Level(scope, token, offset)
+            self._turn(level, activation.frame, number)
+            levels.append(level)
+        del levels[len(around) :]
+        activation.offset = offset
+
+    def _next_turn(self, level: _Level, token: tuple[int, ...], offset: int, innermost: bool) -> bool:
+        loop = level.scope.loop
+        assert loop is not None
+        if token != level.token:
+            early, level.early = level.early, False
+            return not early
+        if offset == loop.head and level.offset > offset:
+            level.early = bool(token)
+            return True
+        # Without a variable that moves, going back is all that tells.
+        if token:
+            return offset < level.offset and innermost and not level.early
+        return offset <= level.offset if innermost else offset < level.offset
+
+    def _turn(self, level: _Level, frame: FrameType, number: int) -> None:
+        loop = level.scope
+        turn = Scope("turn", loop, len(loop.turns), loop.code, number)
+        loop.turns.append(turn)
+        self.scopes.append(turn)
+        self._on_turn(loop, frame)
+
+    def close(self, ops: list[Any]) -> None:
+        """Set where every scope ends; forget all frames."""
+        for number, op in enumerate(ops):
+            op.scope.end = number + 1
+        # A scope is made after its parent, except for loops found at their second turn: go up from each.
+        for scope in reversed(self.scopes):
+            end, above = scope.end, scope.parent
+            while above is not None and above.end < end:
+                above.end = end
+                above = above.parent
+        self._stack.clear()
+        self._depths.clear()
+
+
+def _token(frame: FrameType, loop: CodeLoop | None) -> tuple[int, ...]:
+    if loop is None or not loop.targets:
+        return ()
+    held = frame.f_locals
+    return tuple([id(held.get(name)) for name in loop.targets])
+
+
+_ours: dict[CodeType, bool] = {}
+
+
+def _is_ours(code: CodeType) -> bool:
+    known = _ours.get(code)
+    if known is None:
+        name = code.co_filename
+        known = _ours[code] = name.startswith(_HERE) or name.endswith(os.path.join("torch", "overrides.py"))
+    return known

@@ -1,0 +1,293 @@
+"""One call of a model, written down: each operation, where it happened, and where each operand came from."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from .bytecode import CodeLoop
+from .flat import leaves, operands
+from .memory import Entry, Memory, Store, Value, Write, box_of, version_of
+from .names import Held, held_in_frame
+from .operation import ESCAPES, Call, Op
+from .places import Places, Scope
+from .writing import OVERWRITES, in_place, region_of, written_by
+
+_NAMES_AT = (1, 2)  # the turns at whose beginning we look what variables are called
+
+
+_NAMES_UNTIL = 10_000  # turns of one loop, over all its runs, after which we no longer look
+
+
+class Enough(BaseException):
+    """Ends a traced call from inside: what was to be seen has been seen."""
+
+
+class Trace(TorchFunctionMode):
+    """Writes down every operation of this thread while it is on."""
+
+    def __init__(self, root: FrameType, enough: Callable[[Trace], bool] | None = None) -> None:
+        """Trace what is called from `root`."""
+        super().__init__()
+        self.memory = Memory()
+        self.ops: list[Op] = []
+        self.calls: list[Call] = []
+        self.held: dict[Scope, dict[int, dict[int, Held]]] = {}  # by loop and turn: what was held as the turn began
+        self.places = Places(root, self._on_turn)
+        self.remarks: dict[str, None] = {}
+        self.blind: dict[tuple[str, str], str] = {}  # modules that give what was made out of sight, and why
+        self.turned: Counter[CodeLoop | None] = Counter()  # turns of each loop, over all its runs
+        self.called: Counter[nn.Module] = Counter()
+        self.paused = 0
+        self._open: list[int] = []
+        self._thread = threading.get_ident()
+        self._enough = enough
+
+    def name_values(self, origin: Any, named: Mapping[str, Tensor]) -> None:
+        """Say where tensors that exist before the call come from."""
+        for label, tensor in named.items():
+            if id(tensor) not in self.memory.entries:
+                value = self.memory.new(-1, origin, tensor, label)
+                store = self.memory.store_of(tensor)
+                self.memory.hold(tensor, value)
+                if store is not None and store.first.origin == "argument":
+                    value.origin = "argument"  # a view on an argument is of the argument
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one operation, and write it down."""
+        kwargs = kwargs or {}
+        if self.paused or threading.get_ident() != self._thread:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "") or type(func).__name__
+        if name == "__get__":
+            name = getattr(func.__self__, "__name__", name)
+        if name in _PASSIVE:
+            return func(*args, **kwargs)
+        tensors = operands(args, kwargs)
+        if in_place(name) and args and isinstance(args[0], Tensor):
+            self._before_write(args[0])
+        versions = [version_of(tensor) for tensor in tensors]
+        result = func(*args, **kwargs)
+        self.record(func, name, (args, kwargs), list(zip(tensors, versions, strict=True)), result)
+        return result
+
+    def record(
+        self, func: Any, name: str, called: tuple[Any, Any], given: list[tuple[Tensor, int]], result: Any
+    ) -> None:
+        """Write down an operation that has just run; `given` are its operands, with how often each had been written."""
+        made = [result] if isinstance(result, Tensor) else [tensor for _, tensor in leaves(result)]
+        written = written_by(name, given, called)
+        if not made and not written and name not in ESCAPES:
+            return
+        scope, offset = self.places.here(sys._getframe(1), len(self.ops))
+        # A list may grow after the call: what it held now is kept.
+        args = tuple([list(arg) if type(arg) is list else arg for arg in called[0]])
+        op = Op(func, name, (args, called[1]), (scope, offset, self.inside))
+        # A view reads its own part of a storage, and a write by index none of it: the whole is not looked at.
+        stores = [self.memory.store_of(tensor) for tensor in made]
+        apart = [store for store in stores if store is not None and store.writes]
+        target = (
+            written[0] if written and name == "__setitem__" and region_of(op, written[0]) is not written[0] else None
+        )
+        op.reads = [(tensor, self._operand(op, (tensor, version), apart, target)) for tensor, version in given]
+        if name not in _SHAPE_ONLY:
+            op.ins = [value for _, value in (op.reads[:1] if name in _SHAPE_OF else op.reads)]
+        number = len(self.ops)
+        self.ops.append(op)
+        for target in written:
+            self._write(op, number, target)
+        same = {id(tensor) for tensor, _ in given}
+        for place, tensor in enumerate(made):
+            if id(tensor) not in same:
+                self._make(op, number, tensor, place)
+        if self._enough is not None and self._enough(self):
+            raise Enough
+
+    def value_of(self, tensor: Tensor, op: Op, version: int) -> Value:
+        """Return what `tensor` held as an operand of `op`, when it had been written `version` times."""
+        memory = self.memory
+        entry = memory.entries.get(id(tensor))
+        if entry is None:
+            return self._stranger(tensor, op)
+        store = entry.store
+        if store is not None and entry.epoch < len(store.writes):
+            entry.value = self._rewritten(entry, store, op)
+            entry.epoch, entry.version = len(store.writes), version
+        elif version != entry.version:
+            entry.value = memory.new(-1, "unseen", tensor, f"written unseen before {op.where}")
+            entry = memory.hold(tensor, entry.value)
+            entry.version = version
+        return entry.value
+
+    def _operand(self, op: Op, given: tuple[Tensor, int], apart: list[Store], target: Tensor | None) -> Value:
+        tensor, version = given
+        entry = self.memory.entries.get(id(tensor))
+        if entry is not None and (tensor is target or (entry.store is not None and entry.store in apart)):
+            return entry.value
+        return self.value_of(tensor, op, version)
+
+    def open(self, call: Call) -> None:
+        """Enter a module."""
+        self.calls.append(call)
+        self.called[call.module] += 1
+        self._open.append(call.number)
+        self.places.owner = call.number
+
+    def shut(self, call: Call) -> None:
+        """Leave a module."""
+        call.end = len(self.ops)
+        while self._open and self._open.pop() != call.number:
+            pass
+        self.places.owner = self._open[-1] if self._open else -1
+
+    @property
+    def inside(self) -> int:
+        """The innermost open module call."""
+        return self._open[-1] if self._open else -1
+
+    def peek(self, tensor: Tensor) -> Value | None:
+        """Return what a tensor is known to hold, without writing anything down."""
+        entry = self.memory.entries.get(id(tensor))
+        if entry is None:
+            return None
+        if entry.store is not None and entry.epoch < len(entry.store.writes):
+            sources = self.memory.sources(tensor)
+            return sources[0] if sources and len(sources) == 1 else None
+        return entry.value
+
+    def _stranger(self, tensor: Tensor, op: Op) -> Value:
+        memory = self.memory
+        store = memory.store_of(tensor)
+        if store is not None:  # made out of our sight, on a storage that we know
+            sources = memory.sources(tensor) or [store.first]
+            value = self._alias(op, sources, tensor)
+        else:
+            unseen = tensor.grad_fn is not None
+            value = memory.new(-1, "unseen" if unseen else "outside", tensor, f"an operand of {op.name}, {op.where}")
+        memory.hold(tensor, value)
+        return value
+
+    def _rewritten(self, entry: Entry, store: Store, op: Op) -> Value:
+        tensor = entry.tensor
+        sources = self.memory.sources(tensor) or []
+        whole = len(sources) == 1 and sources[0].shape == tuple(tensor.shape)
+        if whole and box_of(sources[0].tensor, store) == box_of(tensor, store):
+            return sources[0]
+        if sources == [entry.value] or all(source is entry.value for source in sources):
+            return entry.value  # written elsewhere in the storage
+        recent = [write.value for write in store.writes[entry.epoch :]]
+        if not any(source in recent for source in sources):
+            return entry.value
+        value = self._alias(op, sources, tensor)
+        value.store, value.epoch = store, len(store.writes)
+        self.memory.keep(value, tensor)
+        return value
+
+    def _alias(self, op: Op, sources: list[Value], tensor: Tensor) -> Value:
+        alias = Op(_alias, "alias", ((), {}), (op.scope, op.offset, op.call))
+        alias.ins = list(sources)
+        value = self.memory.new(len(self.ops), "made", tensor)
+        alias.outs.append(value)
+        self.ops.append(alias)
+        return value
+
+    def _before_write(self, target: Tensor) -> None:
+        entry = self.memory.entries.get(id(target))
+        if entry is not None and entry.store is not None and entry.epoch == len(entry.store.writes):
+            self.memory.keep(entry.value, target)
+
+    def _write(self, op: Op, number: int, target: Tensor) -> None:
+        memory = self.memory
+        region = region_of(op, target)
+        value = memory.new(number, "made", region)
+        entry = memory.entries[id(target)]
+        old = entry.value
+        if region is not target or op.name in OVERWRITES or op.kwargs.get("out") is target:
+            position = next(i for i, (tensor, _) in enumerate(op.reads) if tensor is target)
+            op.ins = [v for i, v in enumerate(op.ins) if i != position]
+        if op.name == "__set__" or entry.store is None:
+            memory.hold(target, value)
+            memory.keep(value, target)
+            op.outs.append(value)
+            return
+        held = memory.hold(region, value)
+        store = held.store
+        assert store is not None  # of the same storage as the target
+        store.writes.append(Write(box_of(region, store), value))
+        value.epoch = held.epoch = len(store.writes)
+        memory.keep(value, region)
+        op.outs.append(value)
+        if region is not target:
+            entry.value = old
+
+    def _make(self, op: Op, number: int, tensor: Tensor, place: int) -> None:
+        memory = self.memory
+        entry = memory.entries.get(id(tensor))
+        if entry is not None and not op.ins:
+            return  # handed out as it was
+        store = memory.store_of(tensor)
+        if store is not None and store.writes and op.outs == []:
+            sources = memory.sources(tensor)
+            if sources:
+                op.ins = [*sources, *(v for v in op.ins if v.store is not store)]
+        value = memory.new(number, "made", tensor)
+        value.place = place
+        memory.hold(tensor, value)
+        op.outs.append(value)
+
+    def _on_turn(self, loop: Scope, frame: FrameType) -> None:
+        number = len(loop.turns) - 1
+        self.turned[loop.loop] += 1
+        if (
+            number in _NAMES_AT
+            and self.turned[loop.loop] < _NAMES_UNTIL
+            and not loop.code.co_filename.startswith(_TORCH)
+        ):
+            lives = loop.loop.lives if loop.loop is not None else ()
+            self.paused += 1
+            try:
+                self.held.setdefault(loop, {})[number] = held_in_frame(frame, lives)
+            finally:
+                self.paused -= 1
+
+
+_TORCH = torch.__path__[0]
+
+
+_PASSIVE = {
+    "size",
+    "dim",
+    "stride",
+    "is_floating_point",
+    "numel",
+    "type",
+    "is_complex",
+    "__len__",
+    "ndimension",
+    "nelement",
+}
+_PASSIVE |= {"_set_grad_enabled", "get_default_dtype", "is_tensor", "storage_offset", "is_contiguous", "element_size"}
+_PASSIVE |= {"backward", "requires_grad_", "retain_grad", "register_hook", "is_inference", "has_names", "__hash__"}
+_PASSIVE |= {"__repr__", "__format__", "data_ptr", "untyped_storage", "get_device", "is_shared", "manual_seed"}
+
+
+# What takes a shape from its operand, and nothing of its content.
+_SHAPE_ONLY = {"new_zeros", "new_ones", "new_empty", "new_full", "zeros_like", "ones_like", "empty_like", "full_like"}
+_SHAPE_ONLY |= {"rand_like", "randn_like", "randint_like"}
+
+
+_SHAPE_OF = {"expand_as", "view_as", "reshape_as", "type_as"}
+
+
+def _alias(*_: Any) -> None:
+    """Stand for a read of a tensor that was written through another."""
