@@ -26,7 +26,7 @@ class Noting(Listener):
         self.name, self.rank, self.heard = name, rank, [] if into is None else into
 
     def model_call(self, entry, run):
-        self.heard.append(f"{self.name}in {type(entry).__name__}")
+        self.heard.append(f"{self.name}in {type(entry.module).__name__}")
         try:
             return run()
         finally:

@@ -307,10 +307,14 @@ def test_every_keeps_steps_by_their_number(every):
 
 
 def test_an_unknown_track_is_refused_with_those_there_are():
-    with pytest.raises(hs.errors.UnknownTrack, match=r"named 'encoder.gru'. The tracks are: encoder.lstm.l0, .*, cell"):
-        hs.record(Tagger(), tracks="encoder.gru")
-    with pytest.raises(KeyError):
-        hs.record(Tagger(), tracks=["cell", "nope"])
+    model, x = Tagger(), torch.randn(6, 2, 3)
+    message = r"named 'encoder.gru'. The tracks are: encoder.lstm.l0, .*, cell"
+    with pytest.raises(hs.errors.UnknownTrack, match=message), hs.record(model, tracks="encoder.gru"):
+        model(x)  # what recurs in a model with code of its own shows when it is called
+    with pytest.raises(KeyError), hs.record(model, tracks=["cell", "nope"]):
+        model(x)
+    with pytest.raises(hs.errors.UnknownTrack, match="named 'l7'"):
+        hs.record(nn.GRU(3, 4), tracks="l7")
 
 
 def test_a_choice_of_nothing_is_refused():

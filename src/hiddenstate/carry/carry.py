@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ..cells import Handle, layers, listen, unwrap
+from ..cells import Handle, has_own_code, layers, listen, unwrap
 from ..errors import BadInput, CarryError, CarryWarning, StateMismatch
 from ..state import Rows, State
 from .handover import HandOver, both_ways
@@ -53,7 +53,7 @@ class Carry:
                 "nn.DataParallel copies the model for every call, so a state kept by one copy is lost to the next. "
                 "Use DistributedDataParallel, where each process carries its own rows."
             )
-        self._layers = needed_layers(model)
+        self._layers = list(layers(model)) if has_own_code(model) else needed_layers(model)
         self._start = Start(init, self._layers)
         self._hand_over = HandOver(unwrap(model), self._layers, self._start, strict=rows == "strict", detach=detach)
         self._handle = self._attach(unwrap(model))
@@ -160,16 +160,18 @@ class Carry:
 
     def close(self) -> None:
         """Leave the model as it was."""
-        self._handle.remove()
+        for handle in (self._handle, *self._hand_over.more):
+            handle.remove()
         self._hand_over.marks = None
-        for layer in self._layers:
-            if _attached.get(layer.module) is self:
-                del _attached[layer.module]
+        for module in [module for module, carry in _attached.items() if carry is self]:
+            del _attached[module]
 
     @staticmethod
     def of(model: nn.Module) -> Carry | None:
         """Return the Carry that is attached to `model`, if any."""
-        return next((found for layer in layers(model) if (found := _attached.get(layer.module))), None)
+        inner = unwrap(model)
+        found = (_attached.get(module) for module in (inner, *(layer.module for layer in layers(inner))))
+        return next((carry for carry in found if carry is not None), None)
 
     def __enter__(self) -> Carry:
         """Return itself."""
@@ -200,6 +202,7 @@ class Carry:
                     f"the layer {layer.name!r} is carried by another Carry already, and two would overwrite each "
                     f"other. Close it first: hs.Carry.of(model).close(), or use `with hs.Carry(model) as carry:`."
                 )
+        _attached[model] = self
         for layer in self._layers:
             _attached[layer.module] = self
             if both_ways(layer):

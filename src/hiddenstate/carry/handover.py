@@ -12,10 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..cells import Call, Layer, Listener, Proceed, Rank, may_be_recomputed
+from ..cells import (
+    Call,
+    Entry,
+    Handle,
+    Layer,
+    Listener,
+    Proceed,
+    Rank,
+    has_own_code,
+    layers,
+    listen,
+    may_be_recomputed,
+    unheard,
+)
 from ..errors import CarryError, CarryWarning, StateMismatch
 from ..state import State
-from .initial import Start
+from .initial import Start, not_recurrent
 from .kept import Kept, fitting
 from .marks import Marks, run_marked
 from .replays import Replays
@@ -48,6 +61,8 @@ class HandOver(Listener):
         self._told: set[str] = set()  # layers of which a lost state was reported
         self._silent: set[str] | None = {layer.name for layer in found}  # never called so far; None: it was reported
         self._within = False  # a layer is being run piece by piece on our behalf
+        self._unexamined = has_own_code(model)  # until a call of the model was watched for what else recurs in it
+        self.more: list[Handle] = []  # what was begun after that
 
     @contextmanager
     def with_graph(self) -> Iterator[None]:
@@ -58,9 +73,11 @@ class HandOver(Listener):
         finally:
             self.detach = outer
 
-    def model_call(self, entry: nn.Module, run: Callable[[], Any]) -> Any:
+    def model_call(self, entry: Entry, run: Callable[[], Any]) -> Any:
         """Keep what the layers end in, if the call ends well."""
         _refuse_export()
+        if self._unexamined and entry.module is self._model:
+            self._examine(entry)
         call = self._call = _ModelCall(self.marks, torch.is_grad_enabled())
         try:
             result = run()
@@ -72,14 +89,14 @@ class HandOver(Listener):
                 if layer.name in call.staged:
                     call.marks.check_taken(layer, call.steps[layer.name])
         self.kept.advance(call.staged)
-        self._report_silent(entry)
+        self._report_silent(entry.module)
         return result
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
         """Hand over, run, and note what to keep."""
-        if self._within:
-            return proceed(call)
         layer, model_call = call.layer, self._call
+        if self._within or layer not in self._layers:
+            return proceed(call)
         given = call.given_native
         state = self._carried(call) if given is None else self._heed(call)
         model_call.steps.setdefault(layer.name, 0)
@@ -89,6 +106,31 @@ class HandOver(Listener):
             done = proceed(call if state is None or given is not None else call.handed(state))
         self._keep(done)
         return done
+
+    def _examine(self, entry: Entry) -> None:
+        """Watch a call for what recurs in it beside the layers that types tell of: carry it, or say that we do not."""
+        try:
+            with unheard(), torch.no_grad():
+                found = layers(self._model, *entry.args, **entry.kwargs)
+        except Exception:  # the call itself will raise it once more, where the user made it
+            return
+        self._unexamined = False
+        if not found and not (found.seen and found.seen.unsure):
+            raise not_recurrent(self._model)
+        old = {layer.module: layer for layer in self._layers}
+        new = [layer for layer in found if layer.module not in old and _can_be_carried(layer)]
+        named = {layer.module for layer in found}
+        self._layers[:] = [*(layer for layer in self._layers if layer.module in named), *new]
+        self._silent = None if self._silent is None else self._silent | {layer.name for layer in new}
+        self.more.append(listen(self._model, new, self))
+        left = [_left_out(layer) for layer in found if layer.seen and layer not in new and layer.kind != "iteration"]
+        left += [str(each) for each in found.seen.unsure] if found.seen else []
+        if left:
+            warnings.warn(
+                f"not carried: {'; '.join(left)}. hs.layers(model, *inputs).explain() says more.",
+                CarryWarning,
+                stacklevel=6,
+            )
 
     def recompute(self, call: Call, proceed: Proceed) -> Call:
         """Hand over what this very call was handed when it first ran."""
@@ -227,6 +269,22 @@ class HandOver(Listener):
             self._silent = None
 
 
+def _can_be_carried(layer: Layer) -> bool:
+    axes = layer.seen.parts if layer.seen is not None else ()
+    return layer.seen is None or (layer.kind == "cell" and all(part.batch_axis is not None for part in axes))
+
+
+def _left_out(layer: Layer) -> str:
+    assert layer.seen is not None
+    parts = ", ".join(part.name for part in layer.seen.parts)
+    why = {
+        "attribute": "which the model keeps itself, from call to call",
+        "cache": "which grows",
+        "cell": "whose rows could not be told",
+    }
+    return f"{parts} of the {layer.kind} at {layer.seen.line}, {why.get(layer.kind, 'which begins anew in every call')}"
+
+
 def both_ways(layer: Layer) -> bool:
     """Say whether a layer also runs backwards."""
     return layer.fused and layer.spec.bidirectional
@@ -245,6 +303,8 @@ def _all_zero(state: State) -> bool:
 
 
 def _starts_itself(layer: Layer) -> bool:
+    if layer.seen is not None:
+        return True
     second = list(inspect.signature(type(layer.module).forward).parameters.values())[2:3]
     return bool(second) and second[0].default is None
 

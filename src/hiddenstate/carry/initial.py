@@ -136,15 +136,20 @@ def part_of(state: State, layer: Layer, found: list[Layer]) -> State:
 
 
 def needed_layers(model: nn.Module) -> list[Layer]:
-    """Return the recurrent layers of a model that must have some."""
+    """Return the recurrent layers of a model that must have some, by their types."""
     found = layers(model)
     if not found:
-        raise NotRecurrent(
-            f"{type(model).__name__} has no recurrent layer that is known: no nn.RNN, nn.LSTM or nn.GRU, none of "
-            f"torch's cells, and no module with forward(x, state) and initial_state(batch) or hidden_size. "
-            f"hs.register(Type) teaches a new kind."
-        )
+        raise not_recurrent(model)
     return found
+
+
+def not_recurrent(model: nn.Module) -> NotRecurrent:
+    """Return the refusal of a model in which nothing recurs."""
+    return NotRecurrent(
+        f"{type(model).__name__} has no recurrent layer that is known: no nn.RNN, nn.LSTM or nn.GRU, none of "
+        f"torch's cells, no module with forward(x, state) and initial_state(batch) or hidden_size, and nothing that "
+        f"was seen to recur in a call. hs.register(Type) teaches a new kind; hs.layers(model, *inputs).explain() says more."
+    )
 
 
 def _key(name: str) -> str:

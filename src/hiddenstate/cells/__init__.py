@@ -1,13 +1,16 @@
 """Who makes the next state: recurrent layers and cells, found in any model, and their calls, heard in one place."""
 
+from typing import TYPE_CHECKING
+
 from .adapter import Adapter, Spec
 from .call import Call
 from .custom import CellAdapter
-from .finding import as_layer, layers, register, unwrap
+from .finding import as_layer, has_own_code, layers, register, unwrap
 from .invented import invented_inputs
 from .layer import Layer, Layers
 from .listener import (
     Arguments,
+    Entry,
     Handle,
     Listener,
     Proceed,
@@ -24,11 +27,15 @@ from .uncompiled import uncompiled
 from .unheard import unheard
 from .untouched import Snapshot, plain_object, random_streams_kept, seed, untouched
 
+if TYPE_CHECKING:
+    from .behavior import Part as Part
+
 __all__ = [
     "Adapter",
     "Arguments",
     "Call",
     "CellAdapter",
+    "Entry",
     "Form",
     "Handle",
     "Layer",
@@ -42,6 +49,7 @@ __all__ = [
     "as_layer",
     "attributes",
     "flatten",
+    "has_own_code",
     "invented_inputs",
     "layers",
     "listen",

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from torch.nn.utils.rnn import PackedSequence
 from ..errors import NotRecurrent
 from ..state import State
 from .native import Native
+
+if TYPE_CHECKING:
+    from .behavior import Recurrence
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Adapter(ABC):
 
     kind: str = "cell"
     fused: bool = False  # one call runs all steps of a sequence, rather than one step
+    recurrence: Recurrence | None = None  # what was seen in a watched call, where the kind is not known by its type
 
     @abstractmethod
     def spec(self, module: nn.Module) -> Spec:

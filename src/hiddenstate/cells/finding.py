@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import NotRecurrent
 from .adapter import Adapter, arguments
 from .custom import CellAdapter, SequenceAdapter, is_cell
 from .layer import Layer, Layers
+from .probing import starts_by_number
 from .torch_layers import FusedAdapter, TorchCellAdapter
 
 _own_cells = CellAdapter()
@@ -23,6 +26,8 @@ _known: dict[type[nn.Module], Adapter] = {
     nn.LSTMCell: TorchCellAdapter("lstm_cell"),
     nn.GRUCell: TorchCellAdapter("gru_cell"),
 }
+# By name: quantization takes long to import, and where it was not, there is nothing of it.
+_QUANTIZED: dict[str, Adapter] = {"LSTM": _known[nn.LSTM], "GRU": _known[nn.GRU]}
 # What is wrapped around users' models, and where the model is in it. By name: to import them all takes long.
 _WRAPPERS = {
     "DistributedDataParallel": "module",
@@ -33,16 +38,46 @@ _WRAPPERS = {
 }
 
 
-def layers(model: nn.Module) -> Layers:
+def layers(model: nn.Module, *inputs: Any, exclude: Iterable[str] = (), **kwargs: Any) -> Layers:
     """Return every recurrent layer of `model`, however deep, each once.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LSTM(4, 8, num_layers=2))
     >>> print(layers(model))
     name  kind  state     layers  directions  input
     1     lstm  h 8, c 8  2       1           4
+
+    Without inputs, types, registrations and names tell. With them one call, `model(*inputs, **kwargs)`, is watched, and
+    recurrence is found by what it does, whatever it looks like; the model comes back as it was:
+
+    >>> class Elman(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.mix = torch.nn.Linear(7, 4)
+    ...     def forward(self, x):
+    ...         h = x.new_zeros(len(x), 4)
+    ...         for step in x.unbind(1):
+    ...             h = torch.tanh(self.mix(torch.cat([step, h], dim=-1)))
+    ...         return h
+    >>> found = layers(Elman(), torch.randn(2, 9, 3))
+    >>> found[0].kind, found[0].spec.parts
+    ('loop', ('h',))
+
+    Args:
+        model: Any model.
+        inputs: What it is called with.
+        exclude: Names of layers that are left out, and paths of modules in which nothing is looked for.
+        kwargs: What it is called with by name.
     """
-    model = unwrap(model)
-    return Layers(_walk(model, "", set()))
+    model, left_out = unwrap(model), tuple([exclude] if isinstance(exclude, str) else exclude)
+    by_type = [layer for layer in _walk(model, "", set()) if not _left_out(layer.name, left_out)]
+    if not inputs and not kwargs:
+        return Layers(by_type)
+    from .behavior import find  # much code, which few need at once
+    from .seen import seen_layers
+
+    known = [layer for layer in _walk(model, "", set(), guess=False) if not _left_out(layer.name, left_out)]
+    found = find(model, inputs, kwargs, exclude=left_out, known=[layer.module for layer in known])
+    return Layers(seen_layers(model, by_type, known, found), found)
 
 
 def as_layer(module: nn.Module, sample: Tensor | None = None) -> Layer:
@@ -100,17 +135,31 @@ def holders(model: nn.Module, found: Iterable[Layer]) -> list[nn.Module]:
     return [module for module, there in known.items() if there]
 
 
-def _walk(module: nn.Module, name: str, seen: set[nn.Module]) -> Iterator[Layer]:
+def has_own_code(model: nn.Module) -> bool:
+    """Say whether a model holds code of the user's own outside layers that are known: there anything may recur."""
+    model = unwrap(model)
+    if _adapter_of(model) is not None:
+        return False
+    if isinstance(model, torch.jit.ScriptModule) or not type(model).__module__.startswith("torch."):
+        return True
+    return any(has_own_code(child) for child in model._modules.values() if child is not None)
+
+
+def _left_out(name: str, exclude: tuple[str, ...]) -> bool:
+    return any(name == each or name.startswith(f"{each}.") for each in exclude)
+
+
+def _walk(module: nn.Module, name: str, seen: set[nn.Module], *, guess: bool = True) -> Iterator[Layer]:
     if module in seen:
         return
     seen.add(module)
-    adapter = _adapter_of(module) or (_own(module) if _is_own_cell(module) else None)
+    adapter = _adapter_of(module) or (_own(module) if guess and _is_own_cell(module) else None)
     if adapter is not None:
         yield Layer(name, module, adapter)
         return  # what a cell is made of is its own business
     for child_name, child in module._modules.items():
         if child is not None:
-            yield from _walk(unwrap(child), f"{name}.{child_name}" if name else child_name, seen)
+            yield from _walk(unwrap(child), f"{name}.{child_name}" if name else child_name, seen, guess=guess)
 
 
 def _own(module: nn.Module, sample: Tensor | None = None) -> Adapter:
@@ -122,6 +171,8 @@ def _adapter_of(module: nn.Module) -> Adapter | None:
         adapter = _registered.get(kind) or _known.get(kind)
         if adapter is not None:
             return adapter
+        if kind.__module__.startswith("torch.ao.nn.quantized") and kind.__name__ in _QUANTIZED:
+            return _QUANTIZED[kind.__name__]
     return None
 
 
@@ -132,7 +183,9 @@ def _is_own_cell(module: nn.Module) -> bool:
     if any(getattr(_adapter_of(child), "fused", False) for child in inside):
         return False  # it runs whole sequences: a model, and the layer in it is what counts
     # A decoder with a GRUCell in it also has a hidden_size and takes a hidden state: there the inner cell counts.
-    return hasattr(module, "initial_state") or not any(_adapter_of(child) or _is_own_cell(child) for child in inside)
+    if hasattr(module, "initial_state"):
+        return starts_by_number(module)
+    return not any(_adapter_of(child) or _is_own_cell(child) for child in inside)
 
 
 def _not_recurrent(module: object) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -11,6 +12,9 @@ from ..errors import StateMismatch
 from ..state import State
 from .adapter import Adapter, Spec
 from .native import Native
+
+if TYPE_CHECKING:
+    from .behavior import Found, Recurrence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +34,11 @@ class Layer:
     def label(self) -> str:
         """Its name in a sentence."""
         return self.name or "the model itself"
+
+    @property
+    def seen(self) -> Recurrence | None:
+        """What was seen in a watched call, where the layer is not known by its type."""
+        return self.adapter.recurrence
 
     @property
     def fused(self) -> bool:
@@ -102,6 +111,19 @@ class Layer:
 class Layers(list[Layer]):
     """The recurrent layers of a model; printing it is a table."""
 
+    def __init__(self, found: Iterable[Layer] = (), seen: Found | None = None) -> None:
+        """Keep what was found, and where a call was watched, what was seen in it."""
+        super().__init__(found)
+        self.seen = seen
+
+    def explain(self) -> str:
+        """Return what was found and by which evidence, what was not taken and why, and what was not examined."""
+        lines = [f"{layer.label}: {layer.kind}, {_how(layer)}" for layer in self if layer.seen is None]
+        if self.seen is None:
+            lines.append("No call was watched: hs.layers(model, *inputs) also finds recurrence by what it does.")
+            return "\n".join(lines)
+        return "\n".join([*lines, self.seen.explain()])
+
     def __str__(self) -> str:
         """Return a table with one line for each layer."""
         if not self:
@@ -114,6 +136,10 @@ class Layers(list[Layer]):
         )
 
     __repr__ = __str__
+
+
+def _how(layer: Layer) -> str:
+    return "known by its type" if layer.kind not in ("cell", "layer") else "taken for one by its names and a trial"
 
 
 def _row(layer: Layer) -> tuple[str, ...]:

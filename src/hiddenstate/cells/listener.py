@@ -36,6 +36,15 @@ class Rank(IntEnum):
     ACCELERATE = 2
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """Where a model is called from outside: the model itself, or a module in it that holds layers or is one."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 class Listener:
     """Somebody who hears the calls of a model's recurrent layers; a subclass says what happens around them."""
 
@@ -46,8 +55,8 @@ class Listener:
         """Whether it only looks on, so that a cell may run by a schedule and be shown its steps afterwards."""
         return False
 
-    def model_call(self, entry: nn.Module, run: Callable[[], Any]) -> Any:
-        """Be there while the model is called from outside, or `entry`, a module in it: return what `run()` does."""
+    def model_call(self, entry: Entry, run: Callable[[], Any]) -> Any:
+        """Be there while the model is called from outside, or a module in it: return what `run()` does."""
         return run()
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
@@ -90,7 +99,9 @@ def listen(model: nn.Module, found: Iterable[Layer], listener: Listener) -> Hand
     """
     found = list(found)
     wraps = [(layer.module, partial(_on_layer, listener, layer)) for layer in found]
-    wraps += [(module, partial(_on_model, listener, module)) for module in holders(unwrap(model), found)]
+    inside, root = {layer.module for layer in found}, unwrap(model)
+    outside = dict.fromkeys([*([] if root in inside else [root]), *holders(root, found)])
+    wraps += [(module, partial(_on_model, listener, module)) for module in outside]
     return Handle([_enter(module, _Seat(listener.rank, wrap, listener)) for module, wrap in wraps])
 
 
@@ -151,7 +162,7 @@ _lock = threading.RLock()
 def _on_model(listener: Listener, module: nn.Module, arguments: Arguments, run: Callable[[Arguments], Any]) -> Any:
     if id(listener) in _here.under_way or recomputing():
         return run(arguments)
-    return _from_outside(listener, module, lambda: run(arguments))
+    return _from_outside(listener, Entry(module, *arguments), lambda: run(arguments))
 
 
 def _on_layer(listener: Listener, layer: Layer, arguments: Arguments, run: Callable[[Arguments], Any]) -> Any:
@@ -163,10 +174,11 @@ def _on_layer(listener: Listener, layer: Layer, arguments: Arguments, run: Calla
         return listener.recompute(call, proceed).result
     if id(listener) in _here.under_way:
         return listener.layer_call(call, proceed).result
-    return _from_outside(listener, layer.module, lambda: listener.layer_call(call, proceed).result)
+    entry = Entry(layer.module, *arguments)
+    return _from_outside(listener, entry, lambda: listener.layer_call(call, proceed).result)
 
 
-def _from_outside(listener: Listener, entry: nn.Module, run: Callable[[], Any]) -> Any:
+def _from_outside(listener: Listener, entry: Entry, run: Callable[[], Any]) -> Any:
     _here.under_way.add(id(listener))
     try:
         return listener.model_call(entry, run)

@@ -139,6 +139,15 @@ def read_form(module: nn.Module) -> Form | None:
     return ("h", "c") if re.search(rf"^\s*\(?\w+\s*,\s*\w+\)?\s*=\s*{name}\s*$", source, re.MULTILINE) else None
 
 
+def starts_by_number(module: nn.Module) -> bool:
+    """Say whether a cell's own `initial_state` can be called with a number of rows; some want an input."""
+    try:
+        with untouched(module), torch.no_grad():
+            return bool(flatten(call_initial_state(module, 2))[0])
+    except Exception:  # whatever a user's method raises means no
+        return False
+
+
 def call_initial_state(module: nn.Module, batch: int) -> Any:
     """Call a cell's own `initial_state`, with device and dtype where it insists on them."""
     method: Callable[..., Any] = module.initial_state  # type: ignore[assignment]

@@ -26,14 +26,15 @@ class FusedAdapter(Adapter):
     def spec(self, module: nn.Module) -> Spec:
         """Read the spec off the module's own settings."""
         rnn = cast(nn.RNNBase, module)
-        visible = rnn.proj_size or rnn.hidden_size
+        projection = getattr(rnn, "proj_size", 0)  # quantized layers have none
+        visible = projection or rnn.hidden_size
         lstm = self.kind == "lstm"
         return Spec(
             parts=("h", "c") if lstm else ("h",),
             sizes={"h": visible, "c": rnn.hidden_size} if lstm else {"h": visible},
             layers=rnn.num_layers,
             directions=2 if rnn.bidirectional else 1,
-            projection=rnn.proj_size,
+            projection=projection,
             input_size=rnn.input_size,
             batch_first=rnn.batch_first,
         )

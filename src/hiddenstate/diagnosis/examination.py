@@ -28,6 +28,7 @@ def examined(patient: Patient, name: str, unwanted: frozenset[str]) -> Report:
     failed: dict[str, str] = {}
     broken = unheard = ""
     with patient.undisturbed():
+        patient.look()
         try:
             first, seconds = timed(lambda: patient.run(collect=True))
             unheard = _unheard(patient, first)
@@ -53,6 +54,8 @@ def examined(patient: Patient, name: str, unwanted: frozenset[str]) -> Report:
     if unheard:  # here, since all warnings within the examination are the model's own, and silenced
         warnings.warn(f"hs.diagnose({name}): {unheard}.", HiddenStateWarning, stacklevel=3)
         patient.assumed.append(unheard)
+    if not findings and not broken:
+        patient.check_recurrent()  # at the end: a forgotten recurrent term is a finding, not a model without recurrence
     # What is not wanted is left out last, so that its consequences do not take its place.
     told = [finding for finding in _told(findings) if finding.code not in unwanted]
     return Report(told, model=name, assumed=patient.assumed, failed=failed, broken=broken)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..cells import Call, Listener, Proceed, layers, listen, unwrap
+from ..cells import Call, Entry, Listener, Proceed, layers, listen, unwrap
 from ..errors import BadInput
 from ..state import tensors
 from .finding import Finding
@@ -155,13 +155,14 @@ class Monitor(Listener):
 
     __repr__ = __str__
 
-    def model_call(self, entry: nn.Module, run: Callable[[], Any]) -> Any:
+    def model_call(self, entry: Entry, run: Callable[[], Any]) -> Any:
         """Count a call in training, and look at its graph where it is its turn."""
-        if not entry.training:
+        module = entry.module
+        if not module.training:
             return run()
-        if entry is self._model or entry in self._entries or not self._entries:
+        if module is self._model or module in self._entries or not self._entries:
             self._begin()
-        self._entries.add(entry)
+        self._entries.add(module)
         self._within = True
         try:
             result = run()

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ..carry import Carry
-from ..cells import Layer, Snapshot, as_layer, layers, random_streams_kept, seed
+from ..cells import Layer, Snapshot, as_layer, has_own_code, layers, random_streams_kept, seed, unheard
+from ..errors import NotRecurrent
 from ..state import Path, mapped, tensors
 from .calls import Calls, collected
 from .hiding import Hidden, hidden_things
@@ -70,9 +71,36 @@ class Patient:
                 for layer in layers(thing.value):
                     name = f"{thing.name}.{layer.name}" if layer.name else thing.name
                     self.layers.append(Layer(name, layer.module, layer.adapter))
+        self.seen: list[Layer] = []  # what recurs by itself, beside the layers that types tell of
+        self.doubts: list[str] = []  # what could not be told
         self.snapshot = Snapshot(self.model, *others)
         self.whole = self.inputs  # those that the targets belong to: as the user gave them, unless both were cut
         self.carry = Carry.of(self.model) if layers(self.model) else None
+
+    def look(self) -> None:
+        """Watch one call for what recurs in it beside the layers that types tell of."""
+        if has_own_code(self.model) and not self.alone:
+            try:
+                with unheard(), torch.no_grad():
+                    found = layers(self.model, *copied(self.inputs.args))
+            except Exception:  # the model itself fails: the examination will say so
+                return
+            self.seen = [layer for layer in found if layer.seen is not None]
+            self.doubts = [str(each) for each in found.seen.unsure] if found.seen is not None else []
+        for layer in self.seen:
+            self.assumed.append(
+                f"{layer.label} ({layer.kind} at {layer.seen.line if layer.seen else ''}) was found by what it does: "
+                f"its states were looked at, how it is called was not"
+            )
+        self.assumed += [f"not examined: {doubt}" for doubt in self.doubts]
+
+    def check_recurrent(self) -> None:
+        """Refuse a model in which nothing recurrent was seen."""
+        if not (self.layers or self.seen or self.doubts or self.hidden):
+            raise NotRecurrent(
+                f"nothing recurrent was seen in {type(self.model).__name__}, so there is no hidden state to examine. "
+                f"hs.layers(model, *inputs).explain() shows what was looked at; hs.register teaches a new kind."
+            )
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:

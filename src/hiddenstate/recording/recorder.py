@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from os import PathLike
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch import nn
 
-from ..cells import Call, Handle, Layer, Listener, Proceed, as_layer, layers, listen
+from ..cells import (
+    Call,
+    Entry,
+    Handle,
+    Layer,
+    Layers,
+    Listener,
+    Proceed,
+    as_layer,
+    has_own_code,
+    layers,
+    listen,
+    unheard,
+)
 from ..errors import BadInput, NotRecurrent, RecordingWarning, UnknownTrack
 from ..unrolling import Recurrent
 from .cell_runs import CellRuns, CellTrack
 from .folder import Folder, Loaded
 from .fused_runs import FusedRuns
 from .layer_recorders import CellRecorder, FusedRecorder, LayerRecorder, StackRecorder
+from .loop_recorder import is_kept, is_loop, kept_take, kept_values, takes_of
 from .opening import Tracks
 from .recording import Recording
 from .takes import Options, Take
@@ -32,22 +47,22 @@ class Recorder(Recording):
         self, model: nn.Module, options: Options, *, tracks: Tracks | None, to: str | PathLike[str] | None
     ) -> None:
         """Find the layers; nothing is touched before the block begins."""
-        found = layers(model)
-        if not found:
-            raise NotRecurrent(
-                f"{type(model).__name__} has no recurrent layer, so there is no state to record. A cell of your own is "
-                f"found by its initial_state(batch), or by hidden_size and forward(x, state); else by hs.register."
-            )
+        self._found, self._own_code = layers(model), has_own_code(model)
+        if not self._found and not self._own_code:
+            raise _not_recurrent(model)
         self.every = options.every
         self.options = options
-        self._chosen = choose(found, tracks)
-        self._model = model
+        self._model, self._wanted = model, tracks
+        self._chosen = choose(self._found, tracks, final=not self._own_code)
         self._cells = CellRuns(options, self.keep, streaming=to is not None)
         self._fused = FusedRuns(options, self.keep, streaming=to is not None)
-        self._hearing = _Hearing(self, self._recorders(found))
+        self._hearing = _Hearing(self, self._recorders(self._found))
+        self._examined = False  # whether a call of the model was watched for what else recurs in it
+        self._loops = False  # whether something does that only watching shows
+        self._kept: list[Layer] = []  # modules that keep a state in their attributes, from call to call
         self._runs: dict[str, list[Take]] = {}
         self._lock = threading.RLock()
-        self._handle: Handle | None = None
+        self._handles: list[Handle] = []
         self._thread: threading.Thread | None = None
         self._older: WeakSet[threading.Thread] = WeakSet()
         self._to = to
@@ -62,15 +77,15 @@ class Recorder(Recording):
         self._thread = threading.current_thread()
         self._older = WeakSet(threading.enumerate())
         _under_way.append(self)
-        self._handle = listen(self._model, [each.layer for each in self._hearing.recorders.values()], self._hearing)
+        self._handles = [self._listen(self._hearing.recorders.values())]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop listening, leave no hook behind, and close the runs that are still open."""
-        assert self._handle is not None
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
         _under_way.remove(self)
         self._thread = None
         self.close_runs()
@@ -99,21 +114,73 @@ class Recorder(Recording):
                 self._hand_over()
                 self._folder.flush()
 
-    def model_call(self, entry: nn.Module, run: Callable[[], Any]) -> Any:
+    def model_call(self, entry: Entry, run: Callable[[], Any]) -> Any:
         """Let runs begin and end with a call of the model; a layer that is called by itself makes no such call."""
         here = threading.current_thread()
-        if not self.hears() or entry in self._hearing.recorders:
-            try:
-                return run()
-            finally:
-                self._fused.close_all(here)
-        self.close_runs(here)
-        self._cells.inside.add(here)
-        try:
+        if not self.hears():
             return run()
+        if self._own_code and entry.module is self._model:
+            self._watch(entry)
+        alone = entry.module in self._hearing.recorders
+        if not alone:
+            self.close_runs(here)
+            self._cells.inside.add(here)
+        before = {layer: kept_values(layer) for layer in self._kept}
+        try:
+            result = run()
         finally:
             self._cells.inside.discard(here)
-            self.close_runs(here)
+            self._fused.close_all(here)
+            if not alone:
+                self._cells.close_all(here)
+        for layer, values in before.items():
+            if (take := kept_take(layer, values, self.options)) is not None:
+                self.keep(take)
+        return result
+
+    def _watch(self, entry: Entry) -> None:
+        """See what recurs in a call beside the layers that types tell of: once, or always where only watching shows."""
+        if self._examined and not self._loops:
+            return
+        try:
+            with unheard(), torch.no_grad():
+                found = layers(self._model, *entry.args, **entry.kwargs)
+        except Exception:  # the call itself will raise it once more, where the user made it
+            return
+        if not self._examined:
+            self._examined = True
+            self._begin_with(found)
+        for take in takes_of(found, self.options):
+            if take.track in self._chosen:
+                self.keep(take)
+
+    def _begin_with(self, found: Layers) -> None:
+        """Listen to what a watched call has shown, too."""
+        if not found and not (found.seen and found.seen.unsure):
+            raise _not_recurrent(self._model)
+        named = {layer.module for layer in found}
+        for layer in self._found:
+            if layer.module not in named:
+                self._hearing.recorders.pop(layer.module, None)  # it only bore the names of a cell
+        self._chosen = choose(found, self._wanted)
+        wanted = [layer for layer in found if set(layer.tracks) & set(self._chosen)]
+        self._loops, self._kept = any(map(is_loop, wanted)), list(filter(is_kept, wanted))
+        called = [layer for layer in wanted if layer.seen is None or layer.kind == "cell"]
+        new = self._recorders([layer for layer in called if layer.module not in self._hearing.recorders])
+        self._hearing.recorders.update({each.layer.module: each for each in new})
+        self._handles.append(self._listen(new))
+        doubts = [str(each) for each in found.seen.unsure] if found.seen else []
+        doubts += [f"{layer.label}, a cache, which grows" for layer in found if layer.kind == "cache"]
+        if doubts:
+            warnings.warn(
+                f"not recorded: {'; '.join(doubts)}. "
+                f"hs.layers(model, *inputs).explain() says more; hs.register teaches what is missing.",
+                RecordingWarning,
+                stacklevel=6,
+            )
+
+    def _listen(self, recorders: Iterable[LayerRecorder]) -> Handle:
+        return listen(self._model, [each.layer for each in recorders], self._hearing)
 
     def close_runs(self, thread: threading.Thread | None = None) -> None:
         """End the runs that are under way, or those of one thread."""
@@ -200,7 +267,7 @@ class _Hearing(Listener):
         """Whether a cell may run by a schedule: its steps are then seen apart from its graph."""
         return not self._recorder.options.grads
 
-    def model_call(self, entry: nn.Module, run: Callable[[], Any]) -> Any:
+    def model_call(self, entry: Entry, run: Callable[[], Any]) -> Any:
         return self._recorder.model_call(entry, run)
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
@@ -208,7 +275,8 @@ class _Hearing(Listener):
             return proceed(call)
         self._heard = True
         self._silent.pop(call.layer.module, None)
-        return self.recorders[call.layer.module].record(call, proceed)
+        recorder = self.recorders.get(call.layer.module)
+        return proceed(call) if recorder is None else recorder.record(call, proceed)
 
     def report_silent(self) -> None:
         """Say which layers were never called, while others were."""
@@ -226,8 +294,16 @@ class _Hearing(Listener):
 _under_way: list[Recorder] = []
 
 
-def choose(found: list[Layer], tracks: Tracks | None) -> tuple[str, ...]:
-    """Return the tracks that a choice names, in the model's order."""
+def _not_recurrent(model: nn.Module) -> NotRecurrent:
+    return NotRecurrent(
+        f"{type(model).__name__} has no recurrent layer, so there is no state to record. A cell of your own is found "
+        f"by its initial_state(batch), by hidden_size and forward(x, state), or by what it does when it is called; "
+        f"hs.register teaches others, and hs.layers(model, *inputs).explain() shows what was looked at."
+    )
+
+
+def choose(found: list[Layer], tracks: Tracks | None, *, final: bool = True) -> tuple[str, ...]:
+    """Return the tracks that a choice names, in the model's order; unknown names are refused once all is known."""
     everything = {track: layer for layer in found for track in layer.tracks}
     if tracks is None:
         return tuple(everything)
@@ -237,9 +313,9 @@ def choose(found: list[Layer], tracks: Tracks | None) -> tuple[str, ...]:
         chosen = set()
         for name in [tracks] if isinstance(tracks, str) else tracks:
             named = {track for track, layer in everything.items() if name in (track, layer.name)}
-            if not named:
+            if not named and final:
                 raise UnknownTrack(f"no track or layer is named {name!r}. The tracks are: {', '.join(everything)}.")
             chosen |= named
-    if not chosen:
+    if not chosen and final:
         raise BadInput(f"tracks={tracks!r} chooses nothing. The tracks are: {', '.join(everything)}.")
     return tuple(track for track in everything if track in chosen)

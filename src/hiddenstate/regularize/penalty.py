@@ -14,7 +14,7 @@ from weakref import finalize
 import torch
 from torch import Tensor, nn
 
-from ..cells import Call, Handle, Layer, Listener, Proceed, layers, listen, unwrap
+from ..cells import Call, Entry, Handle, Layer, Listener, Proceed, layers, listen, unwrap
 from ..errors import BadInput, HiddenStateWarning, NotRecurrent
 from ..state import tensors
 from .masking import Lengths
@@ -126,10 +126,10 @@ class _Runs(Listener):
         self._training = False  # whether it began in training, with gradients on
         self._unpaid: set[Layer] = set()  # layers whose last runs had no graph
 
-    def model_call(self, entry: nn.Module, run: Callable[[], Any]) -> Any:
+    def model_call(self, entry: Entry, run: Callable[[], Any]) -> Any:
         # Cells that are stepped from outside the model go on from call to call.
-        whole = entry is self._model and entry not in self._cells
-        self._number += whole or any(module in self._fused for module in entry.modules())
+        whole = entry.module is self._model and entry.module not in self._cells
+        self._number += whole or any(module in self._fused for module in entry.module.modules())
         self._training = self._model.training and torch.is_grad_enabled()
         return run()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...cells import layers
 from ...recording import Trajectory, record
 from ..inputs import Inputs
 from ..patient import Patient, probe
@@ -25,14 +24,16 @@ def varied(patient: Patient) -> dict[str, Trajectory]:
 
 
 def _recorded(patient: Patient, inputs: Inputs, *, gates: bool) -> dict[str, Trajectory]:
-    if not layers(patient.model):
+    if not patient.layers and not patient.seen:
         return {}
     with patient.afresh():
         recorder = record(patient.model, gates=gates)
         with recorder as recording:
             patient.call(inputs)
         tracks = {name: recording.runs(name) for name in recording}
-    return {name: _joined(runs) for name, runs in tracks.items() if runs}
+    # An iteration settles, on purpose, and a token that is fed back is no state of real numbers.
+    states = {name: runs for name, runs in tracks.items() if runs and runs[0].kind != "iteration"}
+    return {name: _joined(runs) for name, runs in states.items() if runs[0].h.is_floating_point()}
 
 
 def _joined(runs: list[Trajectory]) -> Trajectory:
