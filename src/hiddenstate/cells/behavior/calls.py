@@ -28,6 +28,7 @@ def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], **optio
     trace.name_values("parameter", dict(model.named_parameters(remove_duplicate=True)))
     trace.name_values("buffer", dict(model.named_buffers(remove_duplicate=True)))
     for path, module in model.named_modules():
+        trace.paths[module] = path
         trace.name_values("attribute", {f"{path}.{name}".strip("."): t for name, t in module_tensors(module)})
     result = None
     with _listening(model, known, trace), _eager(), trace, suppress(Enough):

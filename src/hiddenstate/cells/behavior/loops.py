@@ -143,6 +143,8 @@ def _grouped(
         held, start = namer.seen(role.values), role.initial
         if module is None and start is not None and _goes_on_from(start, held):
             module = start.label.rpartition(".")[0]
+        if module is not None and held is not None and held.module is not None:
+            module = analysis.trace.paths.get(held.module, module)
         if module is None:
             own.append(role)
         else:

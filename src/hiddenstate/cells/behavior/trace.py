@@ -24,6 +24,7 @@ from .writing import OVERWRITES, in_place, region_of, written_by
 _NAMES_AT = (1, 2)  # the turns at whose beginning we look what variables are called
 
 
+_SMALL = 16_384  # numbers in a tensor that is copied whenever a part of it is written
 _NAMES_UNTIL = 10_000  # turns of one loop, over all its runs, after which we no longer look
 
 
@@ -43,6 +44,7 @@ class Trace(TorchFunctionMode):
         self.held: dict[Scope, dict[int, dict[int, Held]]] = {}  # by loop and turn: what was held as the turn began
         self.places = Places(root, self._on_turn)
         self.remarks: dict[str, None] = {}
+        self.paths: dict[nn.Module, str] = {}
         self.blind: dict[tuple[str, str], str] = {}  # modules that give what was made out of sight, and why
         self.turned: Counter[CodeLoop | None] = Counter()  # turns of each loop, over all its runs
         self.called: Counter[nn.Module] = Counter()
@@ -229,6 +231,12 @@ class Trace(TorchFunctionMode):
         op.outs.append(value)
         if region is not target:
             entry.value = old
+            if entry.epoch == len(store.writes) - 1 and target.numel() <= _SMALL:
+                # Whoever reads the whole later reads what this turn made of it, not its pieces.
+                entry.value = self._alias(op, [value, old], target)
+                entry.value.store, entry.value.epoch = store, len(store.writes)
+                entry.epoch, entry.version = len(store.writes), version_of(target)
+                memory.keep(entry.value, target)
 
     def _make(self, op: Op, number: int, tensor: Tensor, place: int) -> None:
         memory = self.memory
