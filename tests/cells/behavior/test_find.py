@@ -243,8 +243,36 @@ def test_a_failure_of_the_analysis_is_said_and_nothing_is_claimed(x, monkeypatch
 def test_the_explanation_tells_what_how_and_where(x):
     text = find(models.WithLoss(), (x, x[..., 0])).explain()
     assert re.search(r"cell in cell \(models.py:\d+\), 6 repetitions", text)
-    assert "state[0]: (3, 5) float32, rows along axis 0, starts from a tensor" in text
+    assert "h: (3, 5) float32, rows along axis 0, starts from a tensor" in text
     assert "called 6 times, each time handed what it gave before (argument [1][0] from result[1][0]" in text
     assert "each repetition takes its own piece of the call's input: time" in text
     assert "repetitions run again from what crossed give the same" in text
     assert "a sum or list only collects: nothing within the loop reads it" in text
+
+
+def test_what_a_model_keeps_deep_inside_and_its_inputs_come_back_too(x):
+    class Deep(others.Plain):
+        def __init__(self):
+            super().__init__()
+            self.kept = {"list": [torch.zeros(X)], "more": {"count": 0}}
+            self.draws = torch.Generator().manual_seed(0)
+
+        def forward(self, x):
+            x.mul_(2)
+            self.kept["list"].append(x.mean())
+            self.kept["list"][0].add_(1)
+            self.kept["more"]["count"] += 1
+            self.weird = torch.rand(2, generator=self.draws)
+            self.w.weight.data.mul_(0.5)
+            return self.w(x)
+
+    model, before = Deep(), x.clone()
+    draws = model.draws.get_state()
+    with untouched(model):
+        find(model, (x,))
+    assert torch.equal(x, before)
+    assert model.kept["more"] == {"count": 0}
+    assert len(model.kept["list"]) == 1
+    assert torch.equal(model.kept["list"][0], torch.zeros(X))
+    assert torch.equal(model.draws.get_state(), draws)
+    assert not hasattr(model, "weird")

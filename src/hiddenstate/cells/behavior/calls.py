@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .flat import leaves
 from .memory import version_of
@@ -149,56 +147,3 @@ def _site(frame: Any) -> tuple[str, int]:
 
 _TORCH = torch.__path__[0]
 _HERE = os.path.dirname(os.path.abspath(__file__))
-
-
-@contextmanager
-def unharmed(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
-    """Put back everything that a call may change: weights, grads, buffers, attributes, modes, hooks, random streams."""
-    members = list(model.modules())
-    stores = [(held, dict(held)) for member in members for held in _stores(member)]
-    contents = [
-        (value, value.copy()) for held, _ in stores for value in held.values() if type(value) in (list, dict, set)
-    ]
-    tensors = _unique([*model.parameters(), *model.buffers(), *(t for m in members for _, t in module_tensors(m))])
-    tensors += [t for _, t in leaves(inputs) if id(t) not in {id(other) for other in tensors}]
-    before = [(t, version_of(t), t.detach().clone(), t.grad if t.is_leaf else None) for t in tensors]
-    streams = random.getstate(), np.random.get_state()
-    mode = torch.is_grad_enabled()
-    devices = sorted({t.device.index for t in tensors if t.is_cuda})
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            torch.set_grad_enabled(mode)
-            for held, entries in stores:
-                held.clear()
-                held.update(entries)
-            for value, content in contents:
-                value.clear()
-                value.extend(content) if isinstance(value, list) else value.update(content)
-            random.setstate(streams[0])
-            np.random.set_state(streams[1])
-            _put_back(before)
-
-
-def _put_back(before: list[tuple[Tensor, int, Tensor, Tensor | None]]) -> None:
-    for tensor, version, content, grad in before:
-        if version_of(tensor) != version or tensor.shape != content.shape or not _equal(tensor, content):
-            tensor.data = content
-        if tensor.is_leaf and tensor.grad is not grad:
-            tensor.grad = grad
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    if one.layout is not torch.strided:
-        return True
-    return bool(torch.equal(one.detach(), other)) or bool(torch.isnan(one.detach()).any())
-
-
-def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return list({id(tensor): tensor for tensor in tensors}.values())
-
-
-def _stores(module: nn.Module) -> list[dict[str, Any]]:
-    own = module.__dict__
-    return [own, *(value for value in own.values() if type(value) is dict or type(value).__name__ == "OrderedDict")]

@@ -222,10 +222,12 @@ class Namer:
         base = now.name[: now.name.rindex("[")]
         return Held(base, now.module) if then.name.startswith(f"{base}[") else now
 
-    def name(self, values: list[Value | None], otherwise: str) -> str:
-        """Return a name for a part."""
+    def name(self, values: list[Value | None], otherwise: str, inside: str = "") -> str:
+        """Return a name for a part: of its variable, key or attribute; else `inside` a module; else `otherwise`."""
         held = self.seen(values)
         name = held.name if held is not None else otherwise
+        if inside and (held is None or name.endswith("]")):
+            name = inside
         base, count = name, 2
         while name in self.taken:
             name, count = f"{base}_{count}", count + 1

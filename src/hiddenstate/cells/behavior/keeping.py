@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .attributes import Kept, Look, changed, kept_by, look, read_in
-from .calls import run, unharmed
+from .calls import run
 from .candidates import Analysis
 from .found import Part, Recurrence
 from .names import module_tensors
@@ -73,7 +73,7 @@ def kept_states(call: Any, keeping: KeptState, analysis: Analysis) -> list[Recur
 
 def _read_later(call: Any, moved: list[tuple[str, str]]) -> tuple[set[tuple[str, str]], dict[tuple[str, str], Kept]]:
     """Call twice, one after the other, and see what the second call reads; also return what it leaves."""
-    with unharmed(call.model, (call.args, call.kwargs)):
+    with call.snapshot.unharmed():
         try:
             call.model(*call.args, **call.kwargs)
             kept = kept_by(call.model)
@@ -131,7 +131,7 @@ def _with_rows(call: Any, keeping: KeptState, analysis: Analysis, found: Any) ->
 
 
 def _kept_after(call: Any, inputs: Any) -> dict[tuple[str, str], Kept] | None:
-    with unharmed(call.model, inputs):
+    with call.snapshot.unharmed():
         try:
             call.model(*inputs[0], **inputs[1])
         except Exception:  # a trial with rows that the model may not take

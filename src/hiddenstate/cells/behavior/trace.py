@@ -18,6 +18,7 @@ from .flat import leaves, operands
 from .memory import Entry, Memory, Store, Value, Write, box_of, version_of
 from .names import Held, held_in_frame
 from .operation import ESCAPES, Call, Op
+from .operations import PASSIVE, SHAPE_OF, SHAPE_ONLY
 from .places import Places, Scope
 from .writing import OVERWRITES, in_place, region_of, written_by
 
@@ -25,6 +26,7 @@ _NAMES_AT = (1, 2)  # the turns at whose beginning we look what variables are ca
 
 
 _SMALL = 16_384  # numbers in a tensor that is copied whenever a part of it is written
+_NAMES_IN = 4  # calls of a module in which we look what its own code calls tensors
 _NAMES_UNTIL = 10_000  # turns of one loop, over all its runs, after which we no longer look
 
 
@@ -43,11 +45,11 @@ class Trace(TorchFunctionMode):
         self.calls: list[Call] = []
         self.held: dict[Scope, dict[int, dict[int, Held]]] = {}  # by loop and turn: what was held as the turn began
         self.places = Places(root, self._on_turn)
-        self.remarks: dict[str, None] = {}
         self.paths: dict[nn.Module, str] = {}
         self.blind: dict[tuple[str, str], str] = {}  # modules that give what was made out of sight, and why
         self.turned: Counter[CodeLoop | None] = Counter()  # turns of each loop, over all its runs
         self.called: Counter[nn.Module] = Counter()
+        self.names_inside: dict[nn.Module, dict[int, str]] = {}  # by module: what its own code calls tensors, by id
         self.paused = 0
         self._open: list[int] = []
         self._thread = threading.get_ident()
@@ -73,7 +75,7 @@ class Trace(TorchFunctionMode):
         name = getattr(func, "__name__", "") or type(func).__name__
         if name == "__get__":
             name = getattr(func.__self__, "__name__", name)
-        if name in _PASSIVE:
+        if name in PASSIVE:
             return func(*args, **kwargs)
         tensors = operands(args, kwargs)
         if in_place(name) and args and isinstance(args[0], Tensor):
@@ -102,9 +104,11 @@ class Trace(TorchFunctionMode):
             written[0] if written and name == "__setitem__" and region_of(op, written[0]) is not written[0] else None
         )
         op.reads = [(tensor, self._operand(op, (tensor, version), apart, target)) for tensor, version in given]
-        if name not in _SHAPE_ONLY:
-            op.ins = [value for _, value in (op.reads[:1] if name in _SHAPE_OF else op.reads)]
+        if name not in SHAPE_ONLY:
+            op.ins = [value for _, value in (op.reads[:1] if name in SHAPE_OF else op.reads)]
         number = len(self.ops)
+        if self._open and self.calls[self._open[-1]].start == number:
+            self._look_inside(self.calls[self._open[-1]].module)
         self.ops.append(op)
         for target in written:
             self._write(op, number, target)
@@ -253,6 +257,17 @@ class Trace(TorchFunctionMode):
         memory.hold(tensor, value)
         op.outs.append(value)
 
+    def _look_inside(self, module: nn.Module) -> None:
+        """See what the code of a module calls the tensors it was handed, in its first calls."""
+        if self.called[module] > _NAMES_IN:
+            return
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not _runs(frame, module):
+            frame = frame.f_back
+        if frame is not None:
+            names = {id(value): name for name, value in frame.f_locals.items() if isinstance(value, Tensor)}
+            self.names_inside.setdefault(module, {}).update(names)
+
     def _on_turn(self, loop: Scope, frame: FrameType) -> None:
         number = len(loop.turns) - 1
         self.turned[loop.loop] += 1
@@ -272,29 +287,9 @@ class Trace(TorchFunctionMode):
 _TORCH = torch.__path__[0]
 
 
-_PASSIVE = {
-    "size",
-    "dim",
-    "stride",
-    "is_floating_point",
-    "numel",
-    "type",
-    "is_complex",
-    "__len__",
-    "ndimension",
-    "nelement",
-}
-_PASSIVE |= {"_set_grad_enabled", "get_default_dtype", "is_tensor", "storage_offset", "is_contiguous", "element_size"}
-_PASSIVE |= {"backward", "requires_grad_", "retain_grad", "register_hook", "is_inference", "has_names", "__hash__"}
-_PASSIVE |= {"__repr__", "__format__", "data_ptr", "untyped_storage", "get_device", "is_shared", "manual_seed"}
-
-
-# What takes a shape from its operand, and nothing of its content.
-_SHAPE_ONLY = {"new_zeros", "new_ones", "new_empty", "new_full", "zeros_like", "ones_like", "empty_like", "full_like"}
-_SHAPE_ONLY |= {"rand_like", "randn_like", "randint_like"}
-
-
-_SHAPE_OF = {"expand_as", "view_as", "reshape_as", "type_as"}
+def _runs(frame: FrameType, module: nn.Module) -> bool:
+    code = frame.f_code
+    return code.co_name == "forward" and code.co_argcount > 0 and frame.f_locals.get(code.co_varnames[0]) is module
 
 
 def _alias(*_: Any) -> None:
