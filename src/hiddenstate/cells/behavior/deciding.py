@@ -51,7 +51,7 @@ def pieces_of(
             for position, value in enumerate(op.ins):
                 if value.op >= begins:
                     continue
-                if value.origin == "parameter":
+                if value.origin in ("parameter", "buffer", "attribute"):
                     used.add(value.number)
                 elif value.origin in ("outside", "unseen"):
                     strange[op.name, op.offset, op.scope.code, position].add(value.number)
