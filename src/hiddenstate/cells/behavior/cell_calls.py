@@ -88,7 +88,9 @@ def _of_chain(analysis: Analysis, chain: Chain, roles: dict[Scope, list[Role]]) 
         analysis.doubt(where, problem)
         analysis.covered |= chain.on_the_way
         return None
-    loop, drafts = _chain_drafts(trace, chain, roles)
+    loop, drafts = _chain_drafts(
+        trace, chain, {one: found for one, found in roles.items() if one not in analysis.incomplete}
+    )
     if loop is not None:
         chain.on_the_way.update(*(role.members for role in roles[loop] if _is_of(role, drafts)))
     shapes = [{value.shape for value in draft.values if value is not None} for draft in drafts]

@@ -75,6 +75,20 @@ def roles_of(windows: Windows) -> list[Role]:
     return sorted(roles, key=lambda role: (min(windows.place(op) for op in role.readers), role.age))
 
 
+def complete(windows: Windows, roles: list[Role]) -> bool:
+    """Say whether every turn reads, of all that earlier turns made, only what these roles hold at its beginning."""
+    grown = {number for role in roles if role.grows for number in role.members}
+    begin = windows.starts[0]
+    for turn in range(1, windows.count):
+        held = {value.number for role in roles if (value := role.values[turn - 1]) is not None}
+        start = windows.starts[turn]
+        for _, op in windows.of_turn(turn):
+            for value in op.ins:
+                if begin <= value.op < start and value.number not in held and value.number not in grown:
+                    return False
+    return True
+
+
 def _alternating(windows: Windows, found: _Crossings, groups: list[list[int]]) -> list[list[int]]:
     """Join what takes turns: a state that is read and made at other places in every other turn, or by chance."""
     values, count = windows.trace.memory.values, windows.count

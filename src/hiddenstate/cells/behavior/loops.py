@@ -93,6 +93,8 @@ def _take_roles(analysis: Analysis, loop: Scope, windows: Windows, roles: list[R
         return
     crossing = {number for role in roles for number in role.members}
     problem = problem_of(windows, crossing, pieces.strange)
+    if not problem and loop in analysis.incomplete and windows.count > 2:
+        problem = "what crosses goes other ways in other repetitions: which value is which could not be told"
     if problem:
         analysis.doubt(where, problem)
         return

@@ -211,3 +211,6 @@ PASSIVE |= {"nelement"}
 SHAPE_ONLY = {"new_zeros", "new_ones", "new_empty", "new_full", "zeros_like", "ones_like", "empty_like", "full_like"}
 SHAPE_ONLY |= {"rand_like", "randn_like", "randint_like"}
 SHAPE_OF = {"expand_as", "view_as", "reshape_as", "type_as"}
+
+# What moves its first operand by the others.
+INDEXED = {"__getitem__", "index_select", "gather", "take_along_dim"}
