@@ -276,3 +276,23 @@ def test_what_a_model_keeps_deep_inside_and_its_inputs_come_back_too(x):
     assert torch.equal(model.kept["list"][0], torch.zeros(X))
     assert torch.equal(model.draws.get_state(), draws)
     assert not hasattr(model, "weird")
+
+
+def test_a_failure_within_the_trace_leaves_the_models_call_alone(x, monkeypatch):
+    def broken(self, tensor, op, version):
+        raise ZeroDivisionError("of our own")
+
+    class Model(models.Elman):
+        def forward(self, x):
+            result = super().forward(x)
+            results.append(result)
+            return result
+
+    results = []
+    model = Model()
+    plain = model(x)
+    monkeypatch.setattr("hiddenstate.cells.behavior.trace.Trace.value_of", broken)
+    found = find(model, (x,))
+    assert torch.equal(results[-1], plain)
+    assert found.recurrences == ()
+    assert "ZeroDivisionError: of our own" in found.unsure[0].why

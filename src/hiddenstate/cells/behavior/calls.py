@@ -18,20 +18,27 @@ from .operation import Call, Op
 from .trace import Enough, Trace
 
 
-def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> tuple[Trace, Any]:
-    """Call the model once under a trace; options: `known` modules, and when there is `enough`."""
-    known = set(options.get("known", ()))
-    trace = Trace(sys._getframe(), options.get("enough"))
-    trace.name_values("argument", {_label(place): t for place, t in leaves((args, kwargs))})
+def _prepare(trace: Trace, model: nn.Module, inputs: Any) -> None:
+    """Name all tensors that are there before the call."""
+    trace.name_values("argument", {_label(place): t for place, t in leaves(inputs)})
     trace.name_values("parameter", dict(model.named_parameters(remove_duplicate=True)))
     trace.name_values("buffer", dict(model.named_buffers(remove_duplicate=True)))
     for path, module in model.named_modules():
         trace.paths[module] = path
         trace.name_values("attribute", {f"{path}.{name}".strip("."): t for name, t in module_tensors(module)})
+
+
+def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> tuple[Trace, Any]:
+    """Call the model once under a trace; options: `known` modules, and when there is `enough`.
+
+    What the model raises comes out as it is; what goes wrong in the trace itself ends it and is kept as `broken`.
+    """
+    trace = Trace(sys._getframe(), options.get("enough"))
+    trace.safely(_prepare, trace, model, (args, kwargs))
     result = None
-    with _listening(model, known, trace), _eager(), trace, suppress(Enough):
+    with _listening(model, set(options.get("known", ())), trace), _eager(), trace, suppress(Enough):
         result = model(*args, **kwargs)
-    trace.places.close(trace.ops)
+    trace.safely(trace.places.close, trace.ops)
     return trace, result
 
 
@@ -87,17 +94,17 @@ def _heard(module: nn.Module, path: str, trace: Trace, closed: tuple[bool, bool]
     forward, (opaque, known) = module.forward, closed
 
     def heard(*args: Any, **kwargs: Any) -> Any:
-        if trace.paused:
+        if not trace.listening:
             return forward(*args, **kwargs)
         call = Call(len(trace.calls), module, path, trace.inside, len(trace.ops), known=known)
         call.site = _site(sys._getframe(1))
-        call.args = _values(trace, {"args": args, "kwargs": kwargs})
+        call.args = trace.safely(_values, trace, {"args": args, "kwargs": kwargs}) or []
         trace.open(call)
         try:
             result = _opaque(module, forward, trace, (args, kwargs)) if opaque else forward(*args, **kwargs)
         finally:
             trace.shut(call)
-        call.results = _values(trace, result)
+        call.results = trace.safely(_values, trace, result) or []
         if any(value.op < 0 and value.origin in ("outside", "unseen") for _, value in call.results):
             trace.blind[path, f"{os.path.basename(call.site[0])}:{call.site[1]}" if path else ""] = _BLIND
         return result
@@ -122,7 +129,7 @@ def _opaque(module: nn.Module, forward: Callable[..., Any], trace: Trace, called
         result = forward(*args, **kwargs)
     finally:
         trace.paused -= 1
-    trace.record(forward, f"{type(module).__name__}.forward", called, given, result)
+    trace.safely(trace.record, forward, f"{type(module).__name__}.forward", called, given, result)
     return result
 
 

@@ -42,7 +42,11 @@ def find(
     if isinstance(model, torch.jit.ScriptModule):
         return Found((), (Unsure("", "", "the model is scripted: its operations are not seen from Python"),))
     given = dict(kwargs or {})
-    call = ModelCall(model, args, given, frozenset(known), Snapshot(model, (args, given)))
+    try:
+        snapshot = Snapshot(model, (args, given))
+    except Exception as error:  # a model that cannot be put back is not called
+        return _failed(error)
+    call = ModelCall(model, args, given, frozenset(known), snapshot)
     with _without_collector():
         return _find(call, tuple(exclude))
 
@@ -65,6 +69,8 @@ def _find(call: ModelCall, exclude: tuple[str, ...]) -> Found:
         keeping = KeptState.before(model)
         trace, _ = run(model, args, call.kwargs, known=call.known)
         try:
+            if trace.broken is not None:
+                raise trace.broken
             analysis = analyze(trace)
             merge(analysis)
             _hold_to_the_law(analysis)

@@ -82,6 +82,8 @@ def _read_later(call: Any, moved: list[tuple[str, str]]) -> tuple[set[tuple[str,
             )
         except Exception:  # a model that cannot be called twice with the same
             return set(), {}
+        if trace.broken is not None:
+            return set(), {}
         read = {key for key in moved if read_in(trace, ".".join(each for each in key if each))}
         return read, kept_by(call.model)
 

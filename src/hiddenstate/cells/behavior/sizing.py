@@ -75,6 +75,8 @@ def _again(call: Any, args: Any, kwargs: Any, analysis: Analysis) -> Analysis | 
     with call.snapshot.unharmed():
         try:
             trace, _ = run(call.model, args, kwargs, known=call.known, enough=_enough(analysis))
+            if trace.broken is not None:
+                return None
             other = analyze(trace)
             merge(other)
         except Exception:  # a trial with rows that the model may not take

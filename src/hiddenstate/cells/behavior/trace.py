@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from .bytecode import CodeLoop
 from .flat import leaves, operands
 from .memory import Entry, Memory, Store, Value, Write, box_of, version_of
-from .names import Held, held_in_frame
+from .names import Held, held_in_frame, names_in_forward
 from .operation import ESCAPES, Call, Op
 from .operations import PASSIVE, SHAPE_OF, SHAPE_ONLY
 from .places import Places, Scope
@@ -51,6 +51,7 @@ class Trace(TorchFunctionMode):
         self.called: Counter[nn.Module] = Counter()
         self.names_inside: dict[nn.Module, dict[int, str]] = {}  # by module: what its own code calls tensors, by id
         self.paused = 0
+        self.broken: Exception | None = None  # what went wrong in the trace itself
         self._open: list[int] = []
         self._thread = threading.get_ident()
         self._enough = enough
@@ -70,7 +71,7 @@ class Trace(TorchFunctionMode):
     ) -> Any:
         """Run one operation, and write it down."""
         kwargs = kwargs or {}
-        if self.paused or threading.get_ident() != self._thread:
+        if not self.listening:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "") or type(func).__name__
         if name == "__get__":
@@ -82,8 +83,22 @@ class Trace(TorchFunctionMode):
             self._before_write(args[0])
         versions = [version_of(tensor) for tensor in tensors]
         result = func(*args, **kwargs)
-        self.record(func, name, (args, kwargs), list(zip(tensors, versions, strict=True)), result)
+        self.safely(self.record, func, name, (args, kwargs), list(zip(tensors, versions, strict=True)), result)
         return result
+
+    @property
+    def listening(self) -> bool:
+        """Whether what happens now is written down: not our own work, nor that of other threads."""
+        return not self.paused and threading.get_ident() == self._thread
+
+    def safely(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Do a piece of our own work; if it fails, the trace ends there, and the model's call goes on."""
+        try:
+            return work(*args)
+        except Exception as error:
+            self.broken = error
+            self.paused += 1
+            return None
 
     def record(
         self, func: Any, name: str, called: tuple[Any, Any], given: list[tuple[Tensor, int]], result: Any
@@ -108,7 +123,9 @@ class Trace(TorchFunctionMode):
             op.ins = [value for _, value in (op.reads[:1] if name in SHAPE_OF else op.reads)]
         number = len(self.ops)
         if self._open and self.calls[self._open[-1]].start == number:
-            self._look_inside(self.calls[self._open[-1]].module)
+            module = self.calls[self._open[-1]].module
+            if self.called[module] <= _NAMES_IN:
+                self.names_inside.setdefault(module, {}).update(names_in_forward(sys._getframe(1), module))
         self.ops.append(op)
         for target in written:
             self._write(op, number, target)
@@ -257,17 +274,6 @@ class Trace(TorchFunctionMode):
         memory.hold(tensor, value)
         op.outs.append(value)
 
-    def _look_inside(self, module: nn.Module) -> None:
-        """See what the code of a module calls the tensors it was handed, in its first calls."""
-        if self.called[module] > _NAMES_IN:
-            return
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not _runs(frame, module):
-            frame = frame.f_back
-        if frame is not None:
-            names = {id(value): name for name, value in frame.f_locals.items() if isinstance(value, Tensor)}
-            self.names_inside.setdefault(module, {}).update(names)
-
     def _on_turn(self, loop: Scope, frame: FrameType) -> None:
         number = len(loop.turns) - 1
         self.turned[loop.loop] += 1
@@ -285,11 +291,6 @@ class Trace(TorchFunctionMode):
 
 
 _TORCH = torch.__path__[0]
-
-
-def _runs(frame: FrameType, module: nn.Module) -> bool:
-    code = frame.f_code
-    return code.co_name == "forward" and code.co_argcount > 0 and frame.f_locals.get(code.co_varnames[0]) is module
 
 
 def _alias(*_: Any) -> None:
