@@ -63,7 +63,7 @@ def test_what_repeats_is_called_what_it_is(make, expected, x):
         (others.InNumbers, r"numbers leave for Python within the loop"),
         (others.WrittenOutByHand, r"u.weight is used 3 times, each on what the time before gave, without a loop"),
         (others.Mapped, r"no operation seen from Python has made"),
-        (others.InThread, r"no operation seen from Python has made"),
+        (others.InThread, r"called in another thread, whose operations are not seen"),
         (others.Scan, r"logcumsumexp runs along an axis: a scan without a loop"),
         (others.Shrinking, r"changes its size from repetition to repetition"),
         (others.Fused, r"a fused recurrent kernel \(lstm\)"),

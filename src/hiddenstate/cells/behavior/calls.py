@@ -95,6 +95,8 @@ def _heard(module: nn.Module, path: str, trace: Trace, closed: tuple[bool, bool]
 
     def heard(*args: Any, **kwargs: Any) -> Any:
         if not trace.listening:
+            if not trace.paused:
+                trace.blind[path, ""] = "it is called in another thread, whose operations are not seen"
             return forward(*args, **kwargs)
         call = Call(len(trace.calls), module, path, trace.inside, len(trace.ops), known=known)
         call.site = _site(sys._getframe(1))
