@@ -63,7 +63,7 @@ def pieces_of(
     odd = next((f"{where[0]} in {where[2].co_name}" for where, seen in strange.items() if len(seen) > 1), "")
     weights = Counter(weight for used in uses for weight in used)
     alone = sum(any(weights[weight] == 1 for weight in used) for used in uses)
-    depth = bool(weights) and (max(weights.values()) == 1 or (alone >= windows.count - 1 and not own))
+    depth = alone >= max(2, windows.count - 1) and (max(weights.values()) == 1 or not own)
     return Pieces(own, depth, len(weights), odd)
 
 
