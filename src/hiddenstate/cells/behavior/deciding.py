@@ -63,7 +63,8 @@ def pieces_of(
     odd = next((f"{where[0]} in {where[2].co_name}" for where, seen in strange.items() if len(seen) > 1), "")
     weights = Counter(weight for used in uses for weight in used)
     alone = sum(any(weights[weight] == 1 for weight in used) for used in uses)
-    depth = alone >= max(2, windows.count - 1) and (max(weights.values()) == 1 or not own)
+    once, each = max(weights.values(), default=0) == 1, alone >= max(2, windows.count - 1)
+    depth = (once and not own) or (each and (once or not own))
     return Pieces(own, depth, len(weights), odd)
 
 
