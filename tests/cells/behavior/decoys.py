@@ -262,7 +262,104 @@ class Pyramid(nn.Module):
         return outs[-1]
 
 
+class Mixture(nn.Module):
+    """Tokens to experts by index, added where they came from; one gate for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(X, 4), nn.ModuleList([nn.Linear(X, X) for _ in range(4)])
+
+    def forward(self, x):
+        flat = x.reshape(-1, X)
+        weights, chosen = self.gate(flat).topk(2)
+        weights, out = weights.softmax(-1), torch.zeros_like(flat)
+        for i, expert in enumerate(self.experts):
+            rows, nth = torch.where(chosen == i)
+            out[rows] += weights[rows, nth, None].detach() * expert(flat[rows]).detach()
+        return out.reshape(x.shape)
+
+
+class ResidualCodes(nn.Module):
+    """Codebooks that are buffers, one after the other on what is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for i in range(4):
+            self.register_buffer(f"codes{i}", torch.randn(7, X))
+
+    def forward(self, x):
+        rest, out = x.reshape(-1, X), 0
+        for i in range(4):
+            codes = getattr(self, f"codes{i}")
+            near = codes[torch.cdist(rest, codes).argmin(-1)]
+            rest = rest - near
+            out = out + near
+        return out
+
+
+class Detr(nn.Module):
+    """Decoder layers of their own around one shared norm and head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.TransformerDecoderLayer(X, 2, 8, batch_first=True) for _ in range(4)])
+        self.norm, self.query = nn.LayerNorm(X), nn.Parameter(torch.randn(5, X))
+
+    def forward(self, x):
+        out = self.query.expand(x.shape[0], -1, -1)
+        steps = []
+        for layer in self.layers:
+            out = self.norm(layer(out, x))
+            steps.append(out)
+        return torch.stack(steps)
+
+
+class Queue(nn.Module):
+    """MoCo: a queue of keys in a buffer, shared by all rows, read by the next call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.place = nn.Linear(X, X), 0
+        self.register_buffer("queue", torch.randn(X, 12))
+
+    def forward(self, x):
+        keys = F.normalize(self.fc(x[:, 0]), dim=-1)
+        logits = keys @ self.queue.clone().detach()
+        with torch.no_grad():
+            self.queue[:, self.place : self.place + x.shape[0]] = keys.t()
+        return logits
+
+
+class Teacher(nn.Module):
+    """A moving average of weights, written within the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(X, X), nn.Linear(X, X)
+
+    def forward(self, x):
+        with torch.no_grad():
+            for mine, its in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                mine.data.mul_(0.9).add_(0.1 * its.data)
+        return self.student(x) - self.teacher(x)
+
+
+class ByHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(X, 3 * X)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        outs = []
+        for h in range(2):
+            part = slice(2 * h, 2 * h + 2)
+            outs.append((q[..., part] @ k[..., part].transpose(1, 2)).softmax(-1) @ v[..., part])
+        return torch.cat(outs, -1)
+
+
 ALL = [
     Mlp, ResNet, Transformer, HandTransformer, EncoderDecoder, PerStep, LossSum, InPlaceSum, Experts, Ensemble,
     Codebook, NormPerStep, Positions, Augment, CausalConv, Heads, Unet, Rows, LastOutput, MaxOverTime, Pyramid,
+    Mixture, ResidualCodes, Detr, Queue, Teacher, ByHeads,
 ]  # fmt: skip

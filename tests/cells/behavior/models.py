@@ -837,3 +837,151 @@ class Memory(nn.Module):
             note(memory=memory, read=read, h=state[0], c=state[1])
             outs.append(read)
         return torch.stack(outs, 1)
+
+
+class Branches(nn.Module):
+    """Every other step is computed elsewhere in the code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.u = nn.Linear(X, H), nn.Linear(H, H)
+
+    def forward(self, x):
+        h = torch.zeros(x.shape[0], H)
+        for t in range(x.shape[1]):
+            z = self.w(x[:, t])
+            if t % 2 == 0:
+                h = torch.tanh(self.u(h) + z)
+            else:
+                z = torch.relu(z)
+                h = torch.sin(z - self.u(h))
+            note(h=h)
+        return h
+
+
+class Detaches(nn.Module):
+    """Truncated by hand, with two parts of one shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.u = nn.Linear(X, H), nn.Linear(H, H)
+
+    def forward(self, x):
+        h, v = torch.zeros(x.shape[0], H), torch.zeros(x.shape[0], H)
+        for t, x_t in enumerate(x.unbind(1)):
+            if t % 2 == 0:
+                h, v = h.detach(), v.detach()
+            v = 0.9 * v + self.w(x_t)
+            h = torch.tanh(self.u(h) + v)
+            note(h=h, v=v)
+        return h
+
+
+class Restarts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.u = nn.Linear(X, H), nn.Linear(H, H)
+
+    def forward(self, x):
+        h = torch.zeros(x.shape[0], H)
+        for t in range(x.shape[1]):
+            if t == 3:
+                h = torch.ones(x.shape[0], H)
+            h = torch.tanh(self.u(h) + self.w(x[:, t]))
+            note(h=h)
+        return h
+
+
+class BrokenOff(nn.Module):
+    """The last turn of the loop only finds out that it is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.u = nn.Linear(X, H), nn.Linear(H, H)
+
+    def forward(self, x):
+        h, t = torch.zeros(x.shape[0], H), 0
+        padded = F.pad(x, (0, 0, 0, 1))
+        while True:
+            x_t = padded[:, t]
+            if t == x.shape[1]:
+                break
+            h = torch.tanh(self.u(h) + self.w(x_t))
+            note(h=h)
+            t += 1
+        return h
+
+
+class RowsLeft(nn.Module):
+    """allennlp: only rows that go on are written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.u = nn.Linear(X, H), nn.Linear(H, H)
+
+    def forward(self, x):
+        state = x.new_zeros(x.shape[0], H)
+        for t in range(x.shape[1]):
+            rows = max(1, x.shape[0] - t // 2)
+            new = torch.tanh(self.w(x[:rows, t]) + self.u(state[:rows].clone()))
+            state = state.clone()
+            state[:rows] = new
+            note(h=state.clone())
+        return state
+
+
+class SharedCell(nn.Module):
+    """One cell for three layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = Step(H)
+        self.first = nn.Linear(X, H)
+
+    def forward(self, x):
+        hs = [torch.zeros(x.shape[0], H) for _ in range(3)]
+        for x_t in self.first(x).unbind(1):
+            y = x_t
+            for i in range(3):
+                y = hs[i] = self.cell(y, hs[i])
+            note(a=hs[0], b=hs[1], c=hs[2])
+        return y
+
+
+class Memories(nn.Module):
+    """spikingjelly: states behind `__getattr__`, in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._memories = {"v": 0.0}
+
+    def __getattr__(self, name):
+        held = self.__dict__.get("_memories", {})
+        return held[name] if name in held else super().__getattr__(name)
+
+    def __setattr__(self, name, value):
+        if name in self.__dict__.get("_memories", {}):
+            self._memories[name] = value
+        else:
+            super().__setattr__(name, value)
+
+    def forward(self, x):
+        if isinstance(self.v, float):
+            self.v = torch.full_like(x, self.v)
+        self.v = self.v + (x - self.v) / 2
+        spike = (self.v >= 0.2).to(x)
+        self.v = (1 - spike) * self.v
+        note(v=self.v)
+        return spike
+
+
+class MemoriesNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.node = nn.Linear(X, H), Memories()
+
+    def forward(self, x):
+        self.node._memories["v"], rate = 0.0, 0.0
+        for t in range(x.shape[1]):
+            rate = rate + self.node(self.fc(x[:, t]))
+        return rate / x.shape[1]

@@ -63,7 +63,7 @@ def test_what_repeats_is_called_what_it_is(make, expected, x):
         (others.InNumbers, r"numbers leave for Python within the loop"),
         (others.WrittenOutByHand, r"u.weight is used 3 times, each on what the time before gave, without a loop"),
         (others.Mapped, r"no operation seen from Python has made"),
-        (others.InThread, r"no operation seen from Python has made"),
+        (others.InThread, r"called in another thread, whose operations are not seen"),
         (others.Scan, r"logcumsumexp runs along an axis: a scan without a loop"),
         (others.Shrinking, r"changes its size from repetition to repetition"),
         (others.Fused, r"a fused recurrent kernel \(lstm\)"),
@@ -243,8 +243,56 @@ def test_a_failure_of_the_analysis_is_said_and_nothing_is_claimed(x, monkeypatch
 def test_the_explanation_tells_what_how_and_where(x):
     text = find(models.WithLoss(), (x, x[..., 0])).explain()
     assert re.search(r"cell in cell \(models.py:\d+\), 6 repetitions", text)
-    assert "state[0]: (3, 5) float32, rows along axis 0, starts from a tensor" in text
+    assert "h: (3, 5) float32, rows along axis 0, starts from a tensor" in text
     assert "called 6 times, each time handed what it gave before (argument [1][0] from result[1][0]" in text
     assert "each repetition takes its own piece of the call's input: time" in text
     assert "repetitions run again from what crossed give the same" in text
     assert "a sum or list only collects: nothing within the loop reads it" in text
+
+
+def test_what_a_model_keeps_deep_inside_and_its_inputs_come_back_too(x):
+    class Deep(others.Plain):
+        def __init__(self):
+            super().__init__()
+            self.kept = {"list": [torch.zeros(X)], "more": {"count": 0}}
+            self.draws = torch.Generator().manual_seed(0)
+
+        def forward(self, x):
+            x.mul_(2)
+            self.kept["list"].append(x.mean())
+            self.kept["list"][0].add_(1)
+            self.kept["more"]["count"] += 1
+            self.weird = torch.rand(2, generator=self.draws)
+            self.w.weight.data.mul_(0.5)
+            return self.w(x)
+
+    model, before = Deep(), x.clone()
+    draws = model.draws.get_state()
+    with untouched(model):
+        find(model, (x,))
+    assert torch.equal(x, before)
+    assert model.kept["more"] == {"count": 0}
+    assert len(model.kept["list"]) == 1
+    assert torch.equal(model.kept["list"][0], torch.zeros(X))
+    assert torch.equal(model.draws.get_state(), draws)
+    assert not hasattr(model, "weird")
+
+
+def test_a_failure_within_the_trace_leaves_the_models_call_alone(x, monkeypatch):
+    def broken(self, tensor, op, version):
+        raise ZeroDivisionError("of our own")
+
+    class Model(models.Elman):
+        def forward(self, x):
+            result = super().forward(x)
+            results.append(result)
+            return result
+
+    results = []
+    model = Model()
+    plain = model(x)
+    monkeypatch.setattr("hiddenstate.cells.behavior.trace.Trace.value_of", broken)
+    found = find(model, (x,))
+    assert torch.equal(results[-1], plain)
+    assert found.recurrences == ()
+    assert "ZeroDivisionError: of our own" in found.unsure[0].why

@@ -81,6 +81,13 @@ CASES = [
     Case(m.Scalar, (seq(),), [("loop", "", {"h": 0, "scale": None})]),
     Case(m.OneHand, (seq(),), [("cell", "cell", {"h": 0, "c": 0})]),
     Case(m.Normed, (seq(),), [("loop", "", {"h": 0})]),
+    Case(m.Branches, (seq(),), [("loop", "", {"h": 0})]),
+    Case(m.Detaches, (seq(),), [("loop", "", {"h": 0, "v": 0})]),
+    Case(m.Restarts, (seq(),), [("loop", "", {"h": 0})]),
+    Case(m.BrokenOff, (seq(),), [("loop", "", {"h": 0})]),
+    Case(m.RowsLeft, (seq(),), [("loop", "", {"h": 0})]),
+    Case(m.SharedCell, (seq(),), [("cell", "cell", {n: 0}) for n in "abc"]),
+    Case(m.MemoriesNet, (seq(),), [("attribute", "node", {"v": 0})]),
     Case(m.Memory, (seq(),), [("cell", "controller", {"h": 0, "c": 0}), ("loop", "", {"memory": 0, "read": 0})]),
 ]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from .candidates import Analysis
 from .cell_calls import take_chains
-from .crossing import Role, roles_of
+from .crossing import Role, complete, roles_of
 from .deciding import collects, pieces_of
 from .loops import take_loop
 from .places import Scope
@@ -34,6 +34,8 @@ def analyze(trace: Trace) -> Analysis:
         before.append(_in_time(analysis, windows[loop], roles[loop]))
         if before[-1]:
             analysis.timed.add(loop)
+        if not complete(windows[loop], roles[loop]):
+            analysis.incomplete.add(loop)
     loops = list(windows)
     take_chains(analysis, roles)
     for loop in loops:

@@ -34,6 +34,7 @@ def blind_spots(analysis: Analysis) -> Iterator[Spot]:
     yield from _scripts(analysis)
     yield from _written_out(analysis)
     yield from _numbers(trace)
+    yield from _strangers(trace)
 
 
 def _where(trace: Trace, op: Op) -> tuple[str, str]:
@@ -124,6 +125,13 @@ def _follows(trace: Trace, one: int, other: int) -> bool:
                 seen.add(value.op)
                 todo.append(value.op)
     return False
+
+
+def _strangers(trace: Trace) -> Iterator[Spot]:
+    """Operands that something out of sight has made or written."""
+    for op in trace.ops:
+        if any(value.origin == "unseen" for value in op.ins):
+            yield _where(trace, op), f"an operand of {op.name} was made or written by something that was not seen"
 
 
 def _numbers(trace: Trace) -> Iterator[Spot]:

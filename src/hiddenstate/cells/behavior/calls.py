@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .flat import leaves
 from .memory import version_of
@@ -20,19 +18,27 @@ from .operation import Call, Op
 from .trace import Enough, Trace
 
 
-def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> tuple[Trace, Any]:
-    """Call the model once under a trace; options: `known` modules, and when there is `enough`."""
-    known = set(options.get("known", ()))
-    trace = Trace(sys._getframe(), options.get("enough"))
-    trace.name_values("argument", {_label(place): t for place, t in leaves((args, kwargs))})
+def _prepare(trace: Trace, model: nn.Module, inputs: Any) -> None:
+    """Name all tensors that are there before the call."""
+    trace.name_values("argument", {_label(place): t for place, t in leaves(inputs)})
     trace.name_values("parameter", dict(model.named_parameters(remove_duplicate=True)))
     trace.name_values("buffer", dict(model.named_buffers(remove_duplicate=True)))
     for path, module in model.named_modules():
+        trace.paths[module] = path
         trace.name_values("attribute", {f"{path}.{name}".strip("."): t for name, t in module_tensors(module)})
+
+
+def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> tuple[Trace, Any]:
+    """Call the model once under a trace; options: `known` modules, and when there is `enough`.
+
+    What the model raises comes out as it is; what goes wrong in the trace itself ends it and is kept as `broken`.
+    """
+    trace = Trace(sys._getframe(), options.get("enough"))
+    trace.safely(_prepare, trace, model, (args, kwargs))
     result = None
-    with _listening(model, known, trace), _eager(), trace, suppress(Enough):
+    with _listening(model, set(options.get("known", ())), trace), _eager(), trace, suppress(Enough):
         result = model(*args, **kwargs)
-    trace.places.close(trace.ops)
+    trace.safely(trace.places.close, trace.ops)
     return trace, result
 
 
@@ -88,17 +94,19 @@ def _heard(module: nn.Module, path: str, trace: Trace, closed: tuple[bool, bool]
     forward, (opaque, known) = module.forward, closed
 
     def heard(*args: Any, **kwargs: Any) -> Any:
-        if trace.paused:
+        if not trace.listening:
+            if not trace.paused:
+                trace.blind[path, ""] = "it is called in another thread, whose operations are not seen"
             return forward(*args, **kwargs)
         call = Call(len(trace.calls), module, path, trace.inside, len(trace.ops), known=known)
         call.site = _site(sys._getframe(1))
-        call.args = _values(trace, {"args": args, "kwargs": kwargs})
+        call.args = trace.safely(_values, trace, {"args": args, "kwargs": kwargs}) or []
         trace.open(call)
         try:
             result = _opaque(module, forward, trace, (args, kwargs)) if opaque else forward(*args, **kwargs)
         finally:
             trace.shut(call)
-        call.results = _values(trace, result)
+        call.results = trace.safely(_values, trace, result) or []
         if any(value.op < 0 and value.origin in ("outside", "unseen") for _, value in call.results):
             trace.blind[path, f"{os.path.basename(call.site[0])}:{call.site[1]}" if path else ""] = _BLIND
         return result
@@ -123,7 +131,7 @@ def _opaque(module: nn.Module, forward: Callable[..., Any], trace: Trace, called
         result = forward(*args, **kwargs)
     finally:
         trace.paused -= 1
-    trace.record(forward, f"{type(module).__name__}.forward", called, given, result)
+    trace.safely(trace.record, forward, f"{type(module).__name__}.forward", called, given, result)
     return result
 
 
@@ -148,56 +156,3 @@ def _site(frame: Any) -> tuple[str, int]:
 
 _TORCH = torch.__path__[0]
 _HERE = os.path.dirname(os.path.abspath(__file__))
-
-
-@contextmanager
-def unharmed(model: nn.Module, inputs: Any = ()) -> Iterator[None]:
-    """Put back everything that a call may change: weights, grads, buffers, attributes, modes, hooks, random streams."""
-    members = list(model.modules())
-    stores = [(held, dict(held)) for member in members for held in _stores(member)]
-    contents = [
-        (value, value.copy()) for held, _ in stores for value in held.values() if type(value) in (list, dict, set)
-    ]
-    tensors = _unique([*model.parameters(), *model.buffers(), *(t for m in members for _, t in module_tensors(m))])
-    tensors += [t for _, t in leaves(inputs) if id(t) not in {id(other) for other in tensors}]
-    before = [(t, version_of(t), t.detach().clone(), t.grad if t.is_leaf else None) for t in tensors]
-    streams = random.getstate(), np.random.get_state()
-    mode = torch.is_grad_enabled()
-    devices = sorted({t.device.index for t in tensors if t.is_cuda})
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            torch.set_grad_enabled(mode)
-            for held, entries in stores:
-                held.clear()
-                held.update(entries)
-            for value, content in contents:
-                value.clear()
-                value.extend(content) if isinstance(value, list) else value.update(content)
-            random.setstate(streams[0])
-            np.random.set_state(streams[1])
-            _put_back(before)
-
-
-def _put_back(before: list[tuple[Tensor, int, Tensor, Tensor | None]]) -> None:
-    for tensor, version, content, grad in before:
-        if version_of(tensor) != version or tensor.shape != content.shape or not _equal(tensor, content):
-            tensor.data = content
-        if tensor.is_leaf and tensor.grad is not grad:
-            tensor.grad = grad
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    if one.layout is not torch.strided:
-        return True
-    return bool(torch.equal(one.detach(), other)) or bool(torch.isnan(one.detach()).any())
-
-
-def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return list({id(tensor): tensor for tensor in tensors}.values())
-
-
-def _stores(module: nn.Module) -> list[dict[str, Any]]:
-    own = module.__dict__
-    return [own, *(value for value in own.values() if type(value) is dict or type(value).__name__ == "OrderedDict")]

@@ -62,6 +62,7 @@ class Analysis:
     passed: dict[Unsure, None] = field(default_factory=dict)
     known: dict[Unsure, None] = field(default_factory=dict)
     covered: set[int] = field(default_factory=set)  # values that chains account for
+    incomplete: set[Scope] = field(default_factory=set)  # loops in which more crosses than could be told apart
     timed: set[Scope] = field(default_factory=set)  # loops that take the call's input piece by piece
 
     def doubt(self, where: tuple[str, str], why: str) -> None:

@@ -88,7 +88,9 @@ def _of_chain(analysis: Analysis, chain: Chain, roles: dict[Scope, list[Role]]) 
         analysis.doubt(where, problem)
         analysis.covered |= chain.on_the_way
         return None
-    loop, drafts = _chain_drafts(trace, chain, roles)
+    loop, drafts = _chain_drafts(
+        trace, chain, {one: found for one, found in roles.items() if one not in analysis.incomplete}
+    )
     if loop is not None:
         chain.on_the_way.update(*(role.members for role in roles[loop] if _is_of(role, drafts)))
     shapes = [{value.shape for value in draft.values if value is not None} for draft in drafts]
@@ -135,9 +137,16 @@ def _chain_drafts(trace: Trace, chain: Chain, roles: dict[Scope, list[Role]]) ->
             # What crosses the turns of the loop is the state, also where the call is handed it masked.
             values = role.values
             start = role.initial if role.initial is not None else start
-        name = namer.name(values, _argument_name(chain.module, place))
+        name = namer.name(values, _argument_name(chain.module, place), _inner_name(trace, chain, place))
         drafts.append(Draft(name, values, start, place, links[-1].result))
     return loop, drafts
+
+
+def _inner_name(trace: Trace, chain: Chain, place: tuple[Any, ...]) -> str:
+    """Return what the module's own code calls a part of its state, which outside may be only a place in a tuple."""
+    names = trace.names_inside.get(chain.module, {})
+    found = [names.get(id(value.tensor)) for call in chain.calls[1:3] for where, value in call.args if where == place]
+    return next((name for name in found if name), "")
 
 
 def _role_with(roles: list[Role], links: list[Link], values: list[Value | None]) -> Role | None:

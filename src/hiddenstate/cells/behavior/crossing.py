@@ -9,7 +9,7 @@ from typing import Any
 
 from .memory import Value
 from .operation import Op
-from .repetition import Windows, reaching
+from .repetition import Windows
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -75,6 +75,20 @@ def roles_of(windows: Windows) -> list[Role]:
     return sorted(roles, key=lambda role: (min(windows.place(op) for op in role.readers), role.age))
 
 
+def complete(windows: Windows, roles: list[Role]) -> bool:
+    """Say whether every turn reads, of all that earlier turns made, only what these roles hold at its beginning."""
+    grown = {number for role in roles if role.grows for number in role.members}
+    begin = windows.starts[0]
+    for turn in range(1, windows.count):
+        held = {value.number for role in roles if (value := role.values[turn - 1]) is not None}
+        start = windows.starts[turn]
+        for _, op in windows.of_turn(turn):
+            for value in op.ins:
+                if begin <= value.op < start and value.number not in held and value.number not in grown:
+                    return False
+    return True
+
+
 def _alternating(windows: Windows, found: _Crossings, groups: list[list[int]]) -> list[list[int]]:
     """Join what takes turns: a state that is read and made at other places in every other turn, or by chance."""
     values, count = windows.trace.memory.values, windows.count
@@ -95,23 +109,23 @@ def _alternating(windows: Windows, found: _Crossings, groups: list[list[int]]) -
         shape, dtype = values[members[0]].shape, values[members[0]].tensor.dtype
         for other in list(partial):
             like = values[other[0][0]].shape == shape and values[other[0][0]].tensor.dtype == dtype
-            if like and not alive & other[1] and _feeds(windows, members, other[0]):
+            if like and not alive & other[1] and _same_thing(windows, members, other[0]):
                 members, alive = members + other[0], alive | other[1]
                 partial.remove(other)
         full.append(members)
     return full
 
 
-def _feeds(windows: Windows, one: list[int], other: list[int]) -> bool:
-    """Say whether what one group makes depends on what the other carries, within a turn, or the other way around."""
-    trace, values = windows.trace, windows.trace.memory.values
-    for made, carried in ((one, set(other)), (other, set(one))):
-        for number in made[:4]:
-            turn = windows.turn(values[number].op)
-            needed = reaching(trace, [values[number]], windows.span(turn))
-            if any(value.number in carried for op in needed for value in trace.ops[op].ins):
-                return True
-    return False
+def _same_thing(windows: Windows, one: list[int], other: list[int]) -> bool:
+    """Say whether two groups are one variable: made at the same place, or held under the same name."""
+    values = windows.trace.memory.values
+    places = [{windows.place(values[number].op) for number in group[:8]} for group in (one, other)]
+    if places[0] & places[1]:
+        return True
+    held = windows.trace.held.get(windows.scope, {}) if windows.scope is not None else {}
+    tensors = [{id(values[number].tensor) for number in group} for group in (one, other)]
+    names = [{now[t].name for now in held.values() for t in group if t in now} for group in tensors]
+    return len(names[0]) == 1 and names[0] == names[1]
 
 
 _PARTIAL = 64  # groups with gaps beyond which none is joined

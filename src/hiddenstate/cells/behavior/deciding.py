@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -16,7 +15,7 @@ from .crossing import Role
 from .memory import Value
 from .names import Held
 from .operation import Call, Op
-from .operations import COLLECTS, GROWS, MOVES
+from .operations import COLLECTS, GROWS, INDEXED, MOVES
 from .places import Scope
 from .repetition import Windows, reached, reaching, signature
 from .trace import Trace
@@ -51,7 +50,7 @@ def pieces_of(
             for position, value in enumerate(op.ins):
                 if value.op >= begins:
                     continue
-                if value.origin == "parameter":
+                if value.origin in ("parameter", "buffer", "attribute"):
                     used.add(value.number)
                 elif value.origin in ("outside", "unseen"):
                     strange[op.name, op.offset, op.scope.code, position].add(value.number)
@@ -64,7 +63,8 @@ def pieces_of(
     odd = next((f"{where[0]} in {where[2].co_name}" for where, seen in strange.items() if len(seen) > 1), "")
     weights = Counter(weight for used in uses for weight in used)
     alone = sum(any(weights[weight] == 1 for weight in used) for used in uses)
-    depth = bool(weights) and (max(weights.values()) == 1 or (alone >= windows.count - 1 and not own))
+    once, each = max(weights.values(), default=0) == 1, alone >= max(2, windows.count - 1)
+    depth = (once and not own) or (each and (once or not own))
     return Pieces(own, depth, len(weights), odd)
 
 
@@ -93,27 +93,28 @@ def _moving(trace: Trace, op: Op, span: tuple[int, int]) -> Any:
     return (signature(op.args), signature(tuple(op.kwargs.values())), *constants)
 
 
-def collects(windows: Windows, role: Role, others: Iterable[Role]) -> bool:
-    """Say whether a value only collects: it is added to, and nothing else reads it."""
-    trace, turn = windows.trace, max(windows.count - 2, 1)
-    before, after = role.values[turn - 1], role.values[turn]
-    if before is None or after is None:
-        return False
-    numbers = {before.number, *role.members} - {after.number}
-    numbers = {n for n in numbers if trace.memory.values[n].op < windows.starts[turn]}
-    touched = reached(trace, numbers, windows.span(turn))
+def collects(windows: Windows, role: Role, others: list[Role]) -> bool:
+    """Say whether a value only collects: it is added to, or handed on to nobody, and nothing else reads it."""
+    turns = sorted({windows.turn(op) for op in role.readers})
+    some = turns[:: max(1, len(turns) // _LOOKED_AT)]
+    theirs = {v.number for other in others if other is not role for v in other.values if v is not None}
+    own = {value.number for value in role.values if value is not None} | role.members
+    return bool(some) and all(_collected(windows, role, turn, theirs - own) for turn in some)
+
+
+_LOOKED_AT = 16  # turns in which we look who reads a value
+
+
+def _collected(windows: Windows, role: Role, turn: int, theirs: set[int]) -> bool:
+    trace = windows.trace
+    before = {number for number in role.members if trace.memory.values[number].op < windows.starts[turn]}
+    touched = reached(trace, before, windows.span(turn))
     if not all(trace.ops[op].name in COLLECTS or trace.ops[op].name in MOVES for op in touched):
         return False
-    if all(trace.ops[op].name in MOVES - COLLECTS for op in touched):
-        return False  # handed on as it is: a delay
-    made = {value.number for op in touched for value in trace.ops[op].outs}
-    own = {value.number for value in role.values if value is not None} | role.members
-    return not any(
-        value is not None and value.number in made and value.number not in own
-        for other in others
-        if other is not role
-        for value in other.values
-    )
+    made = before | {value.number for op in touched for value in trace.ops[op].outs}
+    if any(value.number in made for op in touched if trace.ops[op].name in INDEXED for value in trace.ops[op].ins[1:]):
+        return False  # as an index it is read, not handed on
+    return not any(value.number in theirs for op in touched for value in trace.ops[op].outs)
 
 
 def escape_of(windows: Windows, crossing: set[int]) -> Op | None:
@@ -222,10 +223,12 @@ class Namer:
         base = now.name[: now.name.rindex("[")]
         return Held(base, now.module) if then.name.startswith(f"{base}[") else now
 
-    def name(self, values: list[Value | None], otherwise: str) -> str:
-        """Return a name for a part."""
+    def name(self, values: list[Value | None], otherwise: str, inside: str = "") -> str:
+        """Return a name for a part: of its variable, key or attribute; else `inside` a module; else `otherwise`."""
         held = self.seen(values)
         name = held.name if held is not None else otherwise
+        if inside and (held is None or name.endswith("]")):
+            name = inside
         base, count = name, 2
         while name in self.taken:
             name, count = f"{base}_{count}", count + 1

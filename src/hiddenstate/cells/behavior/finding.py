@@ -14,13 +14,14 @@ from torch import nn
 
 from .analysis import analyze
 from .blindness import blind_spots
-from .calls import run, unharmed
+from .calls import run
 from .candidates import Analysis, Candidate, Draft
 from .deciding import line_of
 from .found import Found, Part, Recurrence, Unsure
 from .keeping import KeptState, kept_states
 from .merging import merge
 from .replay import replay
+from .restoring import Snapshot
 from .sizing import Axes, axes_of
 
 
@@ -40,7 +41,12 @@ def find(
     model = _unwrapped(model)
     if isinstance(model, torch.jit.ScriptModule):
         return Found((), (Unsure("", "", "the model is scripted: its operations are not seen from Python"),))
-    call = ModelCall(model, args, dict(kwargs or {}), frozenset(known))
+    given = dict(kwargs or {})
+    try:
+        snapshot = Snapshot(model, (args, given))
+    except Exception as error:  # a model that cannot be put back is not called
+        return _failed(error)
+    call = ModelCall(model, args, given, frozenset(known), snapshot)
     with _without_collector():
         return _find(call, tuple(exclude))
 
@@ -59,10 +65,12 @@ def _without_collector() -> Iterator[None]:
 
 def _find(call: ModelCall, exclude: tuple[str, ...]) -> Found:
     model, args = call.model, call.args
-    with unharmed(model, (args, call.kwargs)):
+    with call.snapshot.unharmed():
         keeping = KeptState.before(model)
         trace, _ = run(model, args, call.kwargs, known=call.known)
         try:
+            if trace.broken is not None:
+                raise trace.broken
             analysis = analyze(trace)
             merge(analysis)
             _hold_to_the_law(analysis)
@@ -83,6 +91,7 @@ class ModelCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     known: frozenset[nn.Module]
+    snapshot: Snapshot
 
 
 def _found(call: ModelCall, analysis: Analysis, keeping: KeptState, exclude: tuple[str, ...]) -> Found:
@@ -99,8 +108,8 @@ def _found(call: ModelCall, analysis: Analysis, keeping: KeptState, exclude: tup
     recurrences = [each for each in recurrences if not _excluded(each, exclude)]
     for where, why in (*analysis.trace.blind.items(), *blind_spots(analysis)):
         analysis.doubt(where, why)
-    unseen = (*analysis.trace.remarks, *_unseen(analysis))
-    return Found(tuple(recurrences), tuple(analysis.unsure), tuple(analysis.passed), tuple(analysis.known), unseen)
+    unsure, passed, known = tuple(analysis.unsure), tuple(analysis.passed), tuple(analysis.known)
+    return Found(tuple(recurrences), unsure, passed, known, tuple(_unseen(analysis)))
 
 
 def _has_rows(candidate: Candidate, axes: Axes, analysis: Analysis) -> bool:

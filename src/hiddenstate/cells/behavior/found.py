@@ -8,6 +8,12 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+# cell: calls of one module, which is handed what it gave before; of modules in modules, the innermost.
+# loop: operations of a forward that repeat, with state in variables, containers or attributes of that forward.
+# layer: such a loop within one call of a submodule that takes a sequence, and returns one and the state it ends in.
+# iteration: repeats, but takes no piece of the call's input of its own.
+# attribute: kept by a module between its own calls, with a row for each row of the batch.
+# cache: gets longer with every repetition; never a state of fixed size.
 Kind: TypeAlias = Literal["cell", "loop", "iteration", "layer", "attribute", "cache"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .attributes import Kept, Look, changed, kept_by, look, read_in
-from .calls import run, unharmed
+from .calls import run
 from .candidates import Analysis
 from .found import Part, Recurrence
 from .names import module_tensors
@@ -73,7 +73,7 @@ def kept_states(call: Any, keeping: KeptState, analysis: Analysis) -> list[Recur
 
 def _read_later(call: Any, moved: list[tuple[str, str]]) -> tuple[set[tuple[str, str]], dict[tuple[str, str], Kept]]:
     """Call twice, one after the other, and see what the second call reads; also return what it leaves."""
-    with unharmed(call.model, (call.args, call.kwargs)):
+    with call.snapshot.unharmed():
         try:
             call.model(*call.args, **call.kwargs)
             kept = kept_by(call.model)
@@ -81,6 +81,8 @@ def _read_later(call: Any, moved: list[tuple[str, str]]) -> tuple[set[tuple[str,
                 call.model, call.args, call.kwargs, known=call.known, enough=_replaced(call.model, kept, moved)
             )
         except Exception:  # a model that cannot be called twice with the same
+            return set(), {}
+        if trace.broken is not None:
             return set(), {}
         read = {key for key in moved if read_in(trace, ".".join(each for each in key if each))}
         return read, kept_by(call.model)
@@ -111,15 +113,13 @@ def _with_rows(call: Any, keeping: KeptState, analysis: Analysis, found: Any) ->
     sized: dict[tuple[str, str], int] = {}
     tried = False
     for axis in (0, 1):
-        inputs = other_row((call.args, call.kwargs), axis)
-        other = _kept_after(call, inputs) if inputs is not None else None
-        tried = tried or other is not None
         rows = batch_of((call.args, call.kwargs), axis) or 0
-        for key in keys:
-            if other is not None and key in other and key not in axes:
-                row = axis_by_row([(keeping.new[key].content, other[key].content)], rows)
-                if row is not None:
-                    axes[key] = row
+        seen = [_rows_reached(call, keeping, keys, (axis, row, rows)) for row in (0, rows - 1)]
+        tried = tried or any(each is not None for each in seen)
+        # One row alone might hit one entry of something shared by chance; two do not.
+        for key, row_axis in (seen[0] or {}).items():
+            if (seen[1] or {}).get(key) == row_axis:
+                axes.setdefault(key, row_axis)
         resized = other_size((call.args, call.kwargs), axis)
         other = _kept_after(call, resized[0]) if resized is not None and len(axes) < len(keys) else None
         for key in keys:
@@ -130,8 +130,23 @@ def _with_rows(call: Any, keeping: KeptState, analysis: Analysis, found: Any) ->
     return _recurrences(keeping, analysis, (keys, second), (axes, sized, tried))
 
 
+def _rows_reached(
+    call: Any, keeping: KeptState, keys: list[tuple[str, str]], where: tuple[int, int, int]
+) -> dict[tuple[str, str], int] | None:
+    """Return the axis of each attribute along which another input in one row reaches that row only."""
+    axis, row, rows = where
+    inputs = other_row((call.args, call.kwargs), axis, row) if rows > 1 else None
+    other = _kept_after(call, inputs) if inputs is not None else None
+    if other is None:
+        return None
+    found = {
+        key: axis_by_row([(keeping.new[key].content, other[key].content)], rows, row) for key in keys if key in other
+    }
+    return {key: found_axis for key, found_axis in found.items() if found_axis is not None}
+
+
 def _kept_after(call: Any, inputs: Any) -> dict[tuple[str, str], Kept] | None:
-    with unharmed(call.model, inputs):
+    with call.snapshot.unharmed():
         try:
             call.model(*inputs[0], **inputs[1])
         except Exception:  # a trial with rows that the model may not take

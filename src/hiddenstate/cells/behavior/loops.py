@@ -87,18 +87,22 @@ def _take_roles(analysis: Analysis, loop: Scope, windows: Windows, roles: list[R
         analysis.leave(where, "what crosses does not depend on the call's input")
         return
     targets = [[v for role in roles if (v := role.values[turn]) is not None] for turn in range(windows.count)]
-    pieces = pieces_of(windows, targets, analysis.marks, _states_around(analysis, windows))
+    around = _states_around(analysis, windows)
+    pieces = pieces_of(windows, targets, analysis.marks, around)
+    own = pieces.own or (loop in analysis.timed and not around)
     if pieces.depth:
         analysis.leave(where, "each repetition has weights of its own: layers in depth, not time")
         return
     crossing = {number for role in roles for number in role.members}
     problem = problem_of(windows, crossing, pieces.strange)
+    if not problem and loop in analysis.incomplete and windows.count > 2:
+        problem = "what crosses goes other ways in other repetitions: which value is which could not be told"
     if problem:
         analysis.doubt(where, problem)
         return
     changing = any(len({v.shape for v in role.values if v is not None}) > 1 for role in roles)
     if windows.count < 3:
-        if pieces.own and not changing:
+        if own and not changing:
             analysis.doubt(where, TOO_FEW)
         else:
             analysis.leave(
@@ -106,7 +110,7 @@ def _take_roles(analysis: Analysis, loop: Scope, windows: Windows, roles: list[R
             )
         return
     if changing:
-        if pieces.weights or pieces.own:
+        if pieces.weights or own:
             analysis.doubt(where, "what crosses changes its size from repetition to repetition")
         else:
             analysis.leave(where, "what crosses changes its size from repetition to repetition")
@@ -115,8 +119,8 @@ def _take_roles(analysis: Analysis, loop: Scope, windows: Windows, roles: list[R
         namer = Namer.of(analysis.trace, loop)
         drafts = [Draft(namer.name(r.values, f"state{i}"), r.values, r.initial) for i, r in enumerate(group)]
         names = ", ".join(draft.name for draft in drafts)
-        evidence = [f"{names} cross{'es' if len(drafts) == 1 else ''} {windows.count - 1} times", how(pieces.own)]
-        final: Kind = kind if pieces.own else "iteration"
+        evidence = [f"{names} cross{'es' if len(drafts) == 1 else ''} {windows.count - 1} times", how(own)]
+        final: Kind = kind if own else "iteration"
         analysis.candidates.append(Candidate(final, place, where[1], windows, drafts, evidence))
 
 
@@ -143,6 +147,8 @@ def _grouped(
         held, start = namer.seen(role.values), role.initial
         if module is None and start is not None and _goes_on_from(start, held):
             module = start.label.rpartition(".")[0]
+        if module is not None and held is not None and held.module is not None:
+            module = analysis.trace.paths.get(held.module, module)
         if module is None:
             own.append(role)
         else:

@@ -11,7 +11,7 @@ from .repetition import Windows
 from .trace import Trace
 
 _TIME = {"cell", "loop", "layer", "attribute"}
-_MOST = 8  # runs of one loop that are listed one by one
+_MOST = 64  # runs of one loop that are listed one by one
 
 
 def merge(analysis: Analysis) -> None:

@@ -45,6 +45,16 @@ def held_in_frame(frame: FrameType, first: tuple[str, ...]) -> dict[int, Held]:
     return found
 
 
+def names_in_forward(frame: FrameType | None, module: nn.Module) -> dict[int, str]:
+    """Return what a module's forward calls its tensors, by id, where one runs above this frame."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "forward" and code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is module:
+            return {id(value): name for name, value in frame.f_locals.items() if isinstance(value, Tensor)}
+        frame = frame.f_back
+    return {}
+
+
 def module_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the buffers and tensor attributes of one module, also those in containers, by name; no parameters."""
     for name, buffer in module._buffers.items():

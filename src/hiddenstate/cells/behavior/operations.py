@@ -199,3 +199,18 @@ DRAWS = set(
 
 # Memory that nobody has written yet.
 UNWRITTEN = {"empty", "empty_like", "new_empty", "empty_strided"}
+
+# What tells nothing of a tensor's content.
+PASSIVE = {"size", "dim", "stride", "is_floating_point", "numel", "type", "is_complex", "__len__", "ndimension"}
+PASSIVE |= {"_set_grad_enabled", "get_default_dtype", "is_tensor", "storage_offset", "is_contiguous", "element_size"}
+PASSIVE |= {"backward", "requires_grad_", "retain_grad", "register_hook", "is_inference", "has_names", "__hash__"}
+PASSIVE |= {"__repr__", "__format__", "data_ptr", "untyped_storage", "get_device", "is_shared", "manual_seed"}
+PASSIVE |= {"nelement"}
+
+# What takes a shape from its operand, and nothing of its content; and what takes it from its second one.
+SHAPE_ONLY = {"new_zeros", "new_ones", "new_empty", "new_full", "zeros_like", "ones_like", "empty_like", "full_like"}
+SHAPE_ONLY |= {"rand_like", "randn_like", "randint_like"}
+SHAPE_OF = {"expand_as", "view_as", "reshape_as", "type_as"}
+
+# What moves its first operand by the others.
+INDEXED = {"__getitem__", "index_select", "gather", "take_along_dim"}

@@ -76,8 +76,14 @@ class Windows:
 
 
 def windows_of(trace: Trace, loop: Scope) -> Windows:
-    """Return the turns of a loop as repetitions."""
-    return Windows(trace, [turn.start for turn in loop.turns], loop.end, loop)
+    """Return the turns of a loop as repetitions, without a last one that was broken off."""
+    starts, end = [turn.start for turn in loop.turns], loop.end
+    if len(starts) > 2:
+        last = {(op.offset, op.name) for op in trace.ops[starts[-1] : end]}
+        before = {(op.offset, op.name) for op in trace.ops[starts[-2] : starts[-1]]}
+        if last < before and 2 * (end - starts[-1]) < starts[-1] - starts[-2]:
+            end = starts.pop()
+    return Windows(trace, starts, end, loop)
 
 
 def reaching(trace: Trace, targets: Iterable[Value], span: tuple[int, int]) -> set[int]:

@@ -34,8 +34,8 @@ def other_size(inputs: Any, axis: int) -> tuple[Any, int, int] | None:
     return replaced(inputs, changed), rows, rows - 1 if fewer else rows + 1
 
 
-def other_row(inputs: Any, axis: int) -> Any | None:
-    """Return the inputs with something else in their first row."""
+def other_row(inputs: Any, axis: int, row: int = 0) -> Any | None:
+    """Return the inputs with something else in one row."""
     rows = batch_of(inputs, axis)
     if rows is None or rows < 2:
         return None
@@ -44,7 +44,7 @@ def other_row(inputs: Any, axis: int) -> Any | None:
         if tensor.layout is not torch.strided or tensor.dim() <= max(axis, 1) or tensor.shape[axis] != rows:
             return tensor
         new = tensor.detach().clone()
-        first, second = new.select(axis, 0), new.select(axis, 1)
+        first, second = new.select(axis, row), new.select(axis, (row + 1) % rows)
         if tensor.is_floating_point() or tensor.is_complex():
             first.copy_(0.6 * second + 0.3 * first.flip(0) + 0.05)
         elif tensor.dtype is not torch.bool:
@@ -62,8 +62,8 @@ def axis_by_size(one: tuple[int, ...], other: tuple[int, ...], sizes: tuple[int,
     return moved[0] if len(moved) == 1 and (one[moved[0]], other[moved[0]]) == sizes else None
 
 
-def axis_by_row(pairs: list[tuple[Tensor, Tensor]], rows: int) -> int | None:
-    """Return the axis along which only the first entry changed, in tensors before and after another first row."""
+def axis_by_row(pairs: list[tuple[Tensor, Tensor]], rows: int, row: int = 0) -> int | None:
+    """Return the axis along which only one entry changed, in tensors before and after something else in that row."""
     if not pairs or any(each.shape != pairs[0][0].shape for pair in pairs for each in pair):
         return None
     changed = torch.zeros(pairs[0][0].shape, dtype=torch.bool)
@@ -73,6 +73,7 @@ def axis_by_row(pairs: list[tuple[Tensor, Tensor]], rows: int) -> int | None:
         return None
     fits = []
     for axis, size in enumerate(changed.shape):
-        if size == rows and not bool(changed.narrow(axis, 1, size - 1).any()):
+        others = [index for index in range(size) if index != row]
+        if size == rows and not bool(changed.index_select(axis, torch.tensor(others, dtype=torch.long)).any()):
             fits.append(axis)
     return fits[0] if len(fits) == 1 else None

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from .analysis import analyze
-from .calls import run, unharmed
+from .calls import run
 from .candidates import Analysis, Candidate, Draft
 from .merging import merge
 from .rows import axis_by_row, axis_by_size, batch_of, other_row, other_size
@@ -64,14 +64,19 @@ def axes_of(call: Any, analysis: Analysis) -> Axes:
 
 
 def _missing(axes: Axes, analysis: Analysis) -> bool:
-    return any(axes.of(c, d) is None for c in analysis.candidates for d in c.drafts)
+    """Say whether some part's rows are unknown; a part that kept its size while others followed the rows has none."""
+    return any(
+        axes.of(c, d) is None and not (axes.found and axes.shared(c, d)) for c in analysis.candidates for d in c.drafts
+    )
 
 
 def _again(call: Any, args: Any, kwargs: Any, analysis: Analysis) -> Analysis | None:
     """Make another call and analyze it; None where the model cannot be called so."""
-    with unharmed(call.model, (args, kwargs)):
+    with call.snapshot.unharmed():
         try:
             trace, _ = run(call.model, args, kwargs, known=call.known, enough=_enough(analysis))
+            if trace.broken is not None:
+                return None
             other = analyze(trace)
             merge(other)
         except Exception:  # a trial with rows that the model may not take

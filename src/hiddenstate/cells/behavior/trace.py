@@ -16,14 +16,17 @@ from torch.overrides import TorchFunctionMode
 from .bytecode import CodeLoop
 from .flat import leaves, operands
 from .memory import Entry, Memory, Store, Value, Write, box_of, version_of
-from .names import Held, held_in_frame
+from .names import Held, held_in_frame, names_in_forward
 from .operation import ESCAPES, Call, Op
+from .operations import PASSIVE, SHAPE_OF, SHAPE_ONLY
 from .places import Places, Scope
 from .writing import OVERWRITES, in_place, region_of, written_by
 
 _NAMES_AT = (1, 2)  # the turns at whose beginning we look what variables are called
 
 
+_SMALL = 16_384  # numbers in a tensor that is copied whenever a part of it is written
+_NAMES_IN = 4  # calls of a module in which we look what its own code calls tensors
 _NAMES_UNTIL = 10_000  # turns of one loop, over all its runs, after which we no longer look
 
 
@@ -42,11 +45,13 @@ class Trace(TorchFunctionMode):
         self.calls: list[Call] = []
         self.held: dict[Scope, dict[int, dict[int, Held]]] = {}  # by loop and turn: what was held as the turn began
         self.places = Places(root, self._on_turn)
-        self.remarks: dict[str, None] = {}
+        self.paths: dict[nn.Module, str] = {}
         self.blind: dict[tuple[str, str], str] = {}  # modules that give what was made out of sight, and why
         self.turned: Counter[CodeLoop | None] = Counter()  # turns of each loop, over all its runs
         self.called: Counter[nn.Module] = Counter()
+        self.names_inside: dict[nn.Module, dict[int, str]] = {}  # by module: what its own code calls tensors, by id
         self.paused = 0
+        self.broken: Exception | None = None  # what went wrong in the trace itself
         self._open: list[int] = []
         self._thread = threading.get_ident()
         self._enough = enough
@@ -66,20 +71,34 @@ class Trace(TorchFunctionMode):
     ) -> Any:
         """Run one operation, and write it down."""
         kwargs = kwargs or {}
-        if self.paused or threading.get_ident() != self._thread:
+        if not self.listening:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "") or type(func).__name__
         if name == "__get__":
             name = getattr(func.__self__, "__name__", name)
-        if name in _PASSIVE:
+        if name in PASSIVE:
             return func(*args, **kwargs)
         tensors = operands(args, kwargs)
         if in_place(name) and args and isinstance(args[0], Tensor):
             self._before_write(args[0])
         versions = [version_of(tensor) for tensor in tensors]
         result = func(*args, **kwargs)
-        self.record(func, name, (args, kwargs), list(zip(tensors, versions, strict=True)), result)
+        self.safely(self.record, func, name, (args, kwargs), list(zip(tensors, versions, strict=True)), result)
         return result
+
+    @property
+    def listening(self) -> bool:
+        """Whether what happens now is written down: not our own work, nor that of other threads."""
+        return not self.paused and threading.get_ident() == self._thread
+
+    def safely(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Do a piece of our own work; if it fails, the trace ends there, and the model's call goes on."""
+        try:
+            return work(*args)
+        except Exception as error:
+            self.broken = error
+            self.paused += 1
+            return None
 
     def record(
         self, func: Any, name: str, called: tuple[Any, Any], given: list[tuple[Tensor, int]], result: Any
@@ -100,9 +119,13 @@ class Trace(TorchFunctionMode):
             written[0] if written and name == "__setitem__" and region_of(op, written[0]) is not written[0] else None
         )
         op.reads = [(tensor, self._operand(op, (tensor, version), apart, target)) for tensor, version in given]
-        if name not in _SHAPE_ONLY:
-            op.ins = [value for _, value in (op.reads[:1] if name in _SHAPE_OF else op.reads)]
+        if name not in SHAPE_ONLY:
+            op.ins = [value for _, value in (op.reads[:1] if name in SHAPE_OF else op.reads)]
         number = len(self.ops)
+        if self._open and self.calls[self._open[-1]].start == number:
+            module = self.calls[self._open[-1]].module
+            if self.called[module] <= _NAMES_IN:
+                self.names_inside.setdefault(module, {}).update(names_in_forward(sys._getframe(1), module))
         self.ops.append(op)
         for target in written:
             self._write(op, number, target)
@@ -229,6 +252,12 @@ class Trace(TorchFunctionMode):
         op.outs.append(value)
         if region is not target:
             entry.value = old
+            if entry.epoch == len(store.writes) - 1 and target.numel() <= _SMALL:
+                # Whoever reads the whole later reads what this turn made of it, not its pieces.
+                entry.value = self._alias(op, [value, old], target)
+                entry.value.store, entry.value.epoch = store, len(store.writes)
+                entry.epoch, entry.version = len(store.writes), version_of(target)
+                memory.keep(entry.value, target)
 
     def _make(self, op: Op, number: int, tensor: Tensor, place: int) -> None:
         memory = self.memory
@@ -262,31 +291,6 @@ class Trace(TorchFunctionMode):
 
 
 _TORCH = torch.__path__[0]
-
-
-_PASSIVE = {
-    "size",
-    "dim",
-    "stride",
-    "is_floating_point",
-    "numel",
-    "type",
-    "is_complex",
-    "__len__",
-    "ndimension",
-    "nelement",
-}
-_PASSIVE |= {"_set_grad_enabled", "get_default_dtype", "is_tensor", "storage_offset", "is_contiguous", "element_size"}
-_PASSIVE |= {"backward", "requires_grad_", "retain_grad", "register_hook", "is_inference", "has_names", "__hash__"}
-_PASSIVE |= {"__repr__", "__format__", "data_ptr", "untyped_storage", "get_device", "is_shared", "manual_seed"}
-
-
-# What takes a shape from its operand, and nothing of its content.
-_SHAPE_ONLY = {"new_zeros", "new_ones", "new_empty", "new_full", "zeros_like", "ones_like", "empty_like", "full_like"}
-_SHAPE_ONLY |= {"rand_like", "randn_like", "randint_like"}
-
-
-_SHAPE_OF = {"expand_as", "view_as", "reshape_as", "type_as"}
 
 
 def _alias(*_: Any) -> None:
