@@ -148,7 +148,8 @@ def not_recurrent(model: nn.Module) -> NotRecurrent:
     return NotRecurrent(
         f"{type(model).__name__} has no recurrent layer that is known: no nn.RNN, nn.LSTM or nn.GRU, none of "
         f"torch's cells, no module with forward(x, state) and initial_state(batch) or hidden_size, and nothing that "
-        f"was seen to recur in a call. hs.register(Type) teaches a new kind; hs.layers(model, *inputs).explain() says more."
+        f"was seen to recur in a call. hs.register(Type) teaches a new kind; hs.layers(model, *inputs).explain() says "
+        f"what was looked at."
     )
 
 
