@@ -790,3 +790,83 @@ def test_a_submodule_that_is_called_is_carried_as_the_model_is():
         pieces = torch.cat([model.net(x[:, :3]), model.net.forward(x[:, 3:])], dim=1)
         torch.testing.assert_close(pieces, whole)
         assert set(carry.state) == {"net.encoder.lstm.h", "net.encoder.lstm.c", "net.gru.h"}
+
+
+def test_what_another_rank_carried_is_refused(monkeypatch):
+    model, ranks = Deep(), iter([0, 1, 1])
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: next(ranks))
+    with Carry(model) as carry:
+        model(torch.randn(2, 4, 3))
+        first, second = carry.state_dict(), carry.state_dict()
+        with pytest.raises(StateMismatch, match=r"what rank 0 carried, but here is rank 1.*a name of its own"):
+            carry.load_state_dict(first)
+    assert second["rank"] == 1
+
+
+class Loop(nn.Module):
+    """A loop without any module that is the step."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(7, 4)
+
+    def forward(self, x):
+        memory = x.new_zeros(len(x), 4)
+        for step in x.unbind(1):
+            memory = torch.tanh(self.mix(torch.cat([step, memory], dim=-1)))
+        return memory
+
+
+def test_what_recurs_without_being_carried_is_named_once():
+    model, x = Loop(), torch.randn(2, 6, 3)
+    expected = model(x)
+    with Carry(model) as carry:
+        with pytest.warns(CarryWarning, match=r"not carried: memory of the loop at test_carry.py:\d+, which begins"):
+            assert torch.equal(model(x), expected)
+        assert torch.equal(model(x), expected)
+        assert carry.state is None
+
+
+def test_a_model_in_which_nothing_recurs_is_refused_when_it_is_called():
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.fc(x)
+
+    model = Plain()
+    with (
+        Carry(model),
+        pytest.raises(NotRecurrent, match=r"Plain has no recurrent layer.*nothing that was seen"),
+    ):
+        model(torch.randn(2, 4, 3))
+    assert set(vars(model)) == set(vars(Plain()))
+
+
+class Odd(nn.Module):
+    """A cell that bears none of the names of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(7, 4)
+
+    def forward(self, signal, past=None):
+        past = signal.new_zeros(len(signal), 4) if past is None else past
+        return torch.tanh(self.mix(torch.cat([signal, past], dim=-1)))
+
+
+def test_a_cell_that_only_its_behavior_shows_is_carried():
+    model = Stepping(Odd())
+    x = torch.randn(2, 12, 3)
+    assert not layers(model)
+    whole = model(x)
+    with Carry(model) as carry:
+        torch.testing.assert_close(torch.cat([model(x[:, :5]), model(x[:, 5:])], dim=1), whole)
+        assert [part.shape for part in carry.state.values()] == [(2, 4)]
+        carry.reset([0])
+        out = model(x)
+    torch.testing.assert_close(out[:1], model(x[:1]))

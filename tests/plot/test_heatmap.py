@@ -113,7 +113,7 @@ def test_gradients_half_precision_and_empty_sequences_are_drawn_too():
         (lambda: heatmap({}), "but this is dict. A recording has one trajectory for each track"),
         (lambda: heatmap(waves(), row=1), "row 1 was asked for, but the trajectory has 1 rows"),
         (lambda: heatmap(walk(), tokens=["a"]), "there are 1 tokens, but 17 steps: one for each"),
-        (lambda: heatmap(walk(), part="z"), "no part or gate named 'z' in this trajectory, only h, c, input, forget"),
+        (lambda: heatmap(walk(), part="z"), "the trajectory has no 'z'; it has h, c, input, forget"),
         (lambda: heatmap(Trajectory(waves()), part="forget"), r"hs.record\(model, gates=True\)"),
         (
             lambda: heatmap(waves(), order="name"),

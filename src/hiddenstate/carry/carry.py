@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..cells import Handle, has_own_code, layers, listen, unwrap
@@ -139,6 +140,7 @@ class Carry:
             "states": {name: dict(state.detach()) for name, state in self._kept.states.items()},
             "axes": {name: dict(state.batch_axis) for name, state in self._kept.states.items()},
             "anew": {name: mask.clone() for name, mask in self._kept.anew.items()},
+            **_rank(),
         }
 
     def load_state_dict(self, content: dict[str, Any]) -> None:
@@ -146,6 +148,13 @@ class Carry:
         missing = {"states", "axes", "anew"} - set(content)
         if missing:
             raise StateMismatch(f"this is no state_dict of a Carry: it lacks {', '.join(sorted(missing))}.")
+        theirs, ours = content.get("rank"), _rank().get("rank")
+        if theirs is not None and ours is not None and theirs != ours:
+            raise StateMismatch(
+                f"this is what rank {theirs} carried, but here is rank {ours}: each rank carries rows of its own. "
+                f"torch.distributed.checkpoint keeps one copy of what all ranks name alike: save each rank's "
+                f"carry.state_dict() under a name of its own, or in a file of its own."
+            )
         known = {layer.name: layer for layer in self._layers}
         if not set(content["states"]) <= set(known):
             raise StateMismatch(
@@ -216,6 +225,12 @@ class Carry:
 
 
 _attached: WeakKeyDictionary[nn.Module, Carry] = WeakKeyDictionary()
+
+
+def _rank() -> dict[str, int]:
+    """Say which rank's rows these are, where there are several."""
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return {"rank": dist.get_rank()} if several else {}
 
 
 def _home(module: nn.Module) -> torch.device:

@@ -41,7 +41,7 @@ def as_series(traj: Trajectory | Tensor, lengths: Tensor | None = None, *, part:
     if isinstance(traj, Trajectory):
         if lengths is not None:
             raise BadInput("a Trajectory knows its own lengths: lengths= is for plain tensors.")
-        return _series(_part(traj, part), traj.valid, part)
+        return _series(traj.part(part), traj.valid, part)
     if not isinstance(traj, Tensor):
         raise BadInput(
             f"states are a Trajectory or a tensor (batch, time, unit), but this is {type(traj).__name__}. "
@@ -91,16 +91,6 @@ def first_bad(values: Tensor, valid: Tensor) -> tuple[int, int, int] | None:
         return None
     step, row, unit = bad.transpose(0, 1).nonzero()[0].tolist()
     return row, step, unit
-
-
-def _part(traj: Trajectory, part: str) -> Tensor:
-    parts = {**traj.states, **traj.gates}
-    if part not in parts:
-        raise BadInput(
-            f"the trajectory has no {part!r}; it has {', '.join(parts)}. "
-            f"Gates are there after hs.record(model, gates=True)."
-        )
-    return parts[part]
 
 
 def _series(values: Tensor, valid: Tensor, name: str) -> Series:

@@ -22,7 +22,7 @@ def one_row(traj: Trajectory | Tensor, *, part: str = "h", row: int = 0) -> Tens
     torch.Size([2, 3])
     """
     if isinstance(traj, Trajectory):
-        values, lengths = _part(traj, part), traj.lengths
+        values, lengths = traj.part(part), traj.lengths
     elif isinstance(traj, Tensor) and traj.dim() in (2, 3):
         values, lengths = traj.unsqueeze(0) if traj.dim() == 2 else traj, None
     else:
@@ -36,16 +36,6 @@ def one_row(traj: Trajectory | Tensor, *, part: str = "h", row: int = 0) -> Tens
     steps = values.shape[1] if lengths is None else int(lengths[row])
     # Copied: what is drawn stays as it was seen, whatever happens to the tensor afterwards.
     return values[row, :steps].detach().to("cpu", torch.float32, copy=True)  # (time, unit)
-
-
-def _part(traj: Trajectory, part: str) -> Tensor:
-    there = {**traj.states, **traj.gates}
-    if part in there:
-        return there[part]
-    hint = ""
-    if not traj.gates and part in ("input", "forget", "output", "candidate", "reset", "update"):
-        hint = " Gates are recorded with hs.record(model, gates=True)."
-    raise BadInput(f"there is no part or gate named {part!r} in this trajectory, only {', '.join(there)}.{hint}")
 
 
 def readable(tokens: Sequence[str], steps: int, *, what: str = "tokens") -> list[str]:

@@ -140,4 +140,5 @@ def assemble(
         track=track,
         kind=kind,
         every=every,
+        name=first,
     )

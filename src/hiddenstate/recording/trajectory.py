@@ -34,6 +34,7 @@ class Trajectory:
     track: str = ""
     kind: str = ""  # the layer's kind: lstm, gru, rnn, lstm_cell, cell, …
     every: int = 1  # the steps kept are 0, every, 2 * every, …
+    name: str = "h"  # what its layer calls h
 
     def __post_init__(self) -> None:
         """Check that all parts agree, and fill in lengths where none were given."""
@@ -63,8 +64,18 @@ class Trajectory:
 
     @property
     def states(self) -> dict[str, Tensor]:
-        """All parts of the state by name, each (batch, time, unit)."""
-        return {"h": self.h, **({"c": self.c} if self.c is not None else {}), **self.others}
+        """All parts of the state by the names that the layer gives them, each (batch, time, unit)."""
+        return {self.name: self.h, **({"c": self.c} if self.c is not None else {}), **self.others}
+
+    def part(self, name: str) -> Tensor:
+        """Return a part of the state or a gate, (batch, time, unit); `"h"` is the first part whatever it is called."""
+        there = {**self.states, **self.gates}
+        if name in there:
+            return there[name]
+        if name == "h":
+            return self.h
+        hint = "" if self.gates else " Gates are there after hs.record(model, gates=True)."
+        raise BadInput(f"the trajectory has no {name!r}; it has {', '.join(there)}.{hint}")
 
     @property
     def nbytes(self) -> int:
