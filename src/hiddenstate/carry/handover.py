@@ -98,13 +98,14 @@ class HandOver(Listener):
         if self._within or layer not in self._layers:
             return proceed(call)
         given = call.given_native
-        state = self._carried(call) if given is None else self._heed(call)
+        rows, batched = layer.rows(call.args, call.kwargs)
+        state = self._carried(call, rows) if given is None else self._heed(call)
         model_call.steps.setdefault(layer.name, 0)
         if model_call.marks is not None:
             done = self._marked(call, proceed, state)
         else:
-            done = proceed(call if state is None or given is not None else call.handed(state))
-        self._keep(done)
+            done = proceed(call if state is None or given is not None else call.handed(state, batched=batched))
+        self._keep(done, rows)
         return done
 
     def _examine(self, entry: Entry) -> None:
@@ -139,7 +140,7 @@ class HandOver(Listener):
         state = self._replays.state_for(call)
         return proceed(call if state is None else call.handed(state))
 
-    def _carried(self, call: Call) -> State | None:
+    def _carried(self, call: Call, rows: int) -> State | None:
         layer, model_call = call.layer, self._call
         if layer.name in model_call.handed:
             raise CarryError(
@@ -148,7 +149,7 @@ class HandOver(Listener):
                 f"(`out, state = layer(x, state)`), or carry the two uses as two layers."
             )
         model_call.handed.add(layer.name)
-        state = self._next(layer, call.rows)
+        state = self._next(layer, rows)
         if may_be_recomputed(grad_before=model_call.grad):
             self._replays.note(call, state)
         return state
@@ -199,9 +200,9 @@ class HandOver(Listener):
         finally:
             self._within = False
 
-    def _keep(self, call: Call) -> None:
+    def _keep(self, call: Call, rows: int) -> None:
         layer, model_call = call.layer, self._call
-        state = _in_full_precision(call.state, layer)
+        state = _in_full_precision(layer.to_state(call.state_native, batch=rows), layer)
         marks = model_call.marks
         if marks is not None and marks.lengths is not None and not layer.fused:
             alive = (marks.lengths > model_call.steps[layer.name]).nonzero()[:, 0].tolist()
@@ -214,7 +215,7 @@ class HandOver(Listener):
         if kept is None:
             # A layer that makes its own first state is left alone; it may know better than zeros.
             return None if self._start.is_zeros and _starts_itself(layer) else self._start.of(layer, rows)
-        self._check_rows(layer, kept, rows)
+        fewer = self._fewer(layer, kept, rows)
         if any(tensor.requires_grad and _graph_is_freed(tensor) for tensor in kept.values()):
             raise CarryError(
                 f"the carried state of {layer.label!r} still holds the graph of an earlier batch, and a backward "
@@ -223,22 +224,24 @@ class HandOver(Listener):
             )
         state = self.kept.current(layer, self._start)
         assert state is not None
-        if rows < state.batch:
+        if fewer:
             state = state.select(slice(0, rows))
         if not torch.is_inference_mode_enabled() and any(part.is_inference() for part in state.values()):
             state = state.clone()  # autograd refuses tensors that were made in inference mode
         return self._reverse_anew(layer, state)
 
-    def _check_rows(self, layer: Layer, kept: State, rows: int) -> None:
-        if rows == kept.batch or (not self.strict and rows < kept.batch):
-            return
+    def _fewer(self, layer: Layer, kept: State, rows: int) -> bool:
+        """Say whether only the first rows go on; refuse other numbers of rows than are carried."""
+        batch = kept.batch
+        if rows == batch or (not self.strict and rows < batch):
+            return rows < batch
         way_out = (
             "The last batch of an epoch is often smaller: use drop_last=True, or Carry(model, rows='first')."
-            if rows < kept.batch
+            if rows < batch
             else "Another set of sequences begins with carry.reset()."
         )
         raise StateMismatch(
-            f"the input has {rows} rows, but the carried state of {layer.label!r} has {kept.batch}. {way_out}"
+            f"the input has {rows} rows, but the carried state of {layer.label!r} has {batch}. {way_out}"
         )
 
     def _reverse_anew(self, layer: Layer, state: State) -> State:

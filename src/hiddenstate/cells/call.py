@@ -103,9 +103,9 @@ class Call:
         """The state it ended in."""
         return self.layer.to_state(self.state_native, batch=self.rows)
 
-    def handed(self, state: State) -> Call:
-        """Return the same call with this state among its arguments."""
-        native = self.layer.to_native(state, batched=self.batched)
+    def handed(self, state: State, *, batched: bool | None = None) -> Call:
+        """Return the same call with this state among its arguments; `batched`, where that is known already."""
+        native = self.layer.to_native(state, batched=self.batched if batched is None else batched)
         return Call(self.layer, *self.layer.give(self.args, self.kwargs, native))
 
     def fed(self, x: Tensor | PackedSequence) -> Call:

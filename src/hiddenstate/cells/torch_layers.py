@@ -50,7 +50,7 @@ class FusedAdapter(Adapter):
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
         """Name h and c; a state without rows becomes one of a single row."""
         parts = _named(self.kind == "lstm", native)
-        return State({name: part if part.dim() > 2 else part.unsqueeze(1) for name, part in parts.items()}, 1)
+        return State.alike({name: part if part.dim() > 2 else part.unsqueeze(1) for name, part in parts.items()}, 1)
 
     def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Native:
         """Return the tensor or the tuple (h, c) that the layer takes."""
@@ -112,7 +112,7 @@ class TorchCellAdapter(Adapter):
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
         """Name h and c; a state without rows becomes one of a single row."""
         parts = _named(self._lstm, native)
-        return State({name: part if part.dim() > 1 else part.unsqueeze(0) for name, part in parts.items()})
+        return State.alike({name: part if part.dim() > 1 else part.unsqueeze(0) for name, part in parts.items()}, 0)
 
     def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Native:
         """Return the tensor or the tuple (h, c) that the cell takes."""

@@ -225,6 +225,14 @@ class State(Mapping[str, Tensor]):
         )
 
     @staticmethod
+    def alike(parts: dict[str, Tensor], axis: int) -> State:
+        """Return a State of tensors that are known to be such: where all have one shape, nothing is left to check."""
+        shapes = {part.shape for part in parts.values()}
+        if len(shapes) != 1:
+            return State(parts, axis)
+        return State._trusted(parts, dict.fromkeys(parts, axis))
+
+    @staticmethod
     def cat(states: Iterable[State]) -> State:
         """Return the rows of all `states`, one after another."""
         states = list(states)
