@@ -240,9 +240,8 @@ class HandOver(Listener):
             if rows < batch
             else "Another set of sequences begins with carry.reset()."
         )
-        raise StateMismatch(
-            f"the input has {rows} rows, but the carried state of {layer.label!r} has {batch}. {way_out}"
-        )
+        carried = f"the carried state of {layer.label!r} has {batch}"
+        raise StateMismatch(f"the input has {rows} rows, but {carried}. {way_out}")
 
     def _reverse_anew(self, layer: Layer, state: State) -> State:
         if not both_ways(layer):

@@ -99,7 +99,7 @@ def gather(
     tell("comparing rows")
     compared = _try(lambda: _comparison(tracks[-1].traj, named, given=labels is not None))
     tell("measuring Jacobians")
-    local = {layer.name: _try(lambda one=layer: _jacobians(one, ran)) for layer in ran.layers}  # type: ignore[misc]
+    local = {layer.name: _try(lambda one=layer: _jacobians(one, ran)) for layer in ran.layers if layer.seen is None}  # type: ignore[misc]
     inner = unwrap(model)
     return Evidence(
         model=type(inner).__name__,

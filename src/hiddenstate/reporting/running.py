@@ -13,7 +13,19 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ..carry import Carry
-from ..cells import Call, Layer, Layers, Listener, Proceed, layers, listen, untouched, unwrap
+from ..cells import (
+    Call,
+    Layer,
+    Layers,
+    Listener,
+    Proceed,
+    has_own_code,
+    layers,
+    listen,
+    unheard,
+    untouched,
+    unwrap,
+)
 from ..errors import BadInput, NotRecurrent
 from ..recording import Recording, record
 
@@ -30,19 +42,25 @@ class Run:
 def run(model: nn.Module, inputs: tuple[Any, ...]) -> Run:
     """Call `model` once in eval mode and return all that its layers did; the model comes back untouched."""
     found = layers(model)
-    if not found:
-        raise NotRecurrent(
-            f"{type(model).__name__} has no recurrent layer, so there is nothing to report on. A cell of your own is "
-            f"found by its initial_state(batch), or by hidden_size and forward(x, state); hs.register teaches others."
-        )
+    if not found and not has_own_code(model):
+        raise NotRecurrent(_nothing(model))
     if not inputs:
+        first = (
+            f"the layer {found[0].name or 'itself'} and those before it want it{_wanted(found[0])}"
+            if found
+            else "it takes it"
+        )
         raise BadInput(
-            f"a report needs what the model is called with: hs.report(model, x, path=...), with x as the layer "
-            f"{found[0].name or 'itself'} and those before it want it{_wanted(found[0])}."
+            f"a report needs what the model is called with: hs.report(model, x, path=...), with x as {first}."
         )
     given = _Inputs()
+    with at_peace(model), unheard():
+        _call(model, inputs)  # says what is wrong, where it is the model that fails
+        found = layers(model, *inputs) if has_own_code(model) else found
+    if not found:
+        raise NotRecurrent(_nothing(model))
     with at_peace(model), record(model, gates=True) as recording:
-        handle = listen(model, found, given)
+        handle = listen(model, [layer for layer in found if layer.seen is None], given)
         try:
             _call(model, inputs)
         finally:
@@ -50,6 +68,13 @@ def run(model: nn.Module, inputs: tuple[Any, ...]) -> Run:
     for track in recording:
         recording.runs(track)  # values are worked out while the weights are as they were
     return Run(found, recording, given.along_time())
+
+
+def _nothing(model: nn.Module) -> str:
+    return (
+        f"{type(model).__name__} has no recurrent layer, and nothing was seen to recur in a call of it, so there is "
+        f"nothing to report on. hs.layers(model, *inputs).explain() shows what was looked at; hs.register teaches others."
+    )
 
 
 @contextmanager
