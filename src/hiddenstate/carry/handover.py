@@ -116,7 +116,7 @@ class HandOver(Listener):
         except Exception:  # the call itself will raise it once more, where the user made it
             return
         self._unexamined = False
-        if not found and not (found.seen and found.seen.unsure):
+        if not found and not found.doubts():
             raise not_recurrent(self._model)
         old = {layer.module: layer for layer in self._layers}
         new = [layer for layer in found if layer.module not in old and _can_be_carried(layer)]
@@ -124,8 +124,9 @@ class HandOver(Listener):
         self._layers[:] = [*(layer for layer in self._layers if layer.module in named), *new]
         self._silent = None if self._silent is None else self._silent | {layer.name for layer in new}
         self.more.append(listen(self._model, new, self))
-        left = [_left_out(layer) for layer in found if layer.seen and layer not in new and layer.kind != "iteration"]
-        left += [str(each) for each in found.seen.unsure] if found.seen else []
+        whole = {layer.module for layer in self._layers if layer.fused}
+        others = [layer for layer in found if layer.seen and layer not in new and layer.module not in whole]
+        left = [_left_out(layer) for layer in others if layer.kind != "iteration"] + found.doubts()
         if left:
             warnings.warn(
                 f"not carried: {'; '.join(left)}. hs.layers(model, *inputs).explain() says more.",

@@ -116,6 +116,12 @@ class Layers(list[Layer]):
         super().__init__(found)
         self.seen = seen
 
+    def doubts(self) -> list[str]:
+        """Return what could not be told in the call that was watched, but for what is inside a layer that is known."""
+        known = [layer.name for layer in self if layer.seen is None]
+        unsure = self.seen.unsure if self.seen is not None else ()
+        return [str(each) for each in unsure if not any(_inside(each.module, name) for name in known)]
+
     def explain(self) -> str:
         """Return what was found and by which evidence, what was not taken and why, and what was not examined."""
         lines = [f"{layer.label}: {layer.kind}, {_how(layer)}" for layer in self if layer.seen is None]
@@ -136,6 +142,10 @@ class Layers(list[Layer]):
         )
 
     __repr__ = __str__
+
+
+def _inside(path: str, name: str) -> bool:
+    return not name or path == name or path.startswith(f"{name}.")
 
 
 def _how(layer: Layer) -> str:

@@ -86,7 +86,7 @@ class Patient:
             except Exception:  # the model itself fails: the examination will say so
                 return
             self.seen = [layer for layer in found if layer.seen is not None]
-            self.doubts = [str(each) for each in found.seen.unsure] if found.seen is not None else []
+            self.doubts = found.doubts()
         for layer in self.seen:
             self.assumed.append(
                 f"{layer.label} ({layer.kind} at {layer.seen.line if layer.seen else ''}) was found by what it does: "

@@ -156,7 +156,7 @@ class Recorder(Recording):
 
     def _begin_with(self, found: Layers) -> None:
         """Listen to what a watched call has shown, too."""
-        if not found and not (found.seen and found.seen.unsure):
+        if not found and not found.doubts():
             raise _not_recurrent(self._model)
         named = {layer.module for layer in found}
         for layer in self._found:
@@ -169,7 +169,7 @@ class Recorder(Recording):
         new = self._recorders([layer for layer in called if layer.module not in self._hearing.recorders])
         self._hearing.recorders.update({each.layer.module: each for each in new})
         self._handles.append(self._listen(new))
-        doubts = [str(each) for each in found.seen.unsure] if found.seen else []
+        doubts = found.doubts()
         doubts += [f"{layer.label}, a cache, which grows" for layer in found if layer.kind == "cache"]
         if doubts:
             warnings.warn(

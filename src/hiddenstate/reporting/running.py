@@ -72,8 +72,8 @@ def run(model: nn.Module, inputs: tuple[Any, ...]) -> Run:
 
 def _nothing(model: nn.Module) -> str:
     return (
-        f"{type(model).__name__} has no recurrent layer, so there is nothing to report on: nothing was seen to recur in a "
-        f"call of it. hs.layers(model, *inputs).explain() shows what was looked at; hs.register teaches others."
+        f"{type(model).__name__} has no recurrent layer, so there is nothing to report on: nothing was seen to recur "
+        f"in a call of it. hs.layers(model, *inputs).explain() shows what was looked at; hs.register teaches others."
     )
 
 
