@@ -4,16 +4,19 @@ PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 
-.PHONY: help demo test bench docs lint format clean
+.PHONY: help demo test test-long bench docs lint format clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 11
 
 demo: $(STAMP)  ## train, carry, see, diagnose, report: what the library is for, in about a minute
 	$(BIN)/hiddenstate demo
 
 test: lint  ## lint, types, tests and the examples in docstrings and pages
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not long"
+
+test-long: $(STAMP)  ## sweeps over many models and settings: what takes longer than one waits for
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m long
 
 bench: $(STAMP)  ## every benchmark, one after the other; ratios within one run
 	@set -e; for file in $(filter-out benchmarks/timing.py,$(wildcard benchmarks/*.py)); do \

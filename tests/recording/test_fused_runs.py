@@ -51,6 +51,7 @@ def test_a_layer_that_is_stepped_is_recorded_as_in_one_call(kind, size, grads):
         torch.testing.assert_close(pieces.initial["h"], whole.initial["h"])
 
 
+@pytest.mark.filterwarnings("ignore:not recorded")  # what `map` hands on could be anything, and that is said
 @KINDS
 def test_a_state_that_is_changed_on_the_way_still_goes_on(kind):
     masked = Stepped(kind, between=on_both(lambda part: part * 0.5))
