@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -34,11 +34,104 @@ LAYERS = {"layer", "lstm", "gru", "rnn", "recurrent"}
 CELLS = {"cell", "lstm_cell", "gru_cell", "rnn_cell"}
 INNER = {"loop", "iteration", "attribute", "cache"}  # not a module of its own: it stands in the forward of its holder
 
-KNOWN: dict[tuple[str, str], str] = {}
+# What the library does not keep yet, by law and case. The first of each group are silent and wrong.
+KNOWN: dict[tuple[str, str], str] = {
+    ("found", "running_statistics"): "a mean over all rows passes for a state: its features are taken for rows",
+    (
+        "found",
+        "cross_attention",
+    ): "a module with the names of a cell is one, though the call showed no recurrence",
+    ("found", "ctc_lattice"): "nothing is found, and what crosses is said to only collect",
+    ("found", "message_passing"): "torch's cell in rounds without time is called a cell, not an iteration",
+    ("found", "slot_attention"): "torch's cell in rounds without time is called a cell, not an iteration",
+    ("found in a short call", "stacked_cells"): "in 4 steps, layers times steps pass for 12 repetitions of a loop",
+    ("found in a short call", "list_of_states"): "in 3 steps, layers times steps pass for repetitions of a loop",
+    ("explained", "self_hidden"): "the line of an attribute that a torch layer writes is one of torch",
+    ("explained", "key_value_cache"): "the line of an attribute that a torch layer writes is one of torch",
+    (
+        "explained",
+        "neural_turing_machine",
+    ): "the line of an attribute that a torch layer writes is one of torch",
+    ("recorded", "diffusion_sampler"): "the last turn takes another branch, and the state before it is shown after it",
+    ("recorded", "running_statistics"): "a mean over all rows is recorded as a state",
+    ("recorded", "cross_attention"): "what a module with the names of a cell returns is recorded as a state",
+    ("recorded", "one_cell_two_sequences"): "two sequences, each from zeros, are one run of 12 steps",
+    ("recorded", "packed_by_hand"): "a loop whose rows are not known is one row of 15 units",
+    ("recorded", "growing_memory"): "a memory that grows is not seen in 7 steps, only in 12 and more",
+    ("recorded", "dict_of_state_and_window"): "what is kept in a dict is looked for under its key, and not found",
+    ("recorded", "quantized_lstm"): "c is not there, and nobody says so",
+    ("recorded", "first_step_apart"): "the first step, written before the loop, is its start: 6 steps of 7",
+    ("recorded", "key_value_cache"): "the warning names a track with a line of torch in it, and no part",
+    (
+        "recorded again",
+        "stateful_reservoir",
+    ): "its loop is called an attribute in the second call, and is not recorded",
+    ("started", "running_sum"): "begun at a Python number, its first state is shown as its start too",
+    ("started", "first_step_apart"): "the first step, written before the loop, is its start",
+    ("started", "cross_attention"): "what a module with the names of a cell is handed is recorded as a start",
+    ("carried in truth", "python_lstm"): "a layer that is carried is said not to be, by the loop in it",
+    ("carried in truth", "dict_of_state_and_window"): "a loop that goes on from an attribute is said to begin anew",
+    ("carried in truth", "stateful_reservoir"): "a loop that goes on from an attribute is said to begin anew",
+    ("diagnosed", "scripted_layer"): "a scripted module is left in eval mode",
+    ("diagnosed", "ctc_lattice"): "nothing recurrent is seen",
+    ("diagnosed", "pointer_network"): "HS102: a decoder that points into all of its input is said to see the future",
+    ("diagnosed", "message_passing"): "HS204: the two rows of an edge list pass for two rows of a batch",
+    ("diagnosed", "dict_state"): "inputs by keyword are not taken",
+    ("diagnosed", "hub_output"): "inputs by keyword are not taken",
+    ("not recurrent", "running_statistics"): "a mean over all rows passes for a state",
+    ("not recurrent", "cross_attention"): "HS103: it bears the names of a cell",
+    ("not recurrent", "queue_of_negatives"): "HS201: what all rows share is called a state that survives",
+    ("not recurrent", "fourier_mixing"): "HS102: a finding is told of a model without recurrence",
+    ("not recurrent", "transformer_encoder"): "HS102, a note, is told of a model without recurrence",
+    ("not recurrent", "augmentation_loop"): "HS202, a note, is told of a model without recurrence",
+    ("not recurrent", "cell_never_fed_back"): "HS103, on purpose: a forgotten recurrent term is a finding",
+    ("not recurrent", "cumulative_features"): "a scan without a loop may be a recurrence: refused as not examined",
+}
+
+
+def known(law: str, cases: str, reason: str) -> None:
+    """Add what one reason explains in many cases."""
+    KNOWN.update({(law, case): reason for case in cases.split()})
+
+
+known(
+    "carried",
+    "makemore_rnn makemore_gru initial_state_of_a_batch rims learned_start image_captioner",
+    "the model hands in a start of its own that is not zero: nothing is carried, and nothing is said",
+)
+known(
+    "carried",
+    "alternating_lstm awd_lstm transducer_predictor",
+    "carried, though pieces cannot be the whole (a layer reads from the end, weights are drawn, a start symbol)",
+)
+known("carried", "buffer_beside_statistics", "it keeps its state in a buffer, which passes for a statistic")
+known(
+    "carried",
+    "rssm none_at_first sru min_gru_parallel rwkv lmu li_gru ind_rnn differentiable_computer",
+    "left out by name, though the module takes its state as an argument that is None at first",
+)
+known(
+    "excluded by name",
+    """unregistered_cell phased_lstm dropout_in_the_loop batch_norm_per_step rssm dataclass_state complex_state
+    integer_and_boolean_parts zero_dim_part none_at_first elman projected_then_chunked first_step_apart packed_by_hand
+    convolution_in_front attention_after_the_loop two_loops submodule_called_twice second_order running_sum
+    encoder_decoder sru qrnn mamba_minimal rwkv lru_scan lmu linear_attention kalman_filter hmm_forward gru_d echo_state
+    controlled_ode smoother li_gru python_lstm ind_rnn self_hidden float_that_becomes_a_voltage one_step_per_call
+    list_of_states dict_of_state_and_window key_value_cache streaming_convolution stateful_reservoir
+    neural_turing_machine differentiable_computer stateful_encoder tacotron_decoder input_feeding handwriting_window
+    pointer_network greedy_generation drawn_generation flow_refinement hopfield_retrieval diffusion_sampler
+    shared_transformer_block neural_ode shared_block residual_quantizer running_statistics""",
+    "what is no module of its own has a name with its line in it (loop29), which exclude= does not know",
+)
+
+
+LAWS: set[str] = set()
 
 
 def law(name: str, cases: Sequence[str] = tuple(CASES)) -> pytest.MarkDecorator:
     """Try a law on each case; those in KNOWN have to fail."""
+
+    LAWS.add(name)
 
     def param(case: str) -> Any:
         reason = KNOWN.get((name, case))
@@ -95,7 +188,8 @@ def is_right(layer: Layer, answer: Expected) -> bool:
     here = within(place, path) or (layer.kind in INNER and within(path, place))
     words = next((kinds for kinds in (LAYERS, CELLS) if layer.kind in kinds), {layer.kind})
     allowed = answer.kind | ({"iteration"} if "none" in answer.kind else set())  # listed, and never carried
-    return here and bool(words & allowed)
+    held = layer.seen is None and layer.kind in CELLS and bool(answer.kind & {"loop", "attribute"})  # a part of it
+    return here and (bool(words & allowed) or held)
 
 
 def is_refused(found: Layers, answer: Expected) -> bool:
@@ -113,6 +207,19 @@ def test_each_recurrence_is_found_as_what_it_is_or_refused_by_name(case):
     for layer in found:
         right = layer.kind == "iteration" if case.is_decoy else any(is_right(layer, one) for one in case.expect)
         assert right, f"{layer.kind} at {place_of(layer) or 'the model'}:\n{found.explain()}"
+
+
+@law("found in a short call", [name for name, case in CASES.items() if case.carriable is not None])
+def test_a_short_call_shows_nothing_else_and_what_it_cannot_show_is_said(case):
+    for steps in (CUT, CUT - 1):
+        (args, kwargs), _ = case.pieces(*case.inputs(), steps)
+        with seeded():
+            found = hs.layers(case.model(), *args, **kwargs)
+        both = (found, looked_at(case.name))
+        short, long = ({(each.kind, each.name, *sorted(each.spec.parts)) for each in one} for one in both)
+        assert short <= long, found.explain()
+        if steps == CUT and not any("none" in one.kind for one in case.expect):
+            assert short == long or found.seen.unsure or found.seen.unseen, found.explain()
 
 
 @law("explained")
@@ -139,19 +246,35 @@ def test_parts_are_called_as_the_code_calls_them(case):
 
 
 # Where the code has another name for a part than the equations do, or none but a place in a container.
-CALLED: dict[str, tuple[str, ...]] = {}
+CALLED = {
+    "rwkv": ("state[0]", "state[1]", "state[2]", "state[3]"),
+    "self_hidden": ("hidden[0]", "hidden[1]"),
+    "list_of_states": ("memories[0]", "memories[1]"),
+    "dict_of_state_and_window": ("h",),
+    "neural_turing_machine": ("state[0]", "state[1]"),
+    "stateful_encoder": ("_states[0]", "_states[1]"),
+}
 
 
-@law("excluded")
-def test_what_is_excluded_is_left_out_and_all_else_stays(case):
+@law("excluded by line")
+def test_what_is_excluded_by_its_line_is_left_out_and_all_else_stays(case):
+    for layer in looked_at(case.name):
+        if layer.seen is not None:
+            excluded(case, layer, layer.seen.line)
+
+
+@law("excluded by name")
+def test_what_is_excluded_by_its_name_is_left_out_and_all_else_stays(case):
+    for layer in looked_at(case.name):
+        excluded(case, layer, layer.name)
+
+
+def excluded(case: Case, layer: Layer, way: str) -> None:
     args, kwargs = case.inputs()
-    found = looked_at(case.name)
-    for layer in found:
-        for way in {layer.name, layer.seen.line} if layer.seen is not None else {layer.name}:
-            with seeded():
-                left = [each.name for each in hs.layers(case.model(), *args, exclude=[way], **kwargs)]
-            assert layer.name not in left, f"exclude={way!r}"
-            assert {each.name for each in found if not is_of(each, way)} <= {*left, ""}, f"exclude={way!r}"
+    with seeded():
+        left = [each.name for each in hs.layers(case.model(), *args, exclude=[way], **kwargs)]
+    assert layer.name not in left, f"exclude={way!r}"
+    assert {each.name for each in looked_at(case.name) if not is_of(each, way)} <= set(left), f"exclude={way!r}"
 
 
 def is_of(layer: Layer, way: str) -> bool:
@@ -194,6 +317,9 @@ class Seen:
     initial: dict[tuple[str, int, str], Tensor] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
+
+    def steps(self, track: str, run: int) -> int:
+        return next(value.shape[1] for key, value in self.values.items() if key[:2] == (track, run))
 
 
 @cache
@@ -313,7 +439,26 @@ def names(text: str, answer: Expected) -> bool:
     """Whether a warning names a recurrence: its module, or a part of it; the model itself by a line of its code."""
     own = re.findall(r"(\w+\.py):\d+", text)
     where = answer.module_path in text if answer.module_path else "the model" in text
-    return where or any((ZOO / name).exists() for name in own) or any(part in text.split() for part in answer.batch_axis)
+    return (
+        where or any((ZOO / name).exists() for name in own) or any(part in text.split() for part in answer.batch_axis)
+    )
+
+
+@law("recorded again", RECURRENT)
+@torch.no_grad()
+def test_a_second_call_is_recorded_like_the_first(case):
+    args, kwargs = case.inputs()
+    model = case.model()
+    with seeded(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", HiddenStateWarning)
+        try:
+            with hs.record(model) as rec:
+                model(*args, **kwargs)
+                first = {track: len(rec.runs(track)) for track in rec}
+                model(*args, **kwargs)
+        except NotRecurrent:
+            return
+        assert {track: len(rec.runs(track)) for track in rec} == {track: 2 * count for track, count in first.items()}
 
 
 @law("started")
@@ -323,11 +468,15 @@ def test_the_start_that_is_recorded_is_the_true_one(case):
         starts = [each.start for each in true if each.start is not None]
         free = seen.kinds[key[0]] == "iteration" and any("none" in one.kind for one in case.expect)
         before = seen.kinds[key[0]] == "attribute"  # what an earlier call left
-        assert free or before or any(is_near(value, one.expand(value.shape), 1e-5) for one in starts if fits(one, value))
+        longer = len(true) and seen.steps(*key[:2]) == true[0].steps.shape[1] + 1  # one call more, to make the start
+        assert free or before or longer or any(begins(value, start) for start in starts), key
 
 
-def fits(start: Tensor, value: Tensor) -> bool:
-    return start.shape == value.shape or (len(start) == 1 and start.shape[1] == value.shape[1])
+def begins(value: Tensor, start: Tensor) -> bool:
+    """Whether it is this start, as rows of the batch or of something finer; what rows share is shown in each."""
+    if len(start) == 1:
+        start = start.expand(len(value), -1)
+    return start.numel() == value.numel() and is_near(value.flatten(), start.flatten(), 1e-5)
 
 
 @law("unharmed by recording")
@@ -347,7 +496,9 @@ def test_recording_changes_nothing(case):
             assert far(other, value) == 0, aspect
             assert aspect in ("kept", "random stream") or other.keys() == value.keys(), aspect
         elif aspect == "hooks":
-            assert {k: tuple(map(len, v)) for k, v in other.items()} == {k: tuple(map(len, v)) for k, v in value.items()}
+            assert {k: tuple(map(len, v)) for k, v in other.items()} == {
+                k: tuple(map(len, v)) for k, v in value.items()
+            }
         else:
             assert other == value, aspect
 
@@ -355,72 +506,116 @@ def test_recording_changes_nothing(case):
 # -- what is carried --------------------------------------------------------------------------------------------------
 
 
-def through_an_argument(case: Case) -> bool:
-    """Whether all state goes through an argument of a module that is None, or left out, at first."""
-    return case.name in HANDED_OVER
+# Their state goes through an argument of a module that is left out, or None, at first.
+HANDED_OVER = (
+    *("rssm", "leaky_neurons", "none_at_first", "sru", "min_gru_parallel", "rwkv", "lmu", "li_gru", "python_lstm"),
+    *("hub_output", "fused_layer_stepped", "ind_rnn", "differentiable_computer"),
+)
 
 
-HANDED_OVER: tuple[str, ...] = ()
+@dataclass
+class Carried:
+    """A case in pieces under `hs.Carry`, against the whole and against the same pieces without it."""
+
+    refusal: str = ""
+    warned: list[str] = field(default_factory=list)
+    begins_the_same: bool = True
+    is_whole: bool = False
+    as_without: bool = False
+    without_is_whole: bool = False
+    attributes_as_without: bool = True
 
 
-@law("carried")
+@cache
 @torch.no_grad()
-def test_pieces_are_the_whole_or_as_without_a_carry_and_said_by_name(case):
+def carried(name: str) -> Carried:
+    case, done = CASES[name], Carried()
     args, kwargs = case.inputs()
     calls = [(args, kwargs)] if case.carriable is None else list(case.pieces(args, kwargs, CUT))
-
-    def run(model: nn.Module, calls: Sequence[tuple[tuple, dict]]) -> list[Any]:
-        with seeded():
-            return [model(*given, **named) for given, named in calls]
-
-    def put_together(outputs: list[Any]) -> Any:
-        return outputs[0] if len(outputs) == 1 else joined(case.join, *outputs)
-
-    whole, plain, model = run(case.model(), [(args, kwargs)]), run(case.model(), calls), case.model()
-    refusal, carried = "", None
-    with warnings.catch_warnings(record=True) as caught, untouched_but_for_calls(model):
+    alone, model = case.model(), case.model()
+    (whole,), without = called(case.model(), [(args, kwargs)]), called(alone, calls)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", HiddenStateWarning)
         try:
             with hs.Carry(model):
-                carried = run(model, calls)
+                outputs = called(model, calls)
         except NotRecurrent as error:
-            refusal = str(error)
-    warned = [str(each.message) for each in caught if issubclass(each.category, CarryWarning)]
-    if refusal:
-        assert not through_an_argument(case)
+            done.refusal = str(error)
+            return done
+    done.warned = [str(each.message) for each in caught if issubclass(each.category, CarryWarning)]
+    done.begins_the_same = far(outputs[0], without[0]) == 0
+    done.is_whole = far(together(case, outputs), whole) <= 2 * case.tolerance
+    done.as_without = all(far(ours, theirs) == 0 for ours, theirs in zip(outputs, without, strict=True))
+    done.without_is_whole = far(together(case, without), whole) <= 2 * case.tolerance
+    ours, theirs = portrait(model), portrait(alone)
+    done.attributes_as_without = all(ours[one] == theirs[one] for one in ("attributes", "modes", "requires_grad"))
+    return done
+
+
+def called(model: nn.Module, calls: Sequence[tuple[tuple, dict]]) -> list[Any]:
+    with seeded():
+        return [model(*args, **kwargs) for args, kwargs in calls]
+
+
+def together(case: Case, outputs: list[Any]) -> Any:
+    return outputs[0] if len(outputs) == 1 else joined(case.join, *outputs)
+
+
+@law("carried")
+def test_pieces_are_the_whole_or_as_without_a_carry_and_said_by_name(case):
+    done = carried(case.name)
+    if done.refusal:
+        assert case.name not in HANDED_OVER
+        assert type(case.model()).__name__ in done.refusal
         return
-    is_whole = far(put_together(carried), put_together(whole)) <= 2 * case.tolerance
-    as_without = all(far(ours, theirs) == 0 for ours, theirs in zip(carried, plain, strict=True))
-    assert far(carried[0], plain[0]) == 0, "the first piece has nothing to go on from"
-    assert is_whole or as_without, "neither the whole, nor what the model does by itself"
-    if through_an_argument(case):
-        assert is_whole
-    if not is_whole:
-        assert warned, "pieces are not the whole, and nothing was said"
-        parts = [one for one in case.expect if not any(named_in(text, one) for text in warned)]
-        assert not parts, (parts, warned)
+    assert done.attributes_as_without
+    assert done.begins_the_same, "the first piece has nothing to go on from"
+    assert done.is_whole or done.as_without, "neither the whole, nor what the model does by itself"
+    assert done.is_whole or case.name not in HANDED_OVER, done.warned
+    if not done.is_whole:
+        assert done.warned, "pieces are not the whole, and nothing was said"
+        unnamed = [one for one in case.expect if not any(is_named(text, one) for text in done.warned)]
+        assert not unnamed, (unnamed, done.warned)
 
 
-def named_in(text: str, answer: Expected) -> bool:
+def is_named(text: str, answer: Expected) -> bool:
     inside = re.findall(r"the layer '([\w.]*)'", text)
     return names(text, answer) or any(within(place, answer.module_path) for place in inside)
 
 
-@contextmanager
-def untouched_but_for_calls(model: nn.Module) -> Iterator[None]:
-    """What calls leave behind in buffers and attributes is the model's own business."""
-    before = portrait(model)
-    yield
-    after = portrait(model)
-    for aspect in ("weights", "grads", "requires_grad", "modes", "hooks", "attributes", "random stream", "grad mode"):
-        same = before[aspect] == after[aspect] if not leaves(before[aspect]) else far(before[aspect], after[aspect]) == 0
-        assert same, f"{aspect} changed"
+@law("carried in truth", [name for name, case in CASES.items() if case.carriable is not None])
+def test_a_carry_says_only_what_is_true(case):
+    """What is carried is not called left out; what the model keeps by itself is not said to begin anew."""
+    done = carried(case.name)
+    if done.is_whole:
+        untrue = "begins anew in every call" if done.without_is_whole else "not carried"
+        assert not [text for text in done.warned if untrue in text]
 
 
 # -- what is diagnosed ------------------------------------------------------------------------------------------------
 
 # What is true of a case, though it is not a mistake in its style: findings that are no false alarms.
-TRUE_FINDINGS: dict[str, tuple[str, str]] = {}
+TRUE_FINDINGS = {
+    "unregistered_cell": ("HS205", "its modules are in a plain list"),
+    "centered_over_rows": ("HS101", "it centers over the rows of the batch"),
+    "detached_each_step": ("HS105", "it detaches its state at each step"),
+    "rims": ("HS202 HS302", "it starts at random, and its query only chooses, so that it has no gradient"),
+    "zero_dim_part": ("HS101", "its gain is a mean over all rows"),
+    "echo_state": ("HS105", "a reservoir has no gradient"),
+    "transducer_predictor": ("HS108", "each call puts a start symbol in front"),
+    "quantized_lstm": ("HS101 HS205", "rows share the scale of eight bits; the zoo keeps the plain layer in a list"),
+    "self_hidden": ("HS201 HS204", "it keeps its state, which fits one batch size"),
+    "float_that_becomes_a_voltage": ("HS201 HS203", "it keeps its state with the graph"),
+    "one_step_per_call": ("HS201 HS203", "it keeps its state with the graph"),
+    "buffer_beside_statistics": ("HS201 HS204", "it keeps its state, which fits one batch size"),
+    "list_of_states": ("HS105", "it detaches its states at each step"),
+    "dict_of_state_and_window": ("HS201", "it keeps its state"),
+    "key_value_cache": ("HS201 HS203", "it keeps its cache with the graph"),
+    "streaming_convolution": ("HS201 HS204", "it keeps its window, which fits one batch size"),
+    "neural_turing_machine": ("HS203 HS204", "it keeps its state with the graph, and it fits one batch size"),
+    "stateful_encoder": ("HS201", "it keeps its state"),
+    "residual_quantizer": ("HS105", "a choice of codes has no gradient"),
+}
 
 
 def diagnosed(case: Case) -> hs.Report:
@@ -450,12 +645,32 @@ def test_there_is_nothing_to_diagnose_in_a_decoy(case):
         diagnosed(case)
 
 
+class LastTurnApart(nn.Module):
+    """A loop whose last turn takes another branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(7, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = x.new_zeros(len(x), 3), []
+        for t in range(x.shape[1]):
+            h = torch.tanh(self.mix(torch.cat([x[:, t], h], 1)))
+            if t < x.shape[1] - 1:
+                h = h / 2
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+@pytest.mark.xfail(strict=True, reason="the state before the last turn is shown after it, without a word")
+def test_a_last_turn_that_takes_another_branch_is_recorded_as_it_was():
+    model = LastTurnApart()
+    with hs.record(model) as rec:
+        out = model(torch.randn(2, 6, 4))
+    (run,) = (rec[track] for track in rec)
+    torch.testing.assert_close(run.h, out.detach())
+
+
 def test_every_known_failure_is_one_of_a_law_and_a_case():
-    laws = {mark.args[0] for mark in _laws()}
-    assert laws
-    assert {case for _, case in KNOWN} <= set(CASES)
-
-
-def _laws() -> list[Any]:
-    tests: list[Callable] = [value for name, value in globals().items() if name.startswith("test_")]
-    return [mark for test in tests for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
+    assert {case for _, case in KNOWN} <= CASES.keys()
+    assert {law for law, _ in KNOWN} <= LAWS
