@@ -1,7 +1,7 @@
 """What it costs to find recurrence by watching one call, and to record what only watching shows.
 
-Finding is done once, and is to take at most 5 s at 2,048 steps. A cell is listened to afterwards; a loop without a module
-that is the step is watched anew in every recorded call, which is to cost at most x 1.3 of forward and backward.
+Finding is done once, and is to take at most 5 s at 2,048 steps. A cell is listened to afterwards; a loop without a
+module that is the step is watched anew in every recorded call, which is to cost at most x 1.3 of forward and backward.
 """
 
 import time
