@@ -647,7 +647,7 @@ def test_there_is_nothing_to_diagnose_in_a_decoy(case):
         diagnosed(case)
 
 
-# -- what the suite has no model for: each is silent and wrong, and as small as it gets --------------------------------
+# -- what the suite has no model for, as small as it gets: silent and wrong, unless it says otherwise ------------------
 
 SILENT = {
     "last_turn": "where the last turn takes another branch, the state before it is shown after it",
@@ -661,6 +661,11 @@ SILENT = {
     "submodule": "a submodule that is called by itself is not watched: nothing is recorded, and nothing is said",
     "method": "a method other than forward is not watched: nothing is recorded, and nothing is said",
     "later_calls": "a loop whose state is an attribute is recorded in its first call only",
+    "with_carry": "the watched call is handed no carried state: a loop behind a carried layer is recorded wrongly",
+    "model_hook": "a hook of the user's on the model works twice on the watched call: the loop is recorded wrongly",
+    "other_path": "only the first call is looked at: a loop or cell that a later call reaches is not recorded",
+    "one_step": "not silent, but untrue: a first call of one step makes the model one without recurrence",
+    "checkpoint": "not silent, but untrue: a state_dict of what was seen is said to belong to another model",
     "grad_mode": "a loop is recorded as it runs without gradients, though the model ran with them",
 }
 
@@ -847,6 +852,91 @@ def test_a_loop_whose_state_is_an_attribute_is_recorded_in_every_call(x):
         for _ in range(3):
             model(x)
     assert [len(rec.runs(track)) for track in rec] == [3]
+
+
+class Behind(nn.Module):
+    """A loop behind one of torch's layers, and another one on request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.one, self.other = nn.GRU(3, 3, batch_first=True), Plain(), Plain()
+
+    def forward(self, x: Tensor, other: bool = False) -> Tensor:
+        return self.other(x) if other else self.one(self.gru(x)[0])
+
+
+@minimal("with_carry")
+def test_a_loop_behind_a_carried_layer_is_recorded_as_it_was(x):
+    model = Behind()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CarryWarning)
+        with hs.Carry(model), hs.record(model, tracks=lambda track: "loop" in track) as rec:
+            outputs = [model(piece).detach() for piece in x.split(3, 1)]
+    (track,) = rec
+    torch.testing.assert_close([run.h for run in rec.runs(track)], outputs)
+
+
+@minimal("model_hook")
+def test_a_hook_of_the_users_on_the_model_works_once(x):
+    model = Plain()
+    model.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    is_true(model, x)
+
+
+@minimal("other_path")
+def test_what_only_a_later_call_reaches_is_recorded_or_said(x):
+    model = Behind()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RecordingWarning)
+        with hs.record(model) as rec:
+            model(x)
+            model(x, other=True)
+    assert any(track.startswith("other") for track in rec) or caught
+
+
+@minimal("one_step")
+@pytest.mark.parametrize("look", [hs.record, hs.Carry])
+def test_a_call_of_one_step_is_not_taken_for_a_model_without_recurrence(look, x):
+    model = Plain()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HiddenStateWarning)
+        with look(model):
+            model(x[:, :1])
+
+
+class Stepping(nn.Module):
+    """A model that steps a cell which starts by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = Starting()
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = None
+        for frame in x.unbind(1):
+            level = self.step(frame, level)
+        return level
+
+
+class Starting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(7, 4)
+
+    def forward(self, x: Tensor, level: Tensor | None = None) -> Tensor:
+        return torch.tanh(self.mix(torch.cat([x, x.new_zeros(len(x), 4) if level is None else level], 1)))
+
+
+@minimal("checkpoint")
+def test_a_carry_goes_on_from_a_checkpoint_of_a_cell_that_was_seen(x):
+    model = Stepping()
+    whole = model(x)
+    with hs.Carry(model) as carry:
+        model(x[:, :3])
+        kept = carry.state_dict()
+    with hs.Carry(model) as carry:
+        carry.load_state_dict(kept)
+        torch.testing.assert_close(model(x[:, 3:]), whole)
 
 
 def test_every_known_failure_is_one_of_a_law_and_a_case():
