@@ -663,6 +663,9 @@ SILENT = {
     "later_calls": "a loop whose state is an attribute is recorded in its first call only",
     "with_carry": "the watched call is handed no carried state: a loop behind a carried layer is recorded wrongly",
     "model_hook": "a hook of the user's on the model works twice on the watched call: the loop is recorded wrongly",
+    "backwards": "a cell that is stepped from the end is carried as if it read from the start, and nothing is said",
+    "mixed_on": "torch's cell is handed what it gave itself, not what the loop made of it: neither whole nor left alone",
+    "in_part": "said, but done: one part is carried and the other begins anew, which is neither whole nor left alone",
     "other_path": "only the first call is looked at: a loop or cell that a later call reaches is not recorded",
     "one_step": "not silent, but untrue: a first call of one step makes the model one without recurrence",
     "checkpoint": "not silent, but untrue: a state_dict of what was seen is said to belong to another model",
@@ -937,6 +940,59 @@ def test_a_carry_goes_on_from_a_checkpoint_of_a_cell_that_was_seen(x):
     with hs.Carry(model) as carry:
         carry.load_state_dict(kept)
         torch.testing.assert_close(model(x[:, 3:]), whole)
+
+
+class Backwards(Stepping):
+    def forward(self, x: Tensor) -> Tensor:
+        level, out = None, []
+        for frame in reversed(x.unbind(1)):
+            level = self.step(frame, level)
+            out.append(level)
+        return torch.stack(out[::-1], 1)
+
+
+class MixedOn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, out = None, []
+        for frame in x.unbind(1):
+            h, c = self.cell(frame, state)
+            state = (h / 2, c)
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+class InPart(Stepping):
+    def forward(self, x: Tensor) -> Tensor:
+        level, smooth, out = None, x.new_zeros(2, 4), []
+        for frame in x.unbind(1):
+            level = self.step(frame, level)
+            smooth = torch.tanh(0.9 * smooth + level)
+            out.append(smooth)
+        return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(Backwards, marks=minimal("backwards")),
+        pytest.param(MixedOn, marks=minimal("mixed_on")),
+        pytest.param(InPart, marks=minimal("in_part")),
+    ],
+)
+@torch.no_grad()
+def test_a_carry_gives_the_whole_or_leaves_the_model_alone_and_says_so(make, x):
+    model = make()
+    plain, whole = [model(piece) for piece in x.split(3, 1)], model(x)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CarryWarning)
+        with hs.Carry(model):
+            pieces = [model(piece) for piece in x.split(3, 1)]
+    alone = all(map(torch.equal, pieces, plain))
+    assert torch.allclose(torch.cat(pieces, 1), whole, atol=1e-6) or (alone and caught)
 
 
 def test_every_known_failure_is_one_of_a_law_and_a_case():
