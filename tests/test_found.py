@@ -664,7 +664,7 @@ SILENT = {
     "with_carry": "the watched call is handed no carried state: a loop behind a carried layer is recorded wrongly",
     "model_hook": "a hook of the user's on the model works twice on the watched call: the loop is recorded wrongly",
     "backwards": "a cell that is stepped from the end is carried as if it read from the start, and nothing is said",
-    "mixed_on": "torch's cell is handed what it gave itself, not what the loop made of it: neither whole nor left alone",
+    "mixed_on": "torch's cell is handed what it gave, not what the loop made of it: neither whole nor left alone",
     "in_part": "said, but done: one part is carried and the other begins anew, which is neither whole nor left alone",
     "other_path": "only the first call is looked at: a loop or cell that a later call reaches is not recorded",
     "one_step": "not silent, but untrue: a first call of one step makes the model one without recurrence",
