@@ -21,7 +21,7 @@ from .call import Call
 from .finding import holders, unwrap
 from .layer import Layer
 from .uncompiled import uncompiled
-from .unheard import next_number, unheard_since
+from .unheard import all_hear, hears, next_number
 
 Proceed: TypeAlias = Callable[[Call], Call]  # runs a call, and returns it with its result
 Around: TypeAlias = Callable[["Arguments", Callable[["Arguments"], Any]], Any]
@@ -213,9 +213,9 @@ class _Forward(_StandIn):
 
     @uncompiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        seats, since = self.seats, unheard_since()
-        if since is not None:
-            seats = tuple(seat for seat in seats if seat.number > since)
+        seats = self.seats
+        if not all_hear():
+            seats = tuple(seat for seat in seats if hears(seat.rank, seat.number))
         return self._within(seats, (args, kwargs))
 
     def _within(self, seats: tuple[_Seat, ...], arguments: Arguments) -> Any:

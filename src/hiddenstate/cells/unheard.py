@@ -12,6 +12,7 @@ _numbers = itertools.count()
 
 class _Here(threading.local):
     since: int | None = None
+    but: int | None = None
 
 
 _here = _Here()
@@ -23,15 +24,24 @@ def next_number() -> int:
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
-    """Let nobody who listens already hear what is called inside, in this thread: it is no run of the user's."""
-    before, _here.since = _here.since, next_number()
+def unheard(but: int | None = None) -> Iterator[None]:
+    """Let nobody who listens already hear what is called inside, in this thread: it is no run of the user's.
+
+    Those of rank `but` still do: what is called may need the state that is carried.
+    """
+    before = _here.since, _here.but
+    _here.since, _here.but = next_number(), but
     try:
         yield
     finally:
-        _here.since = before
+        _here.since, _here.but = before
 
 
-def unheard_since() -> int | None:
-    """Return the number from which on listeners hear calls in this thread; None: all do."""
-    return _here.since
+def hears(rank: int, number: int) -> bool:
+    """Say whether somebody who began to listen at `number` hears calls in this thread."""
+    return _here.since is None or number > _here.since or rank == _here.but
+
+
+def all_hear() -> bool:
+    """Say whether everybody does."""
+    return _here.since is None

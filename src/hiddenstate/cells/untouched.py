@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,14 @@ class Snapshot:
         self._lists: list[tuple[Any, list[Any]]] = []
         self._tensors: list[tuple[Tensor, Tensor, int | None]] = []
         self._grads: list[tuple[Tensor, Tensor | None, Tensor | None, bool]] = []
+        self._streams: list[tuple[Callable[[Any], Any], Any]] = []  # how to put a random stream back, and its state
+        self._modes: list[tuple[nn.Module, bool]] = []  # of scripted modules, which keep theirs out of sight
+        self.lost: list[str] = []  # what a call may use up for good: iterators, open files
         self._seen: set[int] = set()
         for root in (model, *others):
             for module in root.modules():
+                if isinstance(module, torch.jit.ScriptModule):
+                    self._modes.append((module, module.training))
                 self._keep(module.__dict__, 0)
                 for default in getattr(getattr(type(module), "forward", None), "__defaults__", None) or ():
                     self._keep(default, 1)  # `def forward(self, x, seen=[])` is a state too
@@ -51,6 +57,10 @@ class Snapshot:
             if len(items) != len(entries) or any(a is not b for a, b in zip(items, entries, strict=False)):
                 items.clear()
                 items.update(entries) if isinstance(items, set) else items.extend(entries)
+        for put_back, state in self._streams:
+            put_back(state)
+        for module, training in self._modes:
+            module.train(training)
         for tensor, value, version in self._tensors:
             if version is None or tensor._version != version:
                 _write(
@@ -83,6 +93,11 @@ class Snapshot:
         elif isinstance(thing, tuple):
             for value in thing:
                 self._keep(value, depth + 1)
+        elif (stream := _stream(thing)) is not None:
+            self._seen.add(id(thing))
+            self._streams.append(stream)
+        elif isinstance(thing, Iterator):
+            self.lost.append(type(thing).__name__)
         elif plain_object(thing):
             self._seen.add(id(thing))
             self._keep(thing.__dict__, depth + 1)
@@ -99,6 +114,20 @@ class Snapshot:
             self._tensors.append((tensor, tensor.detach().clone(), version))
             value = None if grad is None else grad.detach().clone()
             self._grads.append((tensor, grad, value, tensor.requires_grad))
+
+
+def _stream(thing: Any) -> tuple[Callable[[Any], Any], Any] | None:
+    """Return how to put back a random stream of a model's own, and the state it is in."""
+    if isinstance(thing, random.Random):
+        return thing.setstate, thing.getstate()
+    if isinstance(thing, np.random.RandomState):
+        return thing.set_state, thing.get_state()
+    if isinstance(thing, np.random.Generator):
+        bits = thing.bit_generator
+        return partial(setattr, bits, "state"), bits.state
+    if isinstance(thing, torch.Generator):
+        return thing.set_state, thing.get_state()
+    return None
 
 
 def plain_object(thing: Any) -> bool:

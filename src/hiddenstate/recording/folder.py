@@ -7,6 +7,7 @@ import json
 import os
 import time
 import warnings
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,11 @@ class Folder:
         text = json.dumps({**self._about, "stopped": self.stopped}).encode()
         with open(self.path / _TITLE, "r+b" if (self.path / _TITLE).exists() else "wb") as file:
             file.write(text.ljust(_ROOM))
+
+    def name_tracks(self, tracks: Iterable[str]) -> None:
+        """Let the title page name these tracks: some show only when the model is called."""
+        self._about["tracks"] = list(tracks)
+        self._title()
 
     @property
     def counts(self) -> dict[str, int]:

@@ -163,6 +163,8 @@ class Recorder(Recording):
             if layer.module not in named:
                 self._hearing.recorders.pop(layer.module, None)  # it only bore the names of a cell
         self._chosen = choose(found, self._wanted)
+        if self._folder is not None:
+            self._folder.name_tracks(self._chosen)
         wanted = [layer for layer in found if set(layer.tracks) & set(self._chosen)]
         self._loops, self._kept = any(map(is_loop, wanted)), list(filter(is_kept, wanted))
         called = [layer for layer in wanted if layer.seen is None or layer.kind == "cell"]
@@ -170,6 +172,8 @@ class Recorder(Recording):
         self._hearing.recorders.update({each.layer.module: each for each in new})
         self._handles.append(self._listen(new))
         doubts = found.doubts()
+        if self._loops and self.options.grads:
+            doubts.append("gradients of loops, which are watched without a graph")
         doubts += [f"{layer.label}, a cache, which grows" for layer in found if layer.kind == "cache"]
         if doubts:
             warnings.warn(
