@@ -156,15 +156,16 @@ class Carry:
                 f"carry.state_dict() under a name of its own, or in a file of its own."
             )
         known = {layer.name: layer for layer in self._layers}
-        if not set(content["states"]) <= set(known):
+        if not set(content["states"]) <= set(known) and (known or not self._hand_over.unexamined):
             raise StateMismatch(
                 f"the checkpoint carries the layers {', '.join(content['states'])}, but this model has "
                 f"{', '.join(known)}: it belongs to another model."
             )
         states = {name: State(parts, content["axes"][name]) for name, parts in content["states"].items()}
         for name, state in states.items():
-            states[name] = state.to(_home(known[name].module)).clone()
-            known[name].to_native(states[name])
+            if name in known:  # else it is of a cell that only a call will show
+                states[name] = state.to(_home(known[name].module)).clone()
+                known[name].to_native(states[name])
         self._kept = Kept(states, {name: mask.clone() for name, mask in content["anew"].items()})
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ class HandOver(Listener):
         self._told: set[str] = set()  # layers of which a lost state was reported
         self._silent: set[str] | None = {layer.name for layer in found}  # never called so far; None: it was reported
         self._within = False  # a layer is being run piece by piece on our behalf
-        self._unexamined = has_own_code(model)  # until a call of the model was watched for what else recurs in it
+        self.unexamined = has_own_code(model)  # until a call of the model was watched for what else recurs in it
         self.more: list[Handle] = []  # what was begun after that
 
     @contextmanager
@@ -76,7 +76,7 @@ class HandOver(Listener):
     def model_call(self, entry: Entry, run: Callable[[], Any]) -> Any:
         """Keep what the layers end in, if the call ends well."""
         _refuse_export()
-        if self._unexamined and entry.module is self._model:
+        if self.unexamined and entry.module is self._model:
             self._examine(entry)
         call = self._call = _ModelCall(self.marks, torch.is_grad_enabled())
         try:
@@ -115,8 +115,8 @@ class HandOver(Listener):
                 found = layers(self._model, *entry.args, **entry.kwargs)
         except Exception:  # the call itself will raise it once more, where the user made it
             return
-        self._unexamined = False
-        if not found and not found.doubts():
+        self.unexamined = not found.decided
+        if not found and not found.doubts() and found.decided:
             raise not_recurrent(self._model)
         old = {layer.module: layer for layer in self._layers}
         new = [layer for layer in found if layer.module not in old and _can_be_carried(layer)]

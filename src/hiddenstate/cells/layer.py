@@ -116,6 +116,11 @@ class Layers(list[Layer]):
         super().__init__(found)
         self.seen = seen
 
+    @property
+    def decided(self) -> bool:
+        """Whether the call that was watched had steps enough to tell; a longer one may show more where it had not."""
+        return self.seen is not None and not self.seen.unseen
+
     def doubts(self) -> list[str]:
         """Return what could not be told in the call that was watched, but for what is inside a layer that is known."""
         known = [layer.name for layer in self if layer.seen is None]

@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
-import torch
 from torch import nn
 
+from ..carry import Carry
 from ..cells import (
     Call,
     Entry,
@@ -59,6 +59,7 @@ class Recorder(Recording):
         self._hearing = _Hearing(self, self._recorders(self._found))
         self._examined = False  # whether a call of the model was watched for what else recurs in it
         self._loops = False  # whether something does that only watching shows
+        self._told: set[str] = set()
         self._kept: list[Layer] = []  # modules that keep a state in their attributes, from call to call
         self._runs: dict[str, list[Take]] = {}
         self._lock = threading.RLock()
@@ -91,6 +92,8 @@ class Recorder(Recording):
         self.close_runs()
         if kind is None:
             self._hearing.report_silent()
+            if self._own_code and not self._examined and not self._tracks():
+                self._warn(["anything: the model was not called as a whole, with steps enough to tell what recurs"])
         if self._folder is not None:
             self._hand_over(everything=True)
             self._folder.close()
@@ -142,21 +145,34 @@ class Recorder(Recording):
         """See what recurs in a call beside the layers that types tell of: once, or always where only watching shows."""
         if self._examined and not self._loops:
             return
+        if why := self._unlike(entry):
+            self._warn([f"what recurs beside {', '.join(map(repr, self._chosen)) or 'nothing'}, because {why}"])
+            self._examined, self._loops = True, False
+            return
         try:
-            with unheard(), torch.no_grad():
+            with unheard():
                 found = layers(self._model, *entry.args, **entry.kwargs)
         except Exception:  # the call itself will raise it once more, where the user made it
             return
         if not self._examined:
-            self._examined = True
+            self._examined = found.decided
             self._begin_with(found)
         for take in takes_of(found, self.options):
             if take.track in self._chosen:
                 self.keep(take)
 
+    def _unlike(self, entry: Entry) -> str:
+        """Say why a second call of the model, by which it is watched, would be unlike the real one; "" where it is not."""
+        carry = Carry.of(self._model)
+        if self._examined and carry is not None:
+            return "a Carry is attached, and the call that is watched would start elsewhere"
+        if self._model._forward_pre_hooks:
+            return "the model has hooks of its own, which would act twice"
+        return ""
+
     def _begin_with(self, found: Layers) -> None:
         """Listen to what a watched call has shown, too."""
-        if not found and not found.doubts():
+        if not found and not found.doubts() and found.decided:
             raise _not_recurrent(self._model)
         named = {layer.module for layer in found}
         for layer in self._found:
@@ -175,12 +191,17 @@ class Recorder(Recording):
         if self._loops and self.options.grads:
             doubts.append("gradients of loops, which are watched without a graph")
         doubts += [f"{layer.label}, a cache, which grows" for layer in found if layer.kind == "cache"]
-        if doubts:
+        self._warn(doubts)
+
+    def _warn(self, doubts: list[str]) -> None:
+        new = [doubt for doubt in doubts if doubt not in self._told]
+        self._told.update(new)
+        if new:
             warnings.warn(
-                f"not recorded: {'; '.join(doubts)}. "
+                f"not recorded: {'; '.join(new)}. "
                 f"hs.layers(model, *inputs).explain() says more; hs.register teaches what is missing.",
                 RecordingWarning,
-                stacklevel=6,
+                stacklevel=7,
             )
 
     def _listen(self, recorders: Iterable[LayerRecorder]) -> Handle:
