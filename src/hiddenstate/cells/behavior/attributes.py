@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -58,8 +57,7 @@ def look(trace: Trace, kept: Kept) -> Look | None:
     marks = from_input(trace)
     if value.op < 0:
         return Look(bool(marks[value.number]), False, "")
-    file, line = trace.ops[value.op].where.rsplit(":", 1)
-    return Look(bool(marks[value.number]), False, f"{os.path.basename(file)}:{line}")
+    return Look(bool(marks[value.number]), False, trace.ops[value.op].where)
 
 
 def read_in(trace: Trace, label: str) -> bool:

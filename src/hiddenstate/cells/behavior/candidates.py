@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,9 +87,8 @@ def problem_of(windows: Windows, crossing: set[int], strange: str) -> str:
     """Return why what crosses cannot be told for sure, else nothing."""
     escape = escape_of(windows, crossing)
     if escape is not None:
-        file, line = escape.where.rsplit(":", 1)
-        place = f"{os.path.basename(file)}:{line}"
-        return f"a number that depends on the state leaves for Python ({escape.name} at {place}): it may steer the loop"
+        place = f"{escape.name} at {escape.where}"
+        return f"a number that depends on the state leaves for Python ({place}): it may steer the loop"
     if strange:
         return f"an operand of {strange} changes from repetition to repetition, and its origin was not seen"
     return ""

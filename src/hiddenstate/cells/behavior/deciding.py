@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -10,7 +9,6 @@ from typing import Any
 
 import torch
 
-from .bytecode import loops_of
 from .crossing import Role
 from .memory import Value
 from .names import Held
@@ -169,15 +167,6 @@ def owner_of(trace: Trace, start: int, end: int) -> Call | None:
             return call
         number = call.parent
     return None
-
-
-def line_of(scope: Scope) -> str:
-    """Return file and line of a loop."""
-    name = os.path.basename(scope.code.co_filename)
-    if scope.loop is not None:
-        return f"{name}:{scope.loop.line}"
-    offset = scope.key[1] if isinstance(scope.key, tuple) else 0
-    return f"{name}:{loops_of(scope.code).line(offset)}"
 
 
 @dataclass(slots=True)

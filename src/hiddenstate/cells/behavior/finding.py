@@ -16,10 +16,10 @@ from .analysis import analyze
 from .blindness import blind_spots
 from .calls import run
 from .candidates import Analysis, Candidate, Draft
-from .deciding import line_of
 from .found import Found, Part, Recurrence, Unsure
 from .keeping import KeptState, kept_states
 from .merging import merge
+from .places import line_of
 from .replay import replay
 from .restoring import Snapshot
 from .sizing import Axes, axes_of

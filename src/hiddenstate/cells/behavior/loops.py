@@ -7,12 +7,12 @@ from typing import Any
 
 from .candidates import TOO_FEW, Analysis, Candidate, Draft, how, problem_of
 from .crossing import Role
-from .deciding import Namer, collects, grows_by_joining, line_of, owner_of, pieces_of
+from .deciding import Namer, collects, grows_by_joining, owner_of, pieces_of
 from .found import Kind
 from .memory import Value
 from .names import Held
 from .operations import MOVES
-from .places import Scope
+from .places import Scope, line_of
 from .repetition import Windows
 from .trace import Trace
 
