@@ -110,9 +110,40 @@ def _collected(windows: Windows, role: Role, turn: int, theirs: set[int]) -> boo
     if not all(trace.ops[op].name in COLLECTS or trace.ops[op].name in MOVES for op in touched):
         return False
     made = before | {value.number for op in touched for value in trace.ops[op].outs}
+    if _mixes(trace, touched, made):
+        return False
     if any(value.number in made for op in touched if trace.ops[op].name in INDEXED for value in trace.ops[op].ins[1:]):
         return False  # as an index it is read, not handed on
     return not any(value.number in theirs for op in touched for value in trace.ops[op].outs)
+
+
+def _mixes(trace: Trace, touched: list[int], made: set[int]) -> bool:
+    """Say whether numbers of a value meet each other, or move to other places and are added to.
+
+    A sum adds to each number for itself. A lattice (forward algorithm, CTC, Viterbi) puts numbers of the same value
+    together, by nothing but sums and maxima.
+    """
+    adds = moves = False
+    for number in touched:
+        op = trace.ops[number]
+        if op.name in MOVES:
+            # Joined from pieces of itself, or rolled: what stood at one place stands at another.
+            pieces = sum(value.number in made for value in op.ins) if op.name in GROWS else 0
+            moves = moves or op.name in ("roll", "flip") or (pieces > 0 and _same_size(op))
+            continue
+        own = [value for value in op.ins if value.number in made]
+        if len({value.number for value in own}) > 1:
+            return True
+        if len(op.ins) == 1 and op.outs and op.outs[0].tensor.numel() < op.ins[0].tensor.numel():
+            return True  # a maximum over an axis
+        adds = adds or (op.name not in GROWS and any(value.tensor.numel() > 1 for value in own))
+    return adds and moves
+
+
+def _same_size(op: Op) -> bool:
+    """Say whether an operation joins pieces of one storage to something as long as that storage."""
+    bases = [value.store.base for value in op.ins if value.store is not None]
+    return bool(op.outs) and any(base.shape == op.outs[0].tensor.shape for base in bases)
 
 
 def escape_of(windows: Windows, crossing: set[int]) -> Op | None:

@@ -22,7 +22,7 @@ def take_loop(analysis: Analysis, loop: Scope, windows: Windows, roles: list[Rol
     trace = analysis.trace
     owner = owner_of(trace, windows.starts[0], windows.end)
     where = (owner.path if owner is not None else "", line_of(loop))
-    roles = [role for role in roles if role.grows or not _accounted(analysis, role)]
+    roles = [role for role in roles if grows_by_joining(windows, role) or not _accounted(analysis, role)]
     if not roles:
         return
     caches = [role for role in roles if grows_by_joining(windows, role)]
