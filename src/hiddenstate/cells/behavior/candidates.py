@@ -60,6 +60,7 @@ class Analysis:
     unsure: dict[Unsure, None] = field(default_factory=dict)
     passed: dict[Unsure, None] = field(default_factory=dict)
     known: dict[Unsure, None] = field(default_factory=dict)
+    iterated: dict[str, None] = field(default_factory=dict)  # known modules that are only ever stepped so
     covered: set[int] = field(default_factory=set)  # values that chains account for
     incomplete: set[Scope] = field(default_factory=set)  # loops in which more crosses than could be told apart
     timed: set[Scope] = field(default_factory=set)  # loops that take the call's input piece by piece

@@ -109,7 +109,7 @@ def _found(call: ModelCall, analysis: Analysis, keeping: KeptState, exclude: tup
     for where, why in (*analysis.trace.blind.items(), *blind_spots(analysis)):
         analysis.doubt(where, why)
     unsure, passed, known = tuple(analysis.unsure), tuple(analysis.passed), tuple(analysis.known)
-    return Found(tuple(recurrences), unsure, passed, known, tuple(_unseen(analysis)))
+    return Found(tuple(recurrences), unsure, passed, known, tuple(_unseen(analysis)), tuple(analysis.iterated))
 
 
 def _has_rows(candidate: Candidate, axes: Axes, analysis: Analysis) -> bool:
