@@ -9,8 +9,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ..untouched import Snapshot, random_streams_kept
 from .flat import leaves
 from .memory import version_of
 from .names import module_tensors
@@ -28,12 +29,64 @@ def _prepare(trace: Trace, model: nn.Module, inputs: Any) -> None:
         trace.name_values("attribute", {f"{path}.{name}".strip("."): t for name, t in module_tensors(module)})
 
 
+class _Guard(Snapshot):
+    """The library's guard, past sparse tensors, which it cannot compare; nothing writes into them in place."""
+
+    def _keep_tensor(self, tensor: Tensor) -> None:
+        if tensor.layout is torch.strided:
+            super()._keep_tensor(tensor)
+
+
+class ModelCall:
+    """A model and what it is called with, as often as need be; the model comes back as it was."""
+
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], known: set[nn.Module]) -> None:
+        """Keep what a call may change."""
+        self.model, self.inputs, self.known = model, (args, kwargs), known
+        self._snapshot = _Guard(model, weights=False)
+        self._given = [(tensor, tensor.detach().clone()) for _, tensor in leaves(self.inputs)]
+        held = [value for module in model.modules() for value in vars(module).values()]
+        self._generators = [(each, each.get_state()) for each in held if isinstance(each, torch.Generator)]
+        self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # those that a traced call wrote, as they were
+
+    def traced(self, inputs: Any, enough: Callable[[Trace], bool] | None = None) -> Trace:
+        """Call the model under a trace."""
+        trace = Trace(sys._getframe(), enough)
+        try:
+            run(self.model, inputs[0], inputs[1], known=self.known, trace=trace)
+        finally:
+            for value in trace.memory.values:
+                if value.origin == "parameter" and value.copy is not None:
+                    self._weights.setdefault(id(value.tensor), (value.tensor, value.copy))
+        return trace
+
+    def plain(self, inputs: Any) -> None:
+        """Call the model."""
+        with _eager():
+            self.model(*inputs[0], **inputs[1])
+
+    @contextmanager
+    def unharmed(self) -> Iterator[None]:
+        """Whatever happens inside, put everything back."""
+        with random_streams_kept(), torch.set_grad_enabled(torch.is_grad_enabled()):
+            try:
+                yield
+            finally:
+                self._snapshot.restore()
+                for generator, state in self._generators:
+                    generator.set_state(state)
+                with torch.no_grad():
+                    for tensor, content in (*self._given, *self._weights.values()):
+                        if tensor.layout is torch.strided and not torch.equal(tensor, content):
+                            tensor.detach().copy_(content)
+
+
 def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> tuple[Trace, Any]:
     """Call the model once under a trace; options: `known` modules, and when there is `enough`.
 
     What the model raises comes out as it is; what goes wrong in the trace itself ends it and is kept as `broken`.
     """
-    trace = Trace(sys._getframe(), options.get("enough"))
+    trace = options.get("trace") or Trace(sys._getframe(), options.get("enough"))
     trace.safely(_prepare, trace, model, (args, kwargs))
     result = None
     with _listening(model, set(options.get("known", ())), trace), _eager(), trace, suppress(Enough):

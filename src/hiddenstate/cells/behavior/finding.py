@@ -6,23 +6,21 @@ import gc
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from .analysis import analyze
+from .attributes import Attributes, kept_states
 from .blindness import blind_spots
-from .calls import run
+from .calls import ModelCall
 from .candidates import Analysis, Candidate, Draft
 from .found import Found, Part, Recurrence, Unsure
-from .keeping import KeptState, kept_states
-from .merging import merge
+from .nested_loops import merge
 from .places import line_of
 from .replay import replay
-from .restoring import Snapshot
-from .sizing import Axes, axes_of
+from .rows import Axes, axes_of
 
 
 def find(
@@ -43,10 +41,9 @@ def find(
         return Found((), (Unsure("", "", "the model is scripted: its operations are not seen from Python"),))
     given = dict(kwargs or {})
     try:
-        snapshot = Snapshot(model, (args, given))
+        call = ModelCall(model, args, given, set(known))
     except Exception as error:  # a model that cannot be put back is not called
         return _failed(error)
-    call = ModelCall(model, args, given, frozenset(known), snapshot)
     with _without_collector():
         return _find(call, tuple(exclude))
 
@@ -64,41 +61,29 @@ def _without_collector() -> Iterator[None]:
 
 
 def _find(call: ModelCall, exclude: tuple[str, ...]) -> Found:
-    model, args = call.model, call.args
-    with call.snapshot.unharmed():
-        keeping = KeptState.before(model)
-        trace, _ = run(model, args, call.kwargs, known=call.known)
+    with call.unharmed():
+        kept = Attributes.before(call.model)
+        trace = call.traced(call.inputs)
         try:
             if trace.broken is not None:
                 raise trace.broken
             analysis = analyze(trace)
             merge(analysis)
             _hold_to_the_law(analysis)
-            keeping.after(model, trace)
+            kept.after(call.model, trace, analysis.marks)
         except Exception as error:  # our own mistake must not become the user's
             return _failed(error)
     try:
-        return _found(call, analysis, keeping, exclude)
+        return _found(call, analysis, kept, exclude)
     except Exception as error:
         return _failed(error)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ModelCall:
-    """A model and what it is called with."""
-
-    model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    known: frozenset[nn.Module]
-    snapshot: Snapshot
-
-
-def _found(call: ModelCall, analysis: Analysis, keeping: KeptState, exclude: tuple[str, ...]) -> Found:
+def _found(call: ModelCall, analysis: Analysis, attributes: Attributes, exclude: tuple[str, ...]) -> Found:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         axes = axes_of(call, analysis)
-        kept = kept_states(call, keeping, analysis)
+        kept = kept_states(call, attributes, analysis)
     recurrences = []
     for candidate in analysis.candidates:
         if candidate.kind == "attribute" and not _has_rows(candidate, axes, analysis):
@@ -116,7 +101,11 @@ def _has_rows(candidate: Candidate, axes: Axes, analysis: Analysis) -> bool:
     """Keep of an attribute what has rows; what all rows share is a statistic."""
     where = (candidate.module, candidate.line)
     shared = [draft for draft in candidate.drafts if axes.shared(candidate, draft)]
-    unknown = [draft for draft in candidate.drafts if draft not in shared and axes.of(candidate, draft) is None]
+    unknown = [
+        draft
+        for draft in candidate.drafts
+        if draft not in shared and (axes.of(candidate, draft) is None or axes.mixed(candidate, draft))
+    ]
     for draft in shared:
         analysis.leave(where, f"{draft.name} is shared by all rows: a statistic, not a state")
     for draft in unknown:

@@ -226,7 +226,12 @@ class Trace(TorchFunctionMode):
 
     def _before_write(self, target: Tensor) -> None:
         entry = self.memory.entries.get(id(target))
-        if entry is not None and entry.store is not None and entry.epoch == len(entry.store.writes):
+        if entry is None or entry.store is None:
+            return
+        first = entry.store.first
+        if first.origin == "parameter" and first.copy is None:
+            first.copy = entry.store.base.detach().clone()  # a weight, which must come back as it was
+        elif entry.epoch == len(entry.store.writes):
             self.memory.keep(entry.value, target)
 
     def _write(self, op: Op, number: int, target: Tensor) -> None:
