@@ -246,7 +246,7 @@ def test_the_explanation_tells_what_how_and_where(x):
     assert "h: (3, 5) float32, rows along axis 0, starts from a tensor" in text
     assert "called 6 times, each time handed what it gave before (argument [1][0] from result[1][0]" in text
     assert "each repetition takes its own piece of the call's input: time" in text
-    assert "repetitions run again from what crossed give the same" in text
+    assert "repetitions run again from the parts alone give the same, from others something else" in text
     assert "a sum or list only collects: nothing within the loop reads it" in text
 
 

@@ -62,6 +62,7 @@ class Analysis:
     known: dict[Unsure, None] = field(default_factory=dict)
     iterated: dict[str, None] = field(default_factory=dict)  # known modules that are only ever stepped so
     covered: set[int] = field(default_factory=set)  # values that chains account for
+    grown: set[int] = field(default_factory=set)  # values that lists and caches hold
     incomplete: set[Scope] = field(default_factory=set)  # loops in which more crosses than could be told apart
     timed: set[Scope] = field(default_factory=set)  # loops that take the call's input piece by piece
 

@@ -19,7 +19,7 @@ from .candidates import Analysis, Candidate, Draft
 from .found import Found, Part, Recurrence, Unsure
 from .nested_loops import merge
 from .places import line_of
-from .replay import replay
+from .replay import Law
 from .rows import Axes, axes_of
 
 
@@ -115,27 +115,22 @@ def _has_rows(candidate: Candidate, axes: Axes, analysis: Analysis) -> bool:
 
 
 def _hold_to_the_law(analysis: Analysis) -> None:
-    """Keep only what can be replayed and whose values are all there."""
-    kept = []
-    for candidate in analysis.candidates:
-        where = (candidate.module, candidate.line)
-        windows = candidate.windows
+    """Keep only what can be replayed from its parts alone, and of these what matters."""
+    for candidate in list(analysis.candidates):
         if candidate.kind == "cache":
-            kept.append(candidate)
             continue
-        if any(value is None for draft in candidate.drafts for value in draft.values):
-            analysis.doubt(where, "what crosses was not found after every repetition")
+        where, law = (candidate.module, candidate.line), Law(analysis, candidate)
+        reason = law.broken()
+        if reason:
+            analysis.doubt(where, reason)
+            analysis.candidates.remove(candidate)
             continue
-        turns = range(windows.count)
-        targets = [[v for d in candidate.drafts if (v := d.values[turn]) is not None] for turn in turns]
-        reason = replay(windows, targets)
-        lost = any(v is not None and v.data() is None for draft in candidate.drafts for v in draft.values)
-        if reason or lost:
-            analysis.doubt(where, reason or "what crosses was overwritten, and its values are lost")
-            continue
-        candidate.evidence.append("repetitions run again from what crossed give the same")
-        kept.append(candidate)
-    analysis.candidates = kept
+        for draft in law.idle():
+            analysis.leave(where, f"{draft.name} crosses, but whatever it holds, nothing else comes out")
+            candidate.drafts.remove(draft)
+        candidate.evidence.append("repetitions run again from the parts alone give the same, from others something else")
+        if not candidate.drafts:
+            analysis.candidates.remove(candidate)
 
 
 def _recurrence(candidate: Candidate, axes: Axes) -> Recurrence:

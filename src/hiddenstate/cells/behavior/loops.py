@@ -119,9 +119,18 @@ def _take_roles(analysis: Analysis, loop: Scope, windows: Windows, roles: list[R
         namer = Namer.of(analysis.trace, loop)
         drafts = [Draft(namer.name(r.values, f"state{i}"), r.values, r.initial) for i, r in enumerate(group)]
         names = ", ".join(draft.name for draft in drafts)
-        evidence = [f"{names} cross{'es' if len(drafts) == 1 else ''} {windows.count - 1} times", how(own)]
+        starts = [start for role, draft in zip(group, drafts, strict=True) if (start := _start(analysis, role, draft))]
+        evidence = [f"{names} cross{'es' if len(drafts) == 1 else ''} {windows.count - 1} times", how(own), *starts]
         final: Kind = kind if own else "iteration"
         analysis.candidates.append(Candidate(final, place, where[1], windows, drafts, evidence))
+
+
+def _start(analysis: Analysis, role: Role, draft: Draft) -> str:
+    """Say where a part starts, where an operation before the loop has made its start of the call's input."""
+    start = role.initial
+    if start is None or start.op < 0 or not analysis.marks[start.number]:
+        return ""
+    return f"{draft.name} starts from what {analysis.trace.ops[start.op].where} made before the loop"
 
 
 def _states_around(analysis: Analysis, windows: Windows) -> set[int]:

@@ -26,6 +26,7 @@ class Windows:
     starts: list[int]
     end: int
     scope: Scope | None = None
+    gaps: tuple[tuple[int, int], ...] = ()  # between runs of the loop that continue each other
 
     @property
     def count(self) -> int:
@@ -35,6 +36,10 @@ class Windows:
     def span(self, turn: int) -> tuple[int, int]:
         """Return the operations of one repetition, from and to."""
         return self.starts[turn], self.starts[turn + 1] if turn + 1 < self.count else self.end
+
+    def between(self, op: int) -> bool:
+        """Say whether an operation lies between two runs of the loop."""
+        return any(start <= op < end for start, end in self.gaps)
 
     def turn(self, op: int) -> int:
         """Return the repetition that an operation belongs to; -1 before the first."""
