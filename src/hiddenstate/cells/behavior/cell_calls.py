@@ -25,7 +25,8 @@ def take_chains(analysis: Analysis, roles: dict[Scope, list[Role]]) -> None:
     trace = analysis.trace
     made: list[tuple[Chain, Candidate]] = []
     iterations: list[Candidate] = []
-    for chain in chains_of(trace):
+    analysis.chains = chains_of(trace)
+    for chain in analysis.chains:
         where = (chain.path, _call_line(chain))
         if chain.known:
             candidate = _iterated(analysis, chain, roles)

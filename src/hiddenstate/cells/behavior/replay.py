@@ -35,8 +35,8 @@ class Law:
         """Look at a recurrence among the others of its call."""
         self._candidate, self._windows, self._trace = candidate, candidate.windows, analysis.trace
         self._chain = candidate.chain
-        way = self._chain.on_the_way if self._chain is not None else set()
-        self._others = (analysis.covered | analysis.grown) - way
+        self._others = set(analysis.grown)
+        self._others.update(*(chain.on_the_way for chain in analysis.chains if chain is not self._chain))
         for other in analysis.candidates:
             if other is not candidate:
                 self._others |= other.numbers
