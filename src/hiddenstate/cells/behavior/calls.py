@@ -16,7 +16,7 @@ from .flat import leaves
 from .memory import version_of
 from .names import module_tensors
 from .operation import Call, Op
-from .trace import Enough, Trace
+from .trace import Enough, Function, Trace
 
 
 def _prepare(trace: Trace, model: nn.Module, inputs: Any) -> None:
@@ -178,13 +178,14 @@ def _opaque(module: nn.Module, forward: Callable[..., Any], trace: Trace, called
     args, kwargs = called
     tensors = [tensor for _, tensor in leaves((args, kwargs))]
     tensors += [*module.parameters(), *module.buffers()]
-    given = [(tensor, version_of(tensor)) for tensor in tensors]
+    given = tensors, [version_of(tensor) for tensor in tensors]
     trace.paused += 1
     try:
         result = forward(*args, **kwargs)
     finally:
         trace.paused -= 1
-    trace.safely(trace.record, forward, f"{type(module).__name__}.forward", called, given, result)
+    function = Function(forward, f"{type(module).__name__}.forward")
+    trace.safely(trace.record, function, called, given, result, sys._getframe(1))
     return result
 
 

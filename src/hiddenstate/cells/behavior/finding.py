@@ -128,7 +128,9 @@ def _hold_to_the_law(analysis: Analysis) -> None:
         for draft in law.idle():
             analysis.leave(where, f"{draft.name} crosses, but whatever it holds, nothing else comes out")
             candidate.drafts.remove(draft)
-        candidate.evidence.append("repetitions run again from the parts alone give the same, from others something else")
+        candidate.evidence.append(
+            "repetitions run again from the parts alone give the same, from others something else"
+        )
         if not candidate.drafts:
             analysis.candidates.remove(candidate)
 

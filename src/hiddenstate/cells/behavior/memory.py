@@ -96,6 +96,7 @@ class Memory:
         self.values: list[Value] = []
         self._stores: dict[int, Store] = {}
         self._copied = 0
+        self.held = 0  # bytes of storages made during the call
 
     def new(self, op: int, origin: Origin, tensor: Tensor, label: str = "") -> Value:
         """Make a value."""
@@ -109,6 +110,8 @@ class Memory:
         store = self._stores.get(key)
         if store is None and key:
             store = self._stores[key] = Store(tensor, value)
+            if value.op >= 0:
+                self.held += tensor.untyped_storage().nbytes()
         entry = Entry(tensor, value, store, version_of(tensor))
         value.store, value.epoch = store, entry.epoch
         self.entries[id(tensor)] = entry

@@ -52,7 +52,9 @@ class Law:
         for turn in range(1, self._windows.count):
             ops, foreign = self._step(turn)
             if foreign is not None:
-                return f"repetition {turn} reads {_described(foreign)} of an earlier one that is none of the found parts"
+                return (
+                    f"repetition {turn} reads {_described(foreign)} of an earlier one that is none of the found parts"
+                )
             steps[turn] = ops
         if not self._steady(steps):
             return "which part is which changes from repetition to repetition"
@@ -67,7 +69,9 @@ class Law:
 
     def idle(self) -> list[Draft]:
         """Return the parts that never matter: whatever they hold, every repetition gives the same."""
-        return [draft for draft in self._candidate.drafts if not any(self._matters(draft, turn) for turn in self._turns)]
+        return [
+            draft for draft in self._candidate.drafts if not any(self._matters(draft, turn) for turn in self._turns)
+        ]
 
     def _sources(self, turn: int) -> dict[int, int]:
         """Return the parts that a repetition starts from: by value, which part it is."""
@@ -255,7 +259,9 @@ def _described(value: Value) -> str:
 def _cannot_tell(op: Op) -> bool:
     """Say whether an operation cannot be run on other numbers: what was drawn, or went on to Python or in memory."""
     drawn = op.name in DRAWS and bool(op.ins)
-    return drawn or op.escapes or op.name == "grad" or _in_memory(op) or any(value.tensor.is_sparse for value in op.outs)
+    return (
+        drawn or op.escapes or op.name == "grad" or _in_memory(op) or any(value.tensor.is_sparse for value in op.outs)
+    )
 
 
 def _in_memory(op: Op) -> bool:

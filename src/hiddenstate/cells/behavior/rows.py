@@ -26,7 +26,9 @@ class Axes:
 
     sized: dict[tuple[str, str, str], int] = field(default_factory=dict)  # the axis that followed the number of rows
     reached: dict[tuple[str, str, str], int] = field(default_factory=dict)  # along which one row's input reached one
-    tested: set[tuple[str, str, str]] = field(default_factory=set)  # sized, and compared after something else in one row
+    tested: set[tuple[str, str, str]] = field(
+        default_factory=set
+    )  # sized, and compared after something else in one row
     fixed: set[tuple[str, str, str]] = field(default_factory=set)  # of the same size whatever the number of rows
 
     def of(self, candidate: Candidate, draft: Draft) -> int | None:
