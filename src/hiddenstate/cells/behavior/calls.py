@@ -159,6 +159,8 @@ def _heard(module: nn.Module, path: str, trace: Trace, closed: tuple[bool, bool]
             result = _opaque(module, forward, trace, (args, kwargs)) if opaque else forward(*args, **kwargs)
         finally:
             trace.shut(call)
+        if trace.broken is not None:
+            return result
         call.results = trace.safely(_values, trace, result) or []
         if any(value.op < 0 and value.origin in ("outside", "unseen") for _, value in call.results):
             trace.blind[path, f"{os.path.basename(call.site[0])}:{call.site[1]}" if path else ""] = _BLIND

@@ -9,7 +9,7 @@ from typing import Any
 
 from .memory import Value
 from .operation import Op
-from .repetition import Windows, reaching
+from .repetition import Windows, reaching, used_after
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -254,8 +254,7 @@ def _left(windows: Windows, after: list[Value | None], makers: dict[int, int]) -
     ends = [v for v in made if v.number not in read and v.shape == shape and v.tensor.dtype == dtype]
     if not ends:
         return before
-    used = {value.number for op in trace.ops[last[1] :] for value in op.ins}
-    used |= {value.number for call in trace.calls if call.end >= last[1] for _, value in call.results}
+    used = used_after(trace, (before.op, last[1]))
     handed = [value for value in (*ends, before) if value.number in used]
     return handed[0] if len(handed) == 1 else None  # None: which of them it is was not seen
 

@@ -63,7 +63,12 @@ def _without_collector() -> Iterator[None]:
 def _find(call: ModelCall, exclude: tuple[str, ...]) -> Found:
     with call.unharmed():
         kept = Attributes.before(call.model)
-        trace = call.traced(call.inputs)
+        try:
+            trace = call.traced(call.inputs)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            return _failed(error)
+        except Exception as error:
+            return _failed_in_call(call, error)
         try:
             if trace.broken is not None:
                 raise trace.broken
@@ -77,6 +82,16 @@ def _find(call: ModelCall, exclude: tuple[str, ...]) -> Found:
         return _found(call, analysis, kept, exclude)
     except Exception as error:
         return _failed(error)
+
+
+def _failed_in_call(call: ModelCall, error: Exception) -> Found:
+    """Raise what the model itself raises; what it raises only while it is watched is ours."""
+    with call.unharmed():
+        try:
+            call.plain(call.inputs)
+        except Exception:
+            raise error from None
+    return _failed(error)
 
 
 def _found(call: ModelCall, analysis: Analysis, attributes: Attributes, exclude: tuple[str, ...]) -> Found:

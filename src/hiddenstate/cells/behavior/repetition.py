@@ -86,9 +86,18 @@ def windows_of(trace: Trace, loop: Scope) -> Windows:
     if len(starts) > 2:
         last = {(op.offset, op.name) for op in trace.ops[starts[-1] : end]}
         before = {(op.offset, op.name) for op in trace.ops[starts[-2] : starts[-1]]}
-        if last < before and 2 * (end - starts[-1]) < starts[-1] - starts[-2]:
+        short = last < before and 2 * (end - starts[-1]) < starts[-1] - starts[-2]
+        if short and not used_after(trace, (starts[-1], end)):
             end = starts.pop()
     return Windows(trace, starts, end, loop)
+
+
+def used_after(trace: Trace, span: tuple[int, int]) -> set[int]:
+    """Return the values made within `span` that are read after it, or that a module returns after it."""
+    made = {value.number for op in trace.ops[span[0] : span[1]] for value in op.outs}
+    read = {value.number for op in trace.ops[span[1] :] for value in op.ins}
+    given = {value.number for call in trace.calls if call.end >= span[1] for _, value in call.results}
+    return made & (read | given)
 
 
 def reaching(trace: Trace, targets: Iterable[Value], span: tuple[int, int]) -> set[int]:

@@ -134,7 +134,9 @@ class Trace(TorchFunctionMode):
     def _fail(self, error: Exception) -> None:
         self.broken = error
         self.paused += 1
-        self.memory.entries.clear()  # nothing more is looked up: let go of what the call itself lets go
+        self.memory = Memory()  # let go of what the call itself lets go
+        self.ops.clear()
+        self.calls.clear()
 
     def record(
         self,
