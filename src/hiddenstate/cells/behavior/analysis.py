@@ -8,11 +8,11 @@ from typing import Any
 from .candidates import Analysis
 from .cell_calls import take_chains
 from .crossing import Role, complete, roles_of
-from .deciding import collects, grows_by_joining, pieces_of
 from .loops import take_loop
 from .places import Scope
 from .repetition import Windows, from_input, windows_of
 from .trace import Trace
+from .traits import collects, grows_by_joining, pieces_of
 
 _RUNS = 32  # runs of one loop after which further ones are not looked at, if none was in time
 

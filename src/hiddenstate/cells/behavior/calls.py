@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ..untouched import Snapshot, random_streams_kept
-from .flat import leaves
 from .memory import version_of
 from .names import module_tensors
+from .operands import leaves
 from .operation import Call, Op
 from .trace import Enough, Function, Trace
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .chains import Chain
-from .deciding import escape_of
 from .found import Kind, Unsure
 from .memory import Value
 from .places import Scope
 from .repetition import Windows
 from .trace import Trace
+from .traits import escape_of
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -12,12 +12,13 @@ from torch import nn
 from .candidates import TOO_FEW, Analysis, Candidate, Draft, how, problem_of
 from .chains import Chain, Link, chains_of
 from .crossing import Role
-from .deciding import Namer, pieces_of
 from .found import Unsure
 from .memory import Value
+from .part_names import Namer
 from .places import Scope
 from .repetition import Windows
 from .trace import Trace
+from .traits import pieces_of
 
 
 def take_chains(analysis: Analysis, roles: dict[Scope, list[Role]]) -> None:

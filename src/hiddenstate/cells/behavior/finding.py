@@ -13,7 +13,7 @@ from torch import nn
 
 from .analysis import analyze
 from .attributes import Attributes, kept_states
-from .blindness import blind_spots
+from .blind_spots import blind_spots
 from .calls import ModelCall
 from .candidates import Analysis, Candidate, Draft
 from .found import Found, Part, Recurrence, Unsure

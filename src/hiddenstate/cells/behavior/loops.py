@@ -7,14 +7,15 @@ from typing import Any
 
 from .candidates import TOO_FEW, Analysis, Candidate, Draft, how, problem_of
 from .crossing import Role
-from .deciding import Namer, collects, grows_by_joining, owner_of, pieces_of
 from .found import Kind
 from .memory import Value
 from .names import Held
 from .operations import MOVES
+from .part_names import Namer
 from .places import Scope, line_of
-from .repetition import Windows
+from .repetition import Windows, owner_of
 from .trace import Trace
+from .traits import collects, grows_by_joining, pieces_of
 
 
 def take_loop(analysis: Analysis, loop: Scope, windows: Windows, roles: list[Role]) -> None:

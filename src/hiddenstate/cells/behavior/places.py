@@ -33,13 +33,7 @@ class Scope:
     end: int = -1  # one after the last
     loop: CodeLoop | None = None
     turns: list[Scope] = field(default_factory=list)
-    names: dict[int, dict[int, str]] = field(default_factory=dict)  # by turn: what variables held as it began
     owner: int = -1  # the module call that it happens in
-
-    @property
-    def line(self) -> int:
-        """The line where it begins."""
-        return self.loop.line if self.loop is not None else self.code.co_firstlineno
 
 
 @dataclass(slots=True, eq=False, repr=False)

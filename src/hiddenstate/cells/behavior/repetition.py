@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from .memory import Value
-from .operation import Op
+from .operation import Call, Op
 from .operations import DRAWS
 from .places import Scope
 from .trace import Trace
@@ -153,3 +153,14 @@ def signature(arg: Any) -> Any:
     if arg is None or isinstance(arg, int | float | str | bool):
         return arg
     return type(arg).__name__
+
+
+def owner_of(trace: Trace, start: int, end: int) -> Call | None:
+    """Return the innermost module call that all of these operations happen in."""
+    number = trace.ops[start].call
+    while number >= 0:
+        call = trace.calls[number]
+        if call.start <= start and (call.end >= end or call.end < 0):
+            return call
+        number = call.parent
+    return None

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from .candidates import Analysis, Candidate, Draft
-from .flat import leaves, replaced
 from .memory import Value
+from .operands import leaves, replaced
 from .operation import Op
 from .operations import BLENDS, DRAWS, MOVES, UNWRITTEN
 from .repetition import reached

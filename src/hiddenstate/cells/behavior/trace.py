@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .bytecode import CodeLoop
-from .flat import leaves, operands
 from .memory import Entry, Memory, Store, Value, Write, box_of, version_of
 from .names import Held, held_in_frame, names_in_forward
+from .operands import leaves, operands
 from .operation import ESCAPES, Call, Op
 from .operations import PASSIVE, SHAPE_OF, SHAPE_ONLY
 from .places import Places, Scope

@@ -11,12 +11,11 @@ from typing import TypeAlias
 import torch
 
 from .candidates import Analysis
-from .deciding import owner_of
 from .memory import Value
 from .operation import ESCAPES, Op
 from .operations import UNWRITTEN
 from .places import line_of
-from .repetition import signature, windows_of
+from .repetition import owner_of, signature, windows_of
 from .trace import Trace
 
 Spot: TypeAlias = tuple[tuple[str, str], str]
