@@ -134,14 +134,14 @@ _PARTIAL = 64  # groups with gaps beyond which none is joined
 
 def _crossings(windows: Windows) -> _Crossings:
     found, begin = _Crossings(), windows.starts[0]
-    varying = _varying(windows)
+    varying, usual = _varying(windows)
     for turn in range(windows.count):
         start = windows.starts[turn]
         for number, op in windows.of_turn(turn):
             place = windows.place(number)
             for position, value in enumerate(op.ins):
                 site = (place, -1 if place in varying else position)
-                if turn < _EARLY:
+                if turn < _EARLY and (place in varying or len(op.ins) == usual.get(place, len(op.ins))):
                     found.early.setdefault((site, turn), (value, op))
                 if begin <= value.op < start:
                     found.groups.join(("value", value.number), site)
@@ -155,16 +155,19 @@ def _crossings(windows: Windows) -> _Crossings:
     return found
 
 
-def _varying(windows: Windows) -> set[int]:
-    """Return the places where the number of operands changes from turn to turn: lists that grow."""
+def _varying(windows: Windows) -> tuple[set[int], dict[int, int]]:
+    """Return the places where the number of operands changes from turn to turn: lists that grow; and the usual number.
+
+    The first turn does not count where there are others: it may have no state to read yet.
+    """
     counts: dict[int, int] = {}
     varying: set[int] = set()
-    for turn in range(windows.count):
+    for turn in range(min(1, windows.count - 2), windows.count):
         for number, op in windows.of_turn(turn):
             place = windows.place(number)
             if counts.setdefault(place, len(op.ins)) != len(op.ins):
                 varying.add(place)
-    return varying
+    return varying, counts
 
 
 def _roles(windows: Windows, found: _Crossings, members: list[int]) -> list[Role]:
