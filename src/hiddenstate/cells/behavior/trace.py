@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .bytecode import CodeLoop
-from .memory import Entry, Memory, Store, Value, Write, box_of, version_of
+from .memory import Entry, Memory, Store, Value, Write, box_of, storage_of, version_of
 from .names import Held, held_in_frame, names_in_forward
 from .operands import leaves, operands
 from .operation import ESCAPES, Call, Op
@@ -162,11 +162,17 @@ class Trace(TorchFunctionMode):
         args = tuple([list(arg) if type(arg) is list else arg for arg in called[0]])
         op = Op(function.func, name, (args, called[1]), (scope, offset, self.inside))
         # A view reads its own part of a storage, and a write by index none of it: the whole is not looked at.
-        stores = [memory.store_of(tensor) for tensor in made]
+        keys = [storage_of(tensor) for tensor in made]
+        stores = [memory.stores.get(key) for key in keys]
         apart = [store for store in stores if store is not None and store.writes]
         part = written and name == "__setitem__" and region_of(op, written[0]) is not written[0]
-        target = written[0] if part else None
-        op.reads = [(t, self._operand(op, (t, v), apart, target)) for t, v in zip(tensors, versions, strict=True)]
+        target, entries = written[0] if part else None, memory.entries
+        for tensor, version in zip(tensors, versions, strict=True):
+            entry = entries.get(id(tensor))
+            if entry is not None and entry.version == version and not entry.store_writes and target is None:
+                op.reads.append((tensor, entry.value))  # never written: the usual case
+            else:
+                op.reads.append((tensor, self._operand(op, (tensor, version), apart, target)))
         if not function.shape_only:
             op.ins = [value for _, value in (op.reads[:1] if function.shape_of else op.reads)]
         number = len(self.ops)
@@ -180,7 +186,7 @@ class Trace(TorchFunctionMode):
         same = {id(tensor) for tensor in tensors}
         for place, tensor in enumerate(made):
             if id(tensor) not in same:
-                self._make(op, number, (tensor, stores[place]), place)
+                self._make(op, number, (tensor, stores[place], keys[place]), place)
         if memory.held > _MOST:
             raise TooMuch(f"what it makes takes more than {_MOST >> 30} GiB: call it with fewer rows or steps")
         if self._enough is not None and self._enough(self):
@@ -314,8 +320,8 @@ class Trace(TorchFunctionMode):
                 entry.epoch, entry.version = len(store.writes), version_of(target)
                 memory.keep(entry.value, target)
 
-    def _make(self, op: Op, number: int, made: tuple[Tensor, Store | None], place: int) -> None:
-        memory, (tensor, store) = self.memory, made
+    def _make(self, op: Op, number: int, made: tuple[Tensor, Store | None, int], place: int) -> None:
+        memory, (tensor, store, key) = self.memory, made
         entry = memory.entries.get(id(tensor))
         if entry is not None and not op.ins:
             return  # handed out as it was
@@ -325,7 +331,7 @@ class Trace(TorchFunctionMode):
                 op.ins = [*sources, *(v for v in op.ins if v.store is not store)]
         value = memory.new(number, "made", tensor)
         value.place = place
-        memory.hold(tensor, value)
+        memory.hold(tensor, value, key)
         op.outs.append(value)
 
     def _on_turn(self, loop: Scope, frame: FrameType) -> None:
