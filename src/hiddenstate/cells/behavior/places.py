@@ -246,11 +246,13 @@ def line_of(loop: Scope) -> str:
 
 
 _ours: dict[CodeType, bool] = {}
+# What stands between a call and what is called: no place of its own.
+_BETWEEN = {os.path.join(_TORCH, "overrides.py"), os.path.join(_TORCH, "nn", "modules", "module.py")}
 
 
 def _is_ours(code: CodeType) -> bool:
     known = _ours.get(code)
     if known is None:
         name = code.co_filename
-        known = _ours[code] = name.startswith(_HERE) or name.endswith(os.path.join("torch", "overrides.py"))
+        known = _ours[code] = name.startswith(_HERE) or name in _BETWEEN
     return known
