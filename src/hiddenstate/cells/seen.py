@@ -44,6 +44,8 @@ def _named(model: nn.Module, found: Found) -> list[Layer]:
     made: dict[str, Layer] = {}
     modules = dict(model.named_modules(remove_duplicate=False))
     for recurrence in found.recurrences:
+        if recurrence.kind == "iteration" and recurrence.module in found.iterated:
+            continue  # listed by its type already
         module = modules.get(recurrence.module, model)
         placed = all(part.argument and part.result is not None for part in recurrence.parts)
         is_cell = recurrence.kind == "cell" and placed

@@ -246,7 +246,7 @@ def test_the_explanation_tells_what_how_and_where(x):
     assert "h: (3, 5) float32, rows along axis 0, starts from a tensor" in text
     assert "called 6 times, each time handed what it gave before (argument [1][0] from result[1][0]" in text
     assert "each repetition takes its own piece of the call's input: time" in text
-    assert "repetitions run again from what crossed give the same" in text
+    assert "repetitions run again from the parts alone give the same, from others something else" in text
     assert "a sum or list only collects: nothing within the loop reads it" in text
 
 
@@ -279,7 +279,7 @@ def test_what_a_model_keeps_deep_inside_and_its_inputs_come_back_too(x):
 
 
 def test_a_failure_within_the_trace_leaves_the_models_call_alone(x, monkeypatch):
-    def broken(self, tensor, op, version):
+    def broken(self, *args):
         raise ZeroDivisionError("of our own")
 
     class Model(models.Elman):
@@ -291,8 +291,113 @@ def test_a_failure_within_the_trace_leaves_the_models_call_alone(x, monkeypatch)
     results = []
     model = Model()
     plain = model(x)
-    monkeypatch.setattr("hiddenstate.cells.behavior.trace.Trace.value_of", broken)
+    monkeypatch.setattr("hiddenstate.cells.behavior.trace.Trace._make", broken)
     found = find(model, (x,))
     assert torch.equal(results[-1], plain)
     assert found.recurrences == ()
     assert "ZeroDivisionError: of our own" in found.unsure[0].why
+
+
+def test_what_fails_only_while_it_is_watched_is_not_the_users_error(x, monkeypatch):
+    class Shy(nn.Module):
+        def forward(self, x):
+            if torch._C._len_torch_function_stack():
+                raise RuntimeError("not under a mode")
+            return x
+
+    found = find(Shy(), (x,))
+    assert found.recurrences == ()
+    assert "not under a mode" in found.unsure[0].why
+
+
+@pytest.mark.parametrize("error", [MemoryError("all gone"), torch.OutOfMemoryError("all gone")])
+def test_a_call_that_runs_out_of_memory_is_unsure(error, x):
+    class Large(nn.Module):
+        def forward(self, x):
+            raise error
+
+    assert "all gone" in find(Large(), (x,)).unsure[0].why
+
+
+def test_a_trace_that_would_keep_too_much_ends_and_lets_the_call_go_on(x, monkeypatch):
+    monkeypatch.setattr("hiddenstate.cells.behavior.trace._MOST", 100)
+    model = models.Elman()
+    with untouched(model):
+        found = find(model, (x,))
+    assert found.recurrences == ()
+    assert "call it with fewer rows or steps" in found.unsure[0].why
+
+
+def test_a_known_cell_stepped_without_input_is_told_as_an_iteration(x):
+    class Rounds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.GRUCell(X, X)
+
+        def forward(self, x):
+            h = x.mean(1)
+            for _ in range(4):
+                h = self.cell(h.flip(0), h)
+            return h
+
+    model = Rounds()
+    found = find(model, (x,), known=[model.cell])
+    assert [(each.kind, each.module, each.parts[0].name) for each in found.recurrences] == [("iteration", "cell", "h")]
+    assert found.iterated == ("cell",)
+    assert "an iteration, which nobody should carry" in found.explain()
+
+
+def test_lines_are_the_users_own(x):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(X, X), nn.Tanh(), nn.Linear(X, X))
+            self.last = None
+
+        def forward(self, x):
+            if self.last is not None:
+                x = x + self.last
+            self.last = self.net(x)
+            return self.last
+
+    found = find(Twice(), (x,))
+    lines = {each.line for each in (*found.recurrences, *found.unsure, *found.passed)}
+    assert {line.split(":")[0] for line in lines} == {"test_find.py"}, lines
+
+
+def test_a_lattice_of_sums_and_maxima_is_no_sum(x):
+    class Viterbi(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.moves = nn.Parameter(torch.randn(X, X))
+
+        def forward(self, x):
+            score = x[:, 0]
+            for t in range(1, x.shape[1]):
+                score = (score.unsqueeze(2) + self.moves).max(1).values + x[:, t]
+            return score
+
+    (loop,) = find(Viterbi(), (x,)).recurrences
+    assert (loop.kind, loop.parts[0].name) == ("loop", "score")
+    assert any("made before the loop" in sentence for sentence in loop.evidence)
+
+
+def test_what_the_last_turn_leaves_is_told_where_it_is_made_elsewhere(x):
+    class Sampler(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(X, X)
+
+        def forward(self, x):
+            z = x[:, 0]
+            for i in reversed(range(5)):
+                z = torch.tanh(self.net(z))
+                if i:
+                    z = z + 0.1 * torch.randn_like(z)
+            return z
+
+    model = Sampler()
+    torch.manual_seed(3)
+    (loop,) = find(model, (x,)).recurrences
+    torch.manual_seed(3)
+    assert torch.equal(loop.parts[0].values[-1], model(x).detach())

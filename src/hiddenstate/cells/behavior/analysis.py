@@ -8,11 +8,11 @@ from typing import Any
 from .candidates import Analysis
 from .cell_calls import take_chains
 from .crossing import Role, complete, roles_of
-from .deciding import collects, pieces_of
 from .loops import take_loop
 from .places import Scope
 from .repetition import Windows, from_input, windows_of
 from .trace import Trace
+from .traits import collects, grows_by_joining, pieces_of
 
 _RUNS = 32  # runs of one loop after which further ones are not looked at, if none was in time
 
@@ -31,6 +31,7 @@ def analyze(trace: Trace) -> Analysis:
             continue  # an inner loop that runs at every step: its first runs tell
         windows[loop] = windows_of(trace, loop)
         roles[loop] = roles_of(windows[loop])
+        analysis.grown.update(*(role.members for role in roles[loop] if grows_by_joining(windows[loop], role)))
         before.append(_in_time(analysis, windows[loop], roles[loop]))
         if before[-1]:
             analysis.timed.add(loop)

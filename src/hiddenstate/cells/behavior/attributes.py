@@ -1,16 +1,24 @@
-"""State that modules keep from call to call: attributes and buffers that a forward changes and a later one reads."""
+"""State that modules keep from call to call: changed by one call, read by the next, with a row for each row."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
+from .calls import ModelCall
+from .candidates import Analysis
+from .found import Part, Recurrence
 from .memory import version_of
 from .names import module_tensors
-from .repetition import from_input
+from .rows import axis_by_row, axis_by_size, batch_of, other_row, other_size, turned
 from .trace import Trace
+
+Key: TypeAlias = tuple[str, str]  # module and name
+
+_ROWS = 6  # rows that are tried one by one
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -22,7 +30,7 @@ class Kept:
     content: Tensor
 
 
-def kept_by(model: nn.Module) -> dict[tuple[str, str], Kept]:
+def kept_by(model: nn.Module) -> dict[Key, Kept]:
     """Return every tensor that a model's modules keep and that is no parameter, by module and name."""
     return {
         (path, name): Kept(tensor, version_of(tensor), tensor.detach().clone())
@@ -31,45 +39,225 @@ def kept_by(model: nn.Module) -> dict[tuple[str, str], Kept]:
     }
 
 
-def changed(before: dict[tuple[str, str], Kept], after: dict[tuple[str, str], Kept]) -> list[tuple[str, str]]:
-    """Return what a call has changed."""
+@dataclass(slots=True, eq=False, repr=False)
+class Attributes:
+    """What modules kept before and after a call, and where what is new came from."""
+
+    old: dict[Key, Kept]
+    new: dict[Key, Kept] = field(default_factory=dict)
+    moved: list[Key] = field(default_factory=list)
+    made: dict[Key, tuple[bool, str]] = field(default_factory=dict)  # depends on the call's input; line
+
+    @classmethod
+    def before(cls, model: nn.Module) -> Attributes:
+        """Look before the call."""
+        return cls(kept_by(model))
+
+    def after(self, model: nn.Module, trace: Trace, marks: bytearray) -> None:
+        """Look after the call."""
+        self.new = kept_by(model)
+        for key, now in self.new.items():
+            old = self.old.get(key)
+            if old is None or old.tensor is not now.tensor or old.version != now.version:
+                self.moved.append(key)
+                value = trace.peek(now.tensor)
+                if value is not None:
+                    line = trace.ops[value.op].where if value.op >= 0 else ""
+                    self.made[key] = bool(marks[value.number]), line
+
+
+def kept_states(call: ModelCall, kept: Attributes, analysis: Analysis) -> list[Recurrence]:
+    """Return the attributes that are states, by calls made one after another and with other rows."""
+    inside = {(c.module, draft.name) for c in analysis.candidates for draft in c.drafts}
+    moved = []
+    for key in kept.moved:
+        if key in inside:
+            continue
+        from_input, line = kept.made.get(key, (None, ""))
+        if from_input is None:
+            analysis.doubt((key[0], ""), f"{key[1]} changed during the call, and what wrote it was not seen")
+        elif not from_input:
+            analysis.leave((key[0], line), f"{key[1]} changes, but not by the call's input: a counter or constant")
+        else:
+            moved.append(key)
+    if not moved:
+        return []
+    read, second = _read_later(call, moved)
     found = []
-    for key, now in after.items():
-        old = before.get(key)
-        if old is None or old.tensor is not now.tensor or old.version != now.version:
+    for key in moved:
+        where = (key[0], kept.made[key][1])
+        if key not in second:
+            analysis.doubt(where, f"{key[1]} is kept, but a second call could not be made to see if it is read")
+        elif key not in read:
+            analysis.leave(where, f"{key[1]} is written, and the next call does not read it")
+        else:
             found.append(key)
-    return found
+    return _recurrences(kept, analysis, second, _Rows.of(call, kept, found)) if found else []
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What a traced call tells of one attribute after it."""
-
-    from_input: bool
-    from_itself: bool
-    line: str
-
-
-def look(trace: Trace, kept: Kept) -> Look | None:
-    """Return where an attribute's present content came from; None where the trace does not know."""
-    value = trace.peek(kept.tensor)
-    if value is None:
-        return None
-    marks = from_input(trace)
-    if value.op < 0:
-        return Look(bool(marks[value.number]), False, "")
-    file, line = trace.ops[value.op].where.rsplit(":", 1)
-    return Look(bool(marks[value.number]), False, f"{os.path.basename(file)}:{line}")
+def _read_later(call: ModelCall, moved: list[Key]) -> tuple[set[Key], dict[Key, Kept]]:
+    """Call twice, one after the other, and see what the second call reads; also return what it leaves."""
+    with call.unharmed():
+        try:
+            call.plain(call.inputs)
+            trace = call.traced(call.inputs, enough=_replaced(call.model, moved))
+        except Exception:  # a model that cannot be called twice with the same
+            return set(), {}
+        if trace.broken is not None:
+            return set(), {}
+        return {key for key in moved if _reads(trace, ".".join(filter(None, key)))}, kept_by(call.model)
 
 
-def read_in(trace: Trace, label: str) -> bool:
-    """Say whether an operation of this call reads what the attribute held before the call."""
-    held = {value.number for value in trace.memory.values if value.label == label and value.op < 0}
-    stores = {id(value.store) for value in trace.memory.values if value.number in held and value.store is not None}
+def _reads(trace: Trace, label: str) -> bool:
+    """Say whether an operation of a call reads what the attribute held before the call."""
+    held = [value for value in trace.memory.values if value.label == label and value.op < 0]
+    numbers = {value.number for value in held}
+    stores = {id(value.store) for value in held if value.store is not None}
     for op in trace.ops:
         for value in op.ins:
-            if value.number in held:
+            if value.number in numbers:
                 return True
             if value.op < 0 and value.store is not None and id(value.store) in stores and value.origin != "argument":
                 return True
     return False
+
+
+def _replaced(model: nn.Module, moved: list[Key]) -> Any:
+    """Say when a call has put something else in the place of all that was kept: then it cannot read it any more."""
+    modules = dict(model.named_modules())
+    homes = [modules[path] for path in dict.fromkeys(path for path, _ in moved)]
+    held: set[int] = set()
+
+    def enough(trace: Trace) -> bool:
+        if not held:  # at the first operation of the second call
+            held.update(id(kept.tensor) for key, kept in kept_by(model).items() if key in moved)
+        if len(trace.ops) % 256:
+            return False
+        now = {id(tensor) for module in homes for _, tensor in module_tensors(module)}
+        if held & now:
+            return False
+        first = {value.number for value in trace.memory.values if value.op < 0 and id(value.tensor) in held}
+        return not any(value.number in first for op in trace.ops for value in op.ins)
+
+    return enough
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Rows:
+    """Where attributes have their rows, and why those have none that have none."""
+
+    keys: list[Key]
+    axes: dict[Key, int] = field(default_factory=dict)
+    shared: dict[Key, str] = field(default_factory=dict)  # statistics
+    doubts: dict[Key, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, call: ModelCall, kept: Attributes, keys: list[Key]) -> _Rows:
+        """Make calls with another number of rows, and with something else in one row.
+
+        A state follows the number of rows, and each of its rows is reached by that row's input alone. That much holds
+        of a mean over rows too, if one takes features for rows: what lies along the second axis are only rows if the
+        order along the first one matters, as it does in time.
+        """
+        found = cls(keys)
+        for axis in (0, 1):
+            left = [key for key in keys if key not in found.axes]
+            if left:
+                found._along(axis, call, {key: kept.new[key].content for key in left})
+        return found
+
+    def _along(self, axis: int, call: ModelCall, contents: dict[Key, Tensor]) -> None:
+        inputs = call.inputs
+        resized = other_size(inputs, axis)
+        if resized is None:
+            return
+        other = _after(call, resized[0])
+        if resized[1] == 1 and other is not None:  # two rows tell what one does not
+            inputs = resized[0]
+        both = {key: (now, other[key]) for key, now in contents.items() if other is not None and key in other}
+        followed = {key: axis_by_size(tuple(a.shape), tuple(b.shape), resized[1:]) for key, (a, b) in both.items()}
+        if inputs is not call.inputs:
+            contents = {key: now for key, (_, now) in both.items()}
+        reached = _reached(call, (inputs, axis), contents)
+        still = _after(call, turned(inputs, 0)) if axis == 1 else None
+        for key, content in contents.items():
+            pooled = axis == 1 and (still is None or key not in still or _alike(still[key], content))
+            self._decide(key, axis, (other is not None, followed.get(key)), reached.get(key, -2), pooled)
+
+    def _decide(self, key: Key, axis: int, resized: tuple[bool, int | None], reached: int, pooled: bool) -> None:
+        """Judge by the axis that followed the number of rows, and the one along which a row's input reached one row."""
+        called, followed = resized
+        alone = reached >= 0 and not pooled
+        if alone and (reached == followed or (not called and axis == 0)):
+            self.axes[key] = reached
+            self.doubts.pop(key, None)
+        elif followed is not None and axis == 0 and reached != -2:
+            self.doubts[key] = "has a row for each row, but rows reach each other: not carried"
+        elif axis == 0 and (called or reached == -1) and followed is None:
+            self.shared[key] = "is shared by all rows: a statistic, not a state"
+        elif alone and not called:
+            self.doubts.setdefault(key, "is kept from call to call, but whether rows share it is unknown")
+
+
+def _reached(call: ModelCall, along: tuple[Any, int], contents: dict[Key, Tensor]) -> dict[Key, int]:
+    """Return the axis of each attribute along which another input in one row reaches that row only, row by row.
+
+    -1 where it reaches others too; nothing where the model could not be called so.
+    """
+    inputs, axis = along
+    rows = batch_of(inputs, axis) or 0
+    found: dict[Key, set[int]] = {key: set() for key in contents}
+    for row in sorted({*range(min(rows, _ROWS) - 1), rows - 1}) if rows > 1 else ():
+        other = _after(call, other_row(inputs, axis, row))
+        for key in found if other is not None else ():
+            pair = [(contents[key], other[key])] if other is not None and key in other else []
+            only = axis_by_row(pair, rows, row)
+            found[key].add(-1 if only is None else only)
+    return {key: (axes.pop() if len(axes) == 1 else -1) for key, axes in found.items() if axes}
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool(torch.allclose(one.double(), other.double(), 1e-4, 1e-6, equal_nan=True))
+
+
+def _after(call: ModelCall, inputs: Any) -> dict[Key, Tensor] | None:
+    """Return what modules keep after a call; None where the model cannot be called so."""
+    with call.unharmed():
+        try:
+            call.plain(inputs)
+        except Exception:  # a trial with rows that the model may not take
+            return None
+        return {key: kept.content for key, kept in kept_by(call.model).items()}
+
+
+def _recurrences(kept: Attributes, analysis: Analysis, second: dict[Key, Kept], rows: _Rows) -> list[Recurrence]:
+    parts: dict[tuple[str, str], list[Part]] = {}
+    for key in rows.keys:
+        where = (key[0], kept.made[key][1])
+        first, later = kept.new[key].content, second[key].content
+        if first.shape != later.shape:
+            parts.setdefault(("cache", key[0]), []).append(_part(kept, key, (first, later), None))
+        elif key in rows.axes:
+            parts.setdefault(("attribute", key[0]), []).append(_part(kept, key, (first, later), rows.axes[key]))
+        elif key in rows.doubts:
+            analysis.doubt(where, f"{key[1]} {rows.doubts[key]}")
+        elif key in rows.shared:
+            analysis.leave(where, f"{key[1]} {rows.shared[key]}")
+        else:
+            analysis.doubt(where, f"{key[1]} is kept from call to call, but whether rows share it is unknown")
+    made = []
+    for (kind, path), group in parts.items():
+        line = kept.made[path, group[0].name][1]
+        if kind == "cache":
+            made.append(Recurrence("cache", path, line, 2, tuple(group), ("it grows from call to call",)))
+        else:
+            made.append(Recurrence("attribute", path, line, 2, tuple(group), _EVIDENCE))
+    return made
+
+
+_EVIDENCE = ("changed by one call and read by the next", "each row of it is reached by that row's input alone")
+
+
+def _part(kept: Attributes, key: Key, values: tuple[Tensor, Tensor], axis: int | None) -> Part:
+    old, first = kept.old.get(key), values[0]
+    return Part(key[1], tuple(first.shape), first.dtype, axis, values, None if old is None else old.content)

@@ -9,13 +9,14 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .flat import leaves
+from ..untouched import Snapshot, random_streams_kept
 from .memory import version_of
 from .names import module_tensors
+from .operands import leaves
 from .operation import Call, Op
-from .trace import Enough, Trace
+from .trace import Enough, Function, Trace
 
 
 def _prepare(trace: Trace, model: nn.Module, inputs: Any) -> None:
@@ -28,12 +29,64 @@ def _prepare(trace: Trace, model: nn.Module, inputs: Any) -> None:
         trace.name_values("attribute", {f"{path}.{name}".strip("."): t for name, t in module_tensors(module)})
 
 
+class _Guard(Snapshot):
+    """The library's guard, past sparse tensors, which it cannot compare; nothing writes into them in place."""
+
+    def _keep_tensor(self, tensor: Tensor) -> None:
+        if tensor.layout is torch.strided:
+            super()._keep_tensor(tensor)
+
+
+class ModelCall:
+    """A model and what it is called with, as often as need be; the model comes back as it was."""
+
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], known: set[nn.Module]) -> None:
+        """Keep what a call may change."""
+        self.model, self.inputs, self.known = model, (args, kwargs), known
+        self._snapshot = _Guard(model, weights=False)
+        self._given = [(tensor, tensor.detach().clone()) for _, tensor in leaves(self.inputs)]
+        held = [value for module in model.modules() for value in vars(module).values()]
+        self._generators = [(each, each.get_state()) for each in held if isinstance(each, torch.Generator)]
+        self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # those that a traced call wrote, as they were
+
+    def traced(self, inputs: Any, enough: Callable[[Trace], bool] | None = None) -> Trace:
+        """Call the model under a trace."""
+        trace = Trace(sys._getframe(), enough)
+        try:
+            run(self.model, inputs[0], inputs[1], known=self.known, trace=trace)
+        finally:
+            for value in trace.memory.values:
+                if value.origin == "parameter" and value.copy is not None:
+                    self._weights.setdefault(id(value.tensor), (value.tensor, value.copy))
+        return trace
+
+    def plain(self, inputs: Any) -> None:
+        """Call the model."""
+        with _eager():
+            self.model(*inputs[0], **inputs[1])
+
+    @contextmanager
+    def unharmed(self) -> Iterator[None]:
+        """Whatever happens inside, put everything back."""
+        with random_streams_kept(), torch.set_grad_enabled(torch.is_grad_enabled()):
+            try:
+                yield
+            finally:
+                self._snapshot.restore()
+                for generator, state in self._generators:
+                    generator.set_state(state)
+                with torch.no_grad():
+                    for tensor, content in (*self._given, *self._weights.values()):
+                        if tensor.layout is torch.strided and not torch.equal(tensor, content):
+                            tensor.detach().copy_(content)
+
+
 def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> tuple[Trace, Any]:
     """Call the model once under a trace; options: `known` modules, and when there is `enough`.
 
     What the model raises comes out as it is; what goes wrong in the trace itself ends it and is kept as `broken`.
     """
-    trace = Trace(sys._getframe(), options.get("enough"))
+    trace = options.get("trace") or Trace(sys._getframe(), options.get("enough"))
     trace.safely(_prepare, trace, model, (args, kwargs))
     result = None
     with _listening(model, set(options.get("known", ())), trace), _eager(), trace, suppress(Enough):
@@ -106,6 +159,8 @@ def _heard(module: nn.Module, path: str, trace: Trace, closed: tuple[bool, bool]
             result = _opaque(module, forward, trace, (args, kwargs)) if opaque else forward(*args, **kwargs)
         finally:
             trace.shut(call)
+        if trace.broken is not None:
+            return result
         call.results = trace.safely(_values, trace, result) or []
         if any(value.op < 0 and value.origin in ("outside", "unseen") for _, value in call.results):
             trace.blind[path, f"{os.path.basename(call.site[0])}:{call.site[1]}" if path else ""] = _BLIND
@@ -125,13 +180,14 @@ def _opaque(module: nn.Module, forward: Callable[..., Any], trace: Trace, called
     args, kwargs = called
     tensors = [tensor for _, tensor in leaves((args, kwargs))]
     tensors += [*module.parameters(), *module.buffers()]
-    given = [(tensor, version_of(tensor)) for tensor in tensors]
+    given = tensors, [version_of(tensor) for tensor in tensors]
     trace.paused += 1
     try:
         result = forward(*args, **kwargs)
     finally:
         trace.paused -= 1
-    trace.safely(trace.record, forward, f"{type(module).__name__}.forward", called, given, result)
+    function = Function(forward, f"{type(module).__name__}.forward")
+    trace.safely(trace.record, function, called, given, result, sys._getframe(1))
     return result
 
 

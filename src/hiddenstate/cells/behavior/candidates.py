@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
 from .chains import Chain
-from .deciding import escape_of
 from .found import Kind, Unsure
 from .memory import Value
 from .places import Scope
 from .repetition import Windows
 from .trace import Trace
+from .traits import escape_of
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -61,7 +60,10 @@ class Analysis:
     unsure: dict[Unsure, None] = field(default_factory=dict)
     passed: dict[Unsure, None] = field(default_factory=dict)
     known: dict[Unsure, None] = field(default_factory=dict)
+    iterated: dict[str, None] = field(default_factory=dict)  # known modules that are only ever stepped so
+    chains: list[Chain] = field(default_factory=list)  # modules that are handed what they gave before
     covered: set[int] = field(default_factory=set)  # values that chains account for
+    grown: set[int] = field(default_factory=set)  # values that lists and caches hold
     incomplete: set[Scope] = field(default_factory=set)  # loops in which more crosses than could be told apart
     timed: set[Scope] = field(default_factory=set)  # loops that take the call's input piece by piece
 
@@ -88,9 +90,8 @@ def problem_of(windows: Windows, crossing: set[int], strange: str) -> str:
     """Return why what crosses cannot be told for sure, else nothing."""
     escape = escape_of(windows, crossing)
     if escape is not None:
-        file, line = escape.where.rsplit(":", 1)
-        place = f"{os.path.basename(file)}:{line}"
-        return f"a number that depends on the state leaves for Python ({escape.name} at {place}): it may steer the loop"
+        place = f"{escape.name} at {escape.where}"
+        return f"a number that depends on the state leaves for Python ({place}): it may steer the loop"
     if strange:
         return f"an operand of {strange} changes from repetition to repetition, and its origin was not seen"
     return ""

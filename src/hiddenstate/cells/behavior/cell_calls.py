@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections import Counter
 from typing import Any
 
 from torch import nn
@@ -11,22 +12,30 @@ from torch import nn
 from .candidates import TOO_FEW, Analysis, Candidate, Draft, how, problem_of
 from .chains import Chain, Link, chains_of
 from .crossing import Role
-from .deciding import Namer, pieces_of
 from .found import Unsure
 from .memory import Value
+from .part_names import Namer
 from .places import Scope
 from .repetition import Windows
 from .trace import Trace
+from .traits import pieces_of
 
 
 def take_chains(analysis: Analysis, roles: dict[Scope, list[Role]]) -> None:
     """Add modules that are handed what they gave before; of modules in modules, the innermost."""
     trace = analysis.trace
     made: list[tuple[Chain, Candidate]] = []
-    for chain in chains_of(trace):
+    iterations: list[Candidate] = []
+    analysis.chains = chains_of(trace)
+    for chain in analysis.chains:
         where = (chain.path, _call_line(chain))
         if chain.known:
-            analysis.known[Unsure(*where, f"called {len(chain.calls)} times, handed what it gave before")] = None
+            candidate = _iterated(analysis, chain, roles)
+            why = f"called {len(chain.calls)} times, handed what it gave before"
+            if candidate is not None:
+                why += "; no call takes anything of the input of its own: an iteration, which nobody should carry"
+                iterations.append(candidate)
+            analysis.known[Unsure(*where, why)] = None
             analysis.covered |= chain.on_the_way
             continue
         candidate = _of_chain(analysis, chain, roles)
@@ -45,6 +54,13 @@ def take_chains(analysis: Analysis, roles: dict[Scope, list[Role]]) -> None:
             analysis.candidates.append(candidate)
     for chain, _ in made:
         analysis.covered |= chain.on_the_way
+    analysis.candidates += iterations
+    calls = Counter(call.module for call in trace.calls if call.known)
+    for one in iterations:
+        assert one.chain is not None
+        calls.subtract({one.chain.module: len(one.chain.calls)})
+    # Where it is also called in another way, it may well be stepped along time there.
+    analysis.iterated = dict.fromkeys(one.module for one in iterations if one.chain and not calls[one.chain.module])
 
 
 def _carried(draft: Draft, finer: set[int]) -> bool:
@@ -105,6 +121,22 @@ def _of_chain(analysis: Analysis, chain: Chain, roles: dict[Scope, list[Role]]) 
     own = pieces.own or loop in analysis.timed
     evidence.append(how(own))
     return Candidate("cell" if own else "iteration", *where, windows, drafts, evidence, chain)
+
+
+def _iterated(analysis: Analysis, chain: Chain, roles: dict[Scope, list[Role]]) -> Candidate | None:
+    """Return the calls of a known module as an iteration, where they take no piece of the call's input."""
+    windows = chain_windows(analysis.trace, chain)
+    results = [[dict(call.results).get(links[-1].result) for links in chain.parts.values()] for call in chain.calls]
+    targets = [[value for value in each if value is not None] for each in results]
+    moving = any(analysis.moves[value.number] for each in targets for value in each)
+    if len(chain.calls) < 3 or not moving or pieces_of(windows, targets, analysis.marks).own:
+        return None
+    loop, drafts = _chain_drafts(analysis.trace, chain, roles)
+    shapes = {value.shape for draft in drafts[:1] for value in draft.values if value is not None}
+    if loop in analysis.timed or len(shapes) > 1:
+        return None
+    evidence = [f"known by type, and called {len(chain.calls)} times, each time handed what it gave before", how(False)]
+    return Candidate("iteration", chain.path, _call_line(chain), windows, drafts, evidence, chain)
 
 
 def _is_of(role: Role, drafts: list[Draft]) -> bool:

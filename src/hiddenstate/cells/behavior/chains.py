@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,8 +56,23 @@ def chains_of(trace: Trace) -> list[Chain]:
     for call in trace.calls:
         if call.end > call.start and call.args and call.results:
             by_module[call.module].append(call)
-    found = [chain for calls in by_module.values() if len(calls) > 1 for chain in _chains(trace, calls)]
+    found: list[Chain] = []
+    for calls in by_module.values():
+        chains = _chains(trace, calls) if len(calls) > 1 else []
+        found += chains if len(chains) < 2 or not _dilated(trace, chains) else []
     return sorted(found, key=lambda chain: chain.calls[0].start)
+
+
+def _dilated(trace: Trace, chains: list[Chain]) -> bool:
+    """Say whether chains are one, each call going on from several turns ago: a window, which the loop tells."""
+    first, last = min(c.calls[0].start for c in chains), max(c.calls[-1].end for c in chains)
+    calls = [call for chain in chains for call in chain.calls]
+    for loop in trace.places.scopes:
+        if loop.kind == "loop" and loop.start <= first and last <= loop.end and len(loop.turns) >= len(calls):
+            turns = [turn.start for turn in loop.turns]
+            if len({bisect_right(turns, call.start) for call in calls}) == len(calls):
+                return True
+    return False
 
 
 def _argument(call: Call, place: tuple[Any, ...]) -> Value | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from .memory import Value
 from .operation import Op
-from .repetition import Windows
+from .repetition import Windows, reaching, used_after
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -58,6 +58,7 @@ class _Crossings:
         default_factory=dict
     )  # by site and turn: what is read there, and by what
     lags: dict[Any, int] = field(default_factory=dict)  # by site: how many turns ago what it reads was made
+    unsteady: set[Any] = field(default_factory=set)  # sites at which that changes
 
 
 def roles_of(windows: Windows) -> list[Role]:
@@ -133,34 +134,40 @@ _PARTIAL = 64  # groups with gaps beyond which none is joined
 
 def _crossings(windows: Windows) -> _Crossings:
     found, begin = _Crossings(), windows.starts[0]
-    varying = _varying(windows)
+    varying, usual = _varying(windows)
     for turn in range(windows.count):
         start = windows.starts[turn]
         for number, op in windows.of_turn(turn):
             place = windows.place(number)
             for position, value in enumerate(op.ins):
                 site = (place, -1 if place in varying else position)
-                if turn < _EARLY:
+                if turn < _EARLY and (place in varying or len(op.ins) == usual.get(place, len(op.ins))):
                     found.early.setdefault((site, turn), (value, op))
                 if begin <= value.op < start:
                     found.groups.join(("value", value.number), site)
                     found.last[value.number] = turn
                     found.readers[value.number].append(number)
                     found.sites[value.number].append(site)
-                    found.lags[site] = turn - windows.turn(value.op) - 1
+                    lag = turn - windows.turn(value.op) - 1
+                    if found.lags.setdefault(site, lag) != lag:
+                        found.unsteady.add(site)
+                        found.lags[site] = lag
     return found
 
 
-def _varying(windows: Windows) -> set[int]:
-    """Return the places where the number of operands changes from turn to turn: lists that grow."""
+def _varying(windows: Windows) -> tuple[set[int], dict[int, int]]:
+    """Return the places where the number of operands changes from turn to turn: lists that grow; and the usual number.
+
+    The first turn does not count where there are others: it may have no state to read yet.
+    """
     counts: dict[int, int] = {}
     varying: set[int] = set()
-    for turn in range(windows.count):
+    for turn in range(min(1, windows.count - 2), windows.count):
         for number, op in windows.of_turn(turn):
             place = windows.place(number)
             if counts.setdefault(place, len(op.ins)) != len(op.ins):
                 varying.add(place)
-    return varying
+    return varying, counts
 
 
 def _roles(windows: Windows, found: _Crossings, members: list[int]) -> list[Role]:
@@ -175,7 +182,10 @@ def _roles(windows: Windows, found: _Crossings, members: list[int]) -> list[Role
         for boundary in range(made + 1, last + 1):
             alive[boundary].append(values[number])
     depth = max(len(each) for each in alive)
-    if depth > max(4, count // 2) or (depth > 2 and [len(each) for each in alive[1:]] == list(range(1, count))):
+    sites = {site for number in members for site in found.sites[number]}
+    if not sites & found.unsteady and max(found.lags[site] for site in sites) < _EARLY:
+        pass  # each reader looks back equally far every time: a window, however short the loop
+    elif depth > max(4, count // 2) or (depth > 2 and [len(each) for each in alive[1:]] == list(range(1, count))):
         return [_growing(windows, found, members)]
     makers = {windows.place(values[number].op): _slot(windows, values[number]) for number in members}
     if depth > 1:
@@ -224,10 +234,32 @@ def _role(windows: Windows, found: _Crossings, group: tuple[list[int], list[list
     for turn in range(count - 1):
         if after[turn] is None:  # not read by the next turn: what was made at the same place
             after[turn] = made.get(turn) or (after[turn - 1] if turn else None)
-    after.append(made.get(count - 1) or after[-1])
+    after.append(made.get(count - 1) or _left(windows, after, makers))
     readers = [op for number in members for op in found.readers[number]]
     maker_ops = [value.op for value in after if value is not None]
     return Role(after, _initial(found, members), set(members), readers, maker_ops)
+
+
+def _left(windows: Windows, after: list[Value | None], makers: dict[int, int]) -> Value | None:
+    """Return what the last turn leaves where it does not make what turns before it made.
+
+    Either it leaves the state as it is, or it stops on the way to it: a sampler adds no noise to its last sample.
+    What is read after the loop, or by nobody within it, tells.
+    """
+    trace, last, before = windows.trace, windows.span(windows.count - 1), after[-1]
+    if before is None or windows.turn(before.op) < 0:
+        return before
+    turn = windows.turn(before.op)
+    way = {windows.place(op) for op in reaching(trace, [before], windows.span(turn))}
+    shape, dtype = before.shape, before.tensor.dtype
+    made = [v for number in range(*last) if windows.place(number) in way for v in trace.ops[number].outs]
+    read = {value.number for number in range(*last) for value in trace.ops[number].ins}
+    ends = [v for v in made if v.number not in read and v.shape == shape and v.tensor.dtype == dtype]
+    if not ends:
+        return before
+    used = used_after(trace, (before.op, last[1]))
+    handed = [value for value in (*ends, before) if value.number in used]
+    return handed[0] if len(handed) == 1 else None  # None: which of them it is was not seen
 
 
 def _initial(found: _Crossings, members: list[int]) -> Value | None:

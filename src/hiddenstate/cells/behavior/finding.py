@@ -6,23 +6,21 @@ import gc
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from .analysis import analyze
-from .blindness import blind_spots
-from .calls import run
+from .attributes import Attributes, kept_states
+from .blind_spots import blind_spots
+from .calls import ModelCall
 from .candidates import Analysis, Candidate, Draft
-from .deciding import line_of
 from .found import Found, Part, Recurrence, Unsure
-from .keeping import KeptState, kept_states
-from .merging import merge
-from .replay import replay
-from .restoring import Snapshot
-from .sizing import Axes, axes_of
+from .nested_loops import merge
+from .places import line_of
+from .replay import Law
+from .rows import Axes, axes_of
 
 
 def find(
@@ -43,10 +41,9 @@ def find(
         return Found((), (Unsure("", "", "the model is scripted: its operations are not seen from Python"),))
     given = dict(kwargs or {})
     try:
-        snapshot = Snapshot(model, (args, given))
+        call = ModelCall(model, args, given, set(known))
     except Exception as error:  # a model that cannot be put back is not called
         return _failed(error)
-    call = ModelCall(model, args, given, frozenset(known), snapshot)
     with _without_collector():
         return _find(call, tuple(exclude))
 
@@ -64,41 +61,44 @@ def _without_collector() -> Iterator[None]:
 
 
 def _find(call: ModelCall, exclude: tuple[str, ...]) -> Found:
-    model, args = call.model, call.args
-    with call.snapshot.unharmed():
-        keeping = KeptState.before(model)
-        trace, _ = run(model, args, call.kwargs, known=call.known)
+    with call.unharmed():
+        kept = Attributes.before(call.model)
+        try:
+            trace = call.traced(call.inputs)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            return _failed(error)
+        except Exception as error:
+            return _failed_in_call(call, error)
         try:
             if trace.broken is not None:
                 raise trace.broken
             analysis = analyze(trace)
             merge(analysis)
             _hold_to_the_law(analysis)
-            keeping.after(model, trace)
+            kept.after(call.model, trace, analysis.marks)
         except Exception as error:  # our own mistake must not become the user's
             return _failed(error)
     try:
-        return _found(call, analysis, keeping, exclude)
+        return _found(call, analysis, kept, exclude)
     except Exception as error:
         return _failed(error)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ModelCall:
-    """A model and what it is called with."""
+def _failed_in_call(call: ModelCall, error: Exception) -> Found:
+    """Raise what the model itself raises; what it raises only while it is watched is ours."""
+    with call.unharmed():
+        try:
+            call.plain(call.inputs)
+        except Exception:
+            raise error from None
+    return _failed(error)
 
-    model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    known: frozenset[nn.Module]
-    snapshot: Snapshot
 
-
-def _found(call: ModelCall, analysis: Analysis, keeping: KeptState, exclude: tuple[str, ...]) -> Found:
+def _found(call: ModelCall, analysis: Analysis, attributes: Attributes, exclude: tuple[str, ...]) -> Found:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         axes = axes_of(call, analysis)
-        kept = kept_states(call, keeping, analysis)
+        kept = kept_states(call, attributes, analysis)
     recurrences = []
     for candidate in analysis.candidates:
         if candidate.kind == "attribute" and not _has_rows(candidate, axes, analysis):
@@ -109,14 +109,18 @@ def _found(call: ModelCall, analysis: Analysis, keeping: KeptState, exclude: tup
     for where, why in (*analysis.trace.blind.items(), *blind_spots(analysis)):
         analysis.doubt(where, why)
     unsure, passed, known = tuple(analysis.unsure), tuple(analysis.passed), tuple(analysis.known)
-    return Found(tuple(recurrences), unsure, passed, known, tuple(_unseen(analysis)))
+    return Found(tuple(recurrences), unsure, passed, known, tuple(_unseen(analysis)), tuple(analysis.iterated))
 
 
 def _has_rows(candidate: Candidate, axes: Axes, analysis: Analysis) -> bool:
     """Keep of an attribute what has rows; what all rows share is a statistic."""
     where = (candidate.module, candidate.line)
     shared = [draft for draft in candidate.drafts if axes.shared(candidate, draft)]
-    unknown = [draft for draft in candidate.drafts if draft not in shared and axes.of(candidate, draft) is None]
+    unknown = [
+        draft
+        for draft in candidate.drafts
+        if draft not in shared and (axes.of(candidate, draft) is None or axes.mixed(candidate, draft))
+    ]
     for draft in shared:
         analysis.leave(where, f"{draft.name} is shared by all rows: a statistic, not a state")
     for draft in unknown:
@@ -126,27 +130,24 @@ def _has_rows(candidate: Candidate, axes: Axes, analysis: Analysis) -> bool:
 
 
 def _hold_to_the_law(analysis: Analysis) -> None:
-    """Keep only what can be replayed and whose values are all there."""
-    kept = []
-    for candidate in analysis.candidates:
-        where = (candidate.module, candidate.line)
-        windows = candidate.windows
+    """Keep only what can be replayed from its parts alone, and of these what matters."""
+    for candidate in list(analysis.candidates):
         if candidate.kind == "cache":
-            kept.append(candidate)
             continue
-        if any(value is None for draft in candidate.drafts for value in draft.values):
-            analysis.doubt(where, "what crosses was not found after every repetition")
+        where, law = (candidate.module, candidate.line), Law(analysis, candidate)
+        reason = law.broken()
+        if reason:
+            analysis.doubt(where, reason)
+            analysis.candidates.remove(candidate)
             continue
-        turns = range(windows.count)
-        targets = [[v for d in candidate.drafts if (v := d.values[turn]) is not None] for turn in turns]
-        reason = replay(windows, targets)
-        lost = any(v is not None and v.data() is None for draft in candidate.drafts for v in draft.values)
-        if reason or lost:
-            analysis.doubt(where, reason or "what crosses was overwritten, and its values are lost")
-            continue
-        candidate.evidence.append("repetitions run again from what crossed give the same")
-        kept.append(candidate)
-    analysis.candidates = kept
+        for draft in law.idle():
+            analysis.leave(where, f"{draft.name} crosses, but whatever it holds, nothing else comes out")
+            candidate.drafts.remove(draft)
+        candidate.evidence.append(
+            "repetitions run again from the parts alone give the same, from others something else"
+        )
+        if not candidate.drafts:
+            analysis.candidates.remove(candidate)
 
 
 def _recurrence(candidate: Candidate, axes: Axes) -> Recurrence:

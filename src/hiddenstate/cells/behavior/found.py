@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -70,7 +70,8 @@ class Found:
     unsure: tuple[Unsure, ...]
     passed: tuple[Unsure, ...] = ()  # looked at, and certainly no recurrence
     known: tuple[Unsure, ...] = ()  # modules known by their type whose state crosses: reported by others
-    unseen: tuple[str, ...] = field(default=())  # what was not examined
+    unseen: tuple[str, ...] = ()  # what was not examined
+    iterated: tuple[str, ...] = ()  # paths of known modules that are stepped as iterations only: not to be carried
 
     def explain(self) -> str:
         """Return what was found and how, what was not taken and why, and what was not examined."""

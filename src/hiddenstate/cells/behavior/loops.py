@@ -7,14 +7,15 @@ from typing import Any
 
 from .candidates import TOO_FEW, Analysis, Candidate, Draft, how, problem_of
 from .crossing import Role
-from .deciding import Namer, collects, grows_by_joining, line_of, owner_of, pieces_of
 from .found import Kind
 from .memory import Value
 from .names import Held
 from .operations import MOVES
-from .places import Scope
-from .repetition import Windows
+from .part_names import Namer
+from .places import Scope, line_of
+from .repetition import Windows, owner_of
 from .trace import Trace
+from .traits import collects, grows_by_joining, pieces_of
 
 
 def take_loop(analysis: Analysis, loop: Scope, windows: Windows, roles: list[Role]) -> None:
@@ -22,7 +23,7 @@ def take_loop(analysis: Analysis, loop: Scope, windows: Windows, roles: list[Rol
     trace = analysis.trace
     owner = owner_of(trace, windows.starts[0], windows.end)
     where = (owner.path if owner is not None else "", line_of(loop))
-    roles = [role for role in roles if role.grows or not _accounted(analysis, role)]
+    roles = [role for role in roles if grows_by_joining(windows, role) or not _accounted(analysis, role)]
     if not roles:
         return
     caches = [role for role in roles if grows_by_joining(windows, role)]
@@ -119,9 +120,18 @@ def _take_roles(analysis: Analysis, loop: Scope, windows: Windows, roles: list[R
         namer = Namer.of(analysis.trace, loop)
         drafts = [Draft(namer.name(r.values, f"state{i}"), r.values, r.initial) for i, r in enumerate(group)]
         names = ", ".join(draft.name for draft in drafts)
-        evidence = [f"{names} cross{'es' if len(drafts) == 1 else ''} {windows.count - 1} times", how(own)]
+        starts = [start for role, draft in zip(group, drafts, strict=True) if (start := _start(analysis, role, draft))]
+        evidence = [f"{names} cross{'es' if len(drafts) == 1 else ''} {windows.count - 1} times", how(own), *starts]
         final: Kind = kind if own else "iteration"
         analysis.candidates.append(Candidate(final, place, where[1], windows, drafts, evidence))
+
+
+def _start(analysis: Analysis, role: Role, draft: Draft) -> str:
+    """Say where a part starts, where an operation before the loop has made its start of the call's input."""
+    start = role.initial
+    if start is None or start.op < 0 or not analysis.marks[start.number]:
+        return ""
+    return f"{draft.name} starts from what {analysis.trace.ops[start.op].where} made before the loop"
 
 
 def _states_around(analysis: Analysis, windows: Windows) -> set[int]:

@@ -73,17 +73,21 @@ class Store:
         self.writes: list[Write] = []
 
 
+_NONE: list[Write] = []  # of tensors without a storage of their own
+
+
 class Entry:
     """What is known of one tensor object; it is held, so that its id stays its own."""
 
-    __slots__ = ("epoch", "store", "tensor", "value", "version")
+    __slots__ = ("epoch", "store", "store_writes", "tensor", "value", "version")
 
     def __init__(self, tensor: Tensor, value: Value, store: Store | None, version: int) -> None:
         """Remember what a tensor holds now."""
         self.tensor = tensor
         self.value = value
         self.store = store
-        self.epoch = len(store.writes) if store is not None else 0
+        self.store_writes: list[Write] = store.writes if store is not None else _NONE
+        self.epoch = len(self.store_writes)
         self.version = version
 
 
@@ -94,8 +98,9 @@ class Memory:
         """Start with nothing known."""
         self.entries: dict[int, Entry] = {}
         self.values: list[Value] = []
-        self._stores: dict[int, Store] = {}
+        self.stores: dict[int, Store] = {}
         self._copied = 0
+        self.held = 0  # bytes of storages made during the call
 
     def new(self, op: int, origin: Origin, tensor: Tensor, label: str = "") -> Value:
         """Make a value."""
@@ -103,12 +108,14 @@ class Memory:
         self.values.append(value)
         return value
 
-    def hold(self, tensor: Tensor, value: Value) -> Entry:
-        """Remember that `tensor` holds `value` now."""
-        key = _storage(tensor)
-        store = self._stores.get(key)
+    def hold(self, tensor: Tensor, value: Value, key: int | None = None) -> Entry:
+        """Remember that `tensor` holds `value` now; `key` is its storage's, where it is known already."""
+        key = storage_of(tensor) if key is None else key
+        store = self.stores.get(key)
         if store is None and key:
-            store = self._stores[key] = Store(tensor, value)
+            store = self.stores[key] = Store(tensor, value)
+            if value.op >= 0:
+                self.held += tensor.untyped_storage().nbytes()
         entry = Entry(tensor, value, store, version_of(tensor))
         value.store, value.epoch = store, entry.epoch
         self.entries[id(tensor)] = entry
@@ -116,7 +123,7 @@ class Memory:
 
     def store_of(self, tensor: Tensor) -> Store | None:
         """Return the known storage that a tensor lies in."""
-        return self._stores.get(_storage(tensor))
+        return self.stores.get(storage_of(tensor))
 
     def sources(self, tensor: Tensor) -> list[Value] | None:
         """Return the values that a view on a known storage is made of now; None where nothing was ever written."""
@@ -139,7 +146,7 @@ class Memory:
 
     def keep(self, value: Value, tensor: Tensor) -> None:
         """Copy what a value is, because its tensor is written or will be."""
-        size = tensor.numel() * tensor.element_size() if _storage(tensor) else 0
+        size = tensor.numel() * tensor.element_size() if storage_of(tensor) else 0
         if value.copy is None and size and self._copied + size <= _BUDGET:
             self._copied += size
             value.copy = tensor.detach().clone()
@@ -153,7 +160,7 @@ def version_of(tensor: Tensor) -> int:
         return -1
 
 
-def _storage(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
     """Return what tells storages apart; 0 for tensors without one, such as sparse ones."""
     try:
         return int(tensor.untyped_storage()._cdata)

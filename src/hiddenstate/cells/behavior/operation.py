@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .bytecode import loops_of
 from .memory import Value
-from .places import Scope
+from .places import Scope, line_at
 
 # What gives Python or numpy a number that depends on a tensor's content.
 ESCAPES = {"item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__array__"}
@@ -42,9 +41,8 @@ class Op:
 
     @property
     def where(self) -> str:
-        """File and line."""
-        code = self.scope.code
-        return f"{code.co_filename}:{loops_of(code).line(self.offset)}"
+        """File and line, in the user's code."""
+        return line_at(self.scope, self.offset)
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -1,200 +1,50 @@
 """What operations do, by name, where it matters for what crosses."""
 
+
+def _named(names: str) -> set[str]:
+    return set(names.split())
+
+
 # Operations that hand numbers on as they are: views, copies, parts, and parts put together.
-MOVES = set(
-    [
-        "__getitem__",
-        "unbind",
-        "chunk",
-        "split",
-        "split_with_sizes",
-        "tensor_split",
-        "select",
-        "narrow",
-        "view",
-        "reshape",
-        "transpose",
-        "permute",
-        "t",
-        "T",
-        "mT",
-        "H",
-        "squeeze",
-        "unsqueeze",
-        "flatten",
-        "unflatten",
-        "expand",
-        "expand_as",
-        "repeat",
-        "repeat_interleave",
-        "tile",
-        "contiguous",
-        "clone",
-        "detach",
-        "detach_",
-        "to",
-        "float",
-        "double",
-        "half",
-        "bfloat16",
-        "type_as",
-        "cpu",
-        "cuda",
-        "stack",
-        "cat",
-        "concat",
-        "concatenate",
-        "hstack",
-        "vstack",
-        "index_select",
-        "gather",
-        "alias",
-        "copy_",
-        "__setitem__",
-        "data",
-        "movedim",
-        "swapaxes",
-        "swapdims",
-        "take_along_dim",
-        "flip",
-        "roll",
-        "view_as",
-        "reshape_as",
-        "broadcast_to",
-        "requires_grad_",
-        "ravel",
-        "squeeze_",
-        "unsqueeze_",
-        "__iter__",
-        "module_call",
-        "real",
-        "imag",
-        "view_as_real",
-        "view_as_complex",
-        "type",
-    ]
+MOVES = _named(
+    """
+    __getitem__ unbind chunk split split_with_sizes tensor_split select narrow view reshape transpose permute t
+    T mT H squeeze unsqueeze flatten unflatten expand expand_as repeat repeat_interleave tile contiguous clone
+    detach detach_ to float double half bfloat16 type_as cpu cuda stack cat concat concatenate hstack vstack
+    index_select gather alias copy_ __setitem__ data movedim swapaxes swapdims take_along_dim flip roll view_as
+    reshape_as broadcast_to requires_grad_ ravel squeeze_ unsqueeze_ __iter__ module_call real imag view_as_real
+    view_as_complex type
+    """
 )
 
 # Operations by which a mask mixes two values; whether they did so is checked on the numbers.
-BLENDS = set(
-    [
-        "where",
-        "mul",
-        "add",
-        "sub",
-        "rsub",
-        "lerp",
-        "masked_fill",
-        "masked_fill_",
-        "mul_",
-        "add_",
-        "sub_",
-        "addcmul",
-        "masked_scatter",
-        "masked_scatter_",
-        "index_copy",
-        "index_copy_",
-        "index_put",
-        "index_put_",
-        "scatter",
-        "scatter_",
-        "__iadd__",
-        "__imul__",
-        "__mul__",
-        "__add__",
-        "__rsub__",
-        "__sub__",
-        "__radd__",
-        "__rmul__",
-        "multiply",
-    ]
+BLENDS = _named(
+    """
+    where mul add sub rsub lerp masked_fill masked_fill_ mul_ add_ sub_ addcmul masked_scatter masked_scatter_
+    index_copy index_copy_ index_put index_put_ scatter scatter_ __iadd__ __imul__ __mul__ __add__ __rsub__
+    __sub__ __radd__ __rmul__ multiply
+    """
 )
 
 # Operations by which sums, lists and extremes are collected.
-COLLECTS = set(
-    [
-        "add",
-        "add_",
-        "__add__",
-        "__iadd__",
-        "__radd__",
-        "sub",
-        "sub_",
-        "__sub__",
-        "__isub__",
-        "cat",
-        "concat",
-        "concatenate",
-        "stack",
-        "hstack",
-        "vstack",
-        "__setitem__",
-        "index_add",
-        "index_add_",
-        "scatter_add",
-        "scatter_add_",
-        "index_put",
-        "index_put_",
-        "index_copy_",
-        "copy_",
-        "maximum",
-        "minimum",
-        "max",
-        "min",
-        "logaddexp",
-        "logical_or",
-        "logical_and",
-        "__or__",
-        "__ior__",
-        "__and__",
-        "__iand__",
-        "bitwise_or",
-        "bitwise_and",
-        "scatter_",
-        "scatter",
-        "alias",
-        "masked_scatter",
-        "masked_scatter_",
-        "baddbmm",
-    ]
+COLLECTS = _named(
+    """
+    add add_ __add__ __iadd__ __radd__ sub sub_ __sub__ __isub__ cat concat concatenate stack hstack vstack
+    __setitem__ index_add index_add_ scatter_add scatter_add_ index_put index_put_ index_copy_ copy_ maximum
+    minimum max min logaddexp logical_or logical_and __or__ __ior__ __and__ __iand__ bitwise_or bitwise_and
+    scatter_ scatter alias masked_scatter masked_scatter_ baddbmm
+    """
 )
 
 GROWS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack", "pad", "_pad"}
 
 # Operations that draw random numbers: replayed as drawn.
-DRAWS = set(
-    [
-        "rand",
-        "randn",
-        "randint",
-        "rand_like",
-        "randn_like",
-        "randint_like",
-        "randperm",
-        "normal",
-        "normal_",
-        "uniform_",
-        "bernoulli",
-        "bernoulli_",
-        "multinomial",
-        "poisson",
-        "exponential_",
-        "geometric_",
-        "cauchy_",
-        "log_normal_",
-        "random_",
-        "dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "alpha_dropout",
-        "feature_alpha_dropout",
-        "dropout_",
-        "gumbel_softmax",
-        "rrelu",
-        "rrelu_",
-        "feature_dropout",
-    ]
+DRAWS = _named(
+    """
+    rand randn randint rand_like randn_like randint_like randperm normal normal_ uniform_ bernoulli bernoulli_
+    multinomial poisson exponential_ geometric_ cauchy_ log_normal_ random_ dropout dropout1d dropout2d
+    dropout3d alpha_dropout feature_alpha_dropout dropout_ gumbel_softmax rrelu rrelu_ feature_dropout
+    """
 )
 
 # Memory that nobody has written yet.

@@ -13,9 +13,12 @@ from inspect import CO_GENERATOR
 from types import CodeType, FrameType
 from typing import Any, Literal
 
+import torch
+
 from .bytecode import CodeLoop, loops_of
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_TORCH = torch.__path__[0]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -30,13 +33,7 @@ class Scope:
     end: int = -1  # one after the last
     loop: CodeLoop | None = None
     turns: list[Scope] = field(default_factory=list)
-    names: dict[int, dict[int, str]] = field(default_factory=dict)  # by turn: what variables held as it began
     owner: int = -1  # the module call that it happens in
-
-    @property
-    def line(self) -> int:
-        """The line where it begins."""
-        return self.loop.line if self.loop is not None else self.code.co_firstlineno
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -222,12 +219,40 @@ def _token(frame: FrameType, loop: CodeLoop | None) -> tuple[int, ...]:
     return tuple([id(held.get(name)) for name in loop.targets])
 
 
+def in_torch(code: CodeType) -> bool:
+    """Say whether code is torch's own."""
+    return code.co_filename.startswith(_TORCH)
+
+
+def line_at(scope: Scope, offset: int) -> str:
+    """Return file and line of an instruction; where it is torch's own, of the user's line that led there."""
+    while in_torch(scope.code):
+        while scope.kind != "call" and scope.parent is not None:
+            scope = scope.parent
+        offset, above = scope.key, scope.parent
+        if above is None:
+            return ""
+        scope = above
+    if scope.parent is None:
+        return ""  # the model itself is torch's: no line of the user's is in the call
+    return f"{os.path.basename(scope.code.co_filename)}:{loops_of(scope.code).line(offset)}"
+
+
+def line_of(loop: Scope) -> str:
+    """Return file and line of a loop."""
+    if loop.loop is not None:
+        return line_at(loop, loop.loop.head)
+    return line_at(loop, loop.key[1] if isinstance(loop.key, tuple) else 0)
+
+
 _ours: dict[CodeType, bool] = {}
+# What stands between a call and what is called: no place of its own.
+_BETWEEN = {os.path.join(_TORCH, "overrides.py"), os.path.join(_TORCH, "nn", "modules", "module.py")}
 
 
 def _is_ours(code: CodeType) -> bool:
     known = _ours.get(code)
     if known is None:
         name = code.co_filename
-        known = _ours[code] = name.startswith(_HERE) or name.endswith(os.path.join("torch", "overrides.py"))
+        known = _ours[code] = name.startswith(_HERE) or name in _BETWEEN
     return known

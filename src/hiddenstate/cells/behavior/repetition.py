@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from .memory import Value
-from .operation import Op
+from .operation import Call, Op
 from .operations import DRAWS
 from .places import Scope
 from .trace import Trace
@@ -26,6 +26,7 @@ class Windows:
     starts: list[int]
     end: int
     scope: Scope | None = None
+    gaps: tuple[tuple[int, int], ...] = ()  # between runs of the loop that continue each other
 
     @property
     def count(self) -> int:
@@ -35,6 +36,10 @@ class Windows:
     def span(self, turn: int) -> tuple[int, int]:
         """Return the operations of one repetition, from and to."""
         return self.starts[turn], self.starts[turn + 1] if turn + 1 < self.count else self.end
+
+    def between(self, op: int) -> bool:
+        """Say whether an operation lies between two runs of the loop."""
+        return any(start <= op < end for start, end in self.gaps)
 
     def turn(self, op: int) -> int:
         """Return the repetition that an operation belongs to; -1 before the first."""
@@ -81,9 +86,18 @@ def windows_of(trace: Trace, loop: Scope) -> Windows:
     if len(starts) > 2:
         last = {(op.offset, op.name) for op in trace.ops[starts[-1] : end]}
         before = {(op.offset, op.name) for op in trace.ops[starts[-2] : starts[-1]]}
-        if last < before and 2 * (end - starts[-1]) < starts[-1] - starts[-2]:
+        short = last < before and 2 * (end - starts[-1]) < starts[-1] - starts[-2]
+        if short and not used_after(trace, (starts[-1], end)):
             end = starts.pop()
     return Windows(trace, starts, end, loop)
+
+
+def used_after(trace: Trace, span: tuple[int, int]) -> set[int]:
+    """Return the values made within `span` that are read after it, or that a module returns after it."""
+    made = {value.number for op in trace.ops[span[0] : span[1]] for value in op.outs}
+    read = {value.number for op in trace.ops[span[1] :] for value in op.ins}
+    given = {value.number for call in trace.calls if call.end >= span[1] for _, value in call.results}
+    return made & (read | given)
 
 
 def reaching(trace: Trace, targets: Iterable[Value], span: tuple[int, int]) -> set[int]:
@@ -139,3 +153,14 @@ def signature(arg: Any) -> Any:
     if arg is None or isinstance(arg, int | float | str | bool):
         return arg
     return type(arg).__name__
+
+
+def owner_of(trace: Trace, start: int, end: int) -> Call | None:
+    """Return the innermost module call that all of these operations happen in."""
+    number = trace.ops[start].call
+    while number >= 0:
+        call = trace.calls[number]
+        if call.start <= start and (call.end >= end or call.end < 0):
+            return call
+        number = call.parent
+    return None

@@ -1,69 +1,293 @@
-"""The replay law: a repetition run again from what crossed into it gives the same as it gave."""
+"""The replay law: a repetition, run again from the found parts alone, gives what it gave; else nothing is claimed.
+
+Three things have to hold. Of all that earlier repetitions made, each one reads only the parts, at the places where it
+always reads them. Run again from the parts, some repetitions give the same parts. And run again from other numbers they
+give something else: a part that never matters is no part.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .flat import leaves, replaced
+from .candidates import Analysis, Candidate, Draft
 from .memory import Value
+from .operands import leaves, replaced
 from .operation import Op
-from .operations import DRAWS, MOVES, UNWRITTEN
-from .repetition import Windows, reaching
-from .trace import Trace
+from .operations import BLENDS, DRAWS, MOVES, UNWRITTEN
+from .repetition import reached
 
 _RTOL, _ATOL = 1e-3, 1e-5
-_CHECKED = 3  # repetitions that are run again: early, in the middle, the last
 
 
 class Lost(Exception):
     """A value that a replay needs is no longer there."""
 
 
-def replay(windows: Windows, targets: list[list[Value]]) -> str:
-    """Run some repetitions again up to their `targets`; return a reason where the law does not hold, else nothing."""
-    count = windows.count
-    for turn in sorted({min(1, count - 1), count // 2, count - 1})[:_CHECKED]:
+class Law:
+    """The replay law for one recurrence; `others` are states that other recurrences in the same call account for."""
+
+    def __init__(self, analysis: Analysis, candidate: Candidate) -> None:
+        """Look at a recurrence among the others of its call."""
+        self._candidate, self._windows, self._trace = candidate, candidate.windows, analysis.trace
+        self._chain = candidate.chain
+        self._others = set(analysis.grown)
+        self._others.update(*(chain.on_the_way for chain in analysis.chains if chain is not self._chain))
+        for other in analysis.candidates:
+            if other is not candidate:
+                self._others |= other.numbers
+        count = self._windows.count
+        self._turns = sorted({min(1, count - 1), count // 2, count - 1})
+
+    def broken(self) -> str:
+        """Return a reason where the law does not hold, else nothing."""
+        drafts = self._candidate.drafts
+        if any(value is None for draft in drafts for value in draft.values):
+            return "what crosses was not found after every repetition"
+        steps = {}
+        for turn in range(1, self._windows.count):
+            ops, foreign = self._step(turn)
+            if foreign is not None:
+                return (
+                    f"repetition {turn} reads {_described(foreign)} of an earlier one that is none of the found parts"
+                )
+            steps[turn] = ops
+        if not self._steady(steps):
+            return "which part is which changes from repetition to repetition"
+        if self._stale():
+            return "what is taken for the last state was made before the last repetition"
+        for turn in self._turns if self._windows.count > 1 else ():
+            reason = self._run_again(turn, steps[turn])
+            if reason:
+                return reason
+        lost = any(value is not None and value.data() is None for draft in drafts for value in draft.values)
+        return "what crosses was overwritten, and its values are lost" if lost else ""
+
+    def idle(self) -> list[Draft]:
+        """Return the parts that never matter: whatever they hold, every repetition gives the same."""
+        return [
+            draft for draft in self._candidate.drafts if not any(self._matters(draft, turn) for turn in self._turns)
+        ]
+
+    def _sources(self, turn: int) -> dict[int, int]:
+        """Return the parts that a repetition starts from: by value, which part it is."""
+        drafts = self._candidate.drafts
+        return {v.number: place for place, d in enumerate(drafts) if (v := d.values[turn - 1]) is not None}
+
+    def _targets(self, turn: int) -> list[Value]:
+        return [value for draft in self._candidate.drafts if (value := draft.values[turn]) is not None]
+
+    def _step(self, turn: int) -> tuple[list[int], Value | None]:
+        """Return the operations between the parts before and after a repetition, and an operand that is none of them.
+
+        Forbidden is what an earlier repetition made, unless another recurrence accounts for it. What a cell is handed
+        besides its state is its input, wherever that came from.
+        """
+        sources, todo = self._sources(turn), self._targets(turn)
+        low, begin = self._windows.span(turn)[0], self._windows.starts[0]
+        seen: set[int] = set()
+        ops: set[int] = set()
+        while todo:
+            value = todo.pop()
+            if value.number in sources or value.number in seen or value.op < begin or self._windows.between(value.op):
+                continue
+            seen.add(value.number)
+            if self._is_input(value, turn):
+                continue
+            if value.op < low:
+                if value.number not in self._others:
+                    return [], value
+                continue
+            ops.add(value.op)
+            todo += self._operands(value, turn)
+        return sorted(ops), None
+
+    def _is_input(self, value: Value, turn: int) -> bool:
+        if self._chain is None:
+            return False
+        states = {draft.argument for draft in self._candidate.drafts}
+        given = self._chain.calls[turn].args
+        if not any(one.number == value.number for place, one in given if place not in states):
+            return False
+        # What the cell itself gave before, as it was or masked, is state, unless another recurrence tells of it.
+        earlier = {one.number for _, one in self._chain.calls[turn - 1].results}
+        low, todo = self._windows.span(turn)[0], [value]
+        for one in todo:
+            if one.number in earlier and one.number not in self._others and one.number not in self._sources(turn):
+                return False
+            if one.op >= low and self._trace.ops[one.op].name in MOVES | BLENDS and len(todo) < _LISTED:
+                todo += self._trace.ops[one.op].ins
+        return True
+
+    def _operands(self, value: Value, turn: int) -> list[Value]:
+        """Return what a value was made of; around a cell's calls, where its state is masked, only what carries it."""
+        op = self._trace.ops[value.op]
+        if self._chain is None:
+            return op.ins
+        call = self._chain.calls[turn]
+        if call.start <= value.op < call.end:
+            return op.ins
+        results = {one.number for _, one in call.results}
+        sources = self._sources(turn)
+        way = [v for v in op.ins if v.number in self._chain.on_the_way or v.number in results or v.number in sources]
+        return way or op.ins
+
+    def _steady(self, steps: dict[int, list[int]]) -> bool:
+        """Say whether each part is read at the same places, and handed in as the same argument, every time."""
+        if self._chain is not None:
+            return all(self._handed(draft, turn) for draft in self._candidate.drafts for turn in steps)
+        seen: dict[tuple[int, int], int] = {}
+        for turn, ops in steps.items():
+            sources = self._sources(turn)
+            for number in ops:
+                for position, value in enumerate(self._trace.ops[number].ins):
+                    part = sources.get(value.number)
+                    if part is not None and len(self._trace.ops[number].ins) < _LISTED:
+                        site = (self._windows.place(number), position)
+                        if seen.setdefault(site, part) != part:
+                            return False
+        return True
+
+    def _handed(self, draft: Draft, turn: int) -> bool:
+        """Say whether a cell's call was handed this part, and none of the others in its place."""
+        assert self._chain is not None
+        given = next((v for place, v in self._chain.calls[turn].args if place == draft.argument), None)
+        own, sources = draft.values[turn - 1], self._sources(turn)
+        if given is None or own is None or given is own:
+            return True
+        todo, low, met = [given], self._windows.span(turn)[0], set()
+        for value in todo:
+            if value.number in sources:
+                met.add(value.number)
+            elif value.op >= low and len(todo) < _LISTED:
+                todo += self._trace.ops[value.op].ins
+        return own.number in met or not met
+
+    def _stale(self) -> bool:
+        """Say whether the last repetition made a state, and what is taken for it is an older one."""
+        windows, last = self._windows, self._windows.count - 1
+        if self._chain is not None:
+            made = {value.number for _, value in self._chain.calls[-1].results} | self._made_after(last)
+            return any(value.number not in made for value in self._targets(last))
+        for draft in self._candidate.drafts:
+            value, before = draft.values[last], draft.values[last - 1]
+            if value is before and value is not None and windows.turn(value.op) == last - 1:
+                place = windows.place(value.op)
+                if any(windows.place(number) == place for number in range(*windows.span(last))):
+                    return True
+        return False
+
+    def _made_after(self, turn: int) -> set[int]:
+        start, end = self._windows.span(turn)
+        start = self._chain.calls[turn].start if self._chain is not None else start
+        ops = self._trace.ops[start : max([end, *(value.op + 1 for value in self._targets(turn))])]
+        return {value.number for op in ops for value in op.outs}
+
+    def _run_again(self, turn: int, ops: list[int]) -> str:
         try:
-            again = _run(windows.trace, targets[turn], windows.span(turn))
+            made = self._run(ops, {})
         except Lost as lost:
             return f"repetition {turn} could not be run again: {lost}"
         except Exception as error:  # whatever an operation raises out of its place
             return f"repetition {turn} could not be run again ({type(error).__name__}: {str(error)[:80]})"
-        for value in targets[turn]:
-            before, after = value.data(), again.get(value.number)
+        for value in self._targets(turn):
+            before, after = value.data(), made.get(value.number)
             if before is None:
                 return "what crosses was overwritten, and its values are lost"
             if after is not None and not _close(before, after):
                 return f"repetition {turn}, run again from what crossed, gives something else"
-    return ""
+        return ""
+
+    def _run(self, ops: list[int], made: dict[int, Tensor]) -> dict[int, Tensor]:
+        def data(value: Value) -> Tensor:
+            if value.number in made:
+                return made[value.number]
+            found = value.data()
+            if found is None:
+                raise Lost(f"a tensor of shape {value.shape} was overwritten")
+            return found
+
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for number in ops:
+                _again(self._trace.ops[number], made, data)
+        return made
+
+    def _matters(self, draft: Draft, turn: int) -> bool:
+        """Say whether a repetition that starts from another part ends in another state, or leaves something else."""
+        part = draft.values[turn - 1]
+        old = part.data() if part is not None else None
+        if part is None or old is None or old.numel() == 0:
+            return True
+        if any(other is not draft and other.values[turn] is part for other in self._candidate.drafts):
+            return True  # handed on as another part: a window
+        low, high = self._windows.span(turn)
+        high = max([high, *(value.op + 1 for value in self._targets(turn))])
+        ops = reached(self._trace, {part.number}, (max(low, part.op + 1), high))
+        if any(_cannot_tell(self._trace.ops[number]) for number in ops):
+            return True
+        lasting = self._lasting(ops, turn, high)
+        for other in _others_than(old):
+            try:
+                made = self._run(ops, {part.number: other})
+            except Exception:  # an index that is out of range, say: then it is used
+                return True
+            if any(value.number in made and not _equal(value.data(), made[value.number]) for value in lasting):
+                return True
+        return False
+
+    def _lasting(self, ops: list[int], turn: int, high: int) -> list[Value]:
+        """Return what these operations leave behind: parts, and whatever is read after the repetition."""
+        outs = {value.number: value for number in ops for value in self._trace.ops[number].outs}
+        kept = {value.number for value in self._targets(turn)}
+        kept |= {value.number for op in self._trace.ops[high:] for value in op.ins if value.number in outs}
+        kept |= {value.number for call in self._trace.calls for _, value in call.results if value.number in outs}
+        return [value for number, value in outs.items() if number in kept]
 
 
-def _run(trace: Trace, targets: list[Value], span: tuple[int, int]) -> dict[int, Tensor]:
-    made: dict[int, Tensor] = {}
-
-    def data(value: Value) -> Tensor:
-        if value.number in made:
-            return made[value.number]
-        found = value.data()
-        if found is None:
-            raise Lost(f"a tensor of shape {value.shape} was overwritten")
-        return found
-
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for number in sorted(reaching(trace, targets, span)):
-            _again(trace.ops[number], made, data)
-    return made
+_LISTED = 64  # operands from which on a list is read as a whole, in no order that would tell parts apart
 
 
-def _again(op: Op, made: dict[int, Tensor], data: Any) -> None:
+def _described(value: Value) -> str:
+    kind = str(value.tensor.dtype).removeprefix("torch.")
+    return f"a {kind} tensor of shape {value.shape}"
+
+
+def _cannot_tell(op: Op) -> bool:
+    """Say whether an operation cannot be run on other numbers: what was drawn, or went on to Python or in memory."""
+    drawn = op.name in DRAWS and bool(op.ins)
+    return (
+        drawn or op.escapes or op.name == "grad" or _in_memory(op) or any(value.tensor.is_sparse for value in op.outs)
+    )
+
+
+def _in_memory(op: Op) -> bool:
+    return op.name == "alias" or (op.name in MOVES and any(value not in op.ins for _, value in op.reads))
+
+
+def _others_than(old: Tensor) -> list[Tensor]:
+    """Return other numbers in place of these, some near and some far."""
+    if old.is_floating_point() or old.is_complex():
+        noise = torch.randn(old.shape, generator=torch.Generator().manual_seed(0)).to(old.device).to(old.dtype)
+        return [old + 0.1 * noise, 1.7 - 2 * old + noise]
+    if old.dtype is torch.bool:
+        return [~old]
+    moved = old.flatten().roll(1).reshape(old.shape)
+    return [old + 1 if torch.equal(moved, old) else moved, torch.where(old > 0, old - 1, old + 1)]
+
+
+def _equal(one: Tensor | None, other: Tensor) -> bool:
+    return one is not None and one.shape == other.shape and bool(torch.equal(one, other.to(one.dtype)))
+
+
+def _again(op: Op, made: dict[int, Tensor], data: Callable[[Value], Tensor]) -> None:
     if op.name in DRAWS or op.name in UNWRITTEN or op.name == "grad" or not op.outs:
         made.update({value.number: data(value) for value in op.outs})
         return
-    if op.name == "alias" or (op.name in MOVES and any(value not in op.ins for _, value in op.reads)):
+    if _in_memory(op):
         _again_in_memory(op, made, data)
         return
     held = {id(tensor): value for tensor, value in op.reads}
@@ -93,17 +317,10 @@ def _again(op: Op, made: dict[int, Tensor], data: Any) -> None:
 def _again_in_memory(op: Op, made: dict[int, Tensor], data: Any) -> None:
     """Follow numbers that went through a part of a tensor: written by index, read by index."""
     for value in op.outs:
-        if len(op.ins) == 1 and _size(op.ins[0]) == _size(value):
+        if len(op.ins) == 1 and op.ins[0].tensor.numel() == value.tensor.numel():
             made[value.number] = data(op.ins[0]).reshape(value.shape)
         else:
             made[value.number] = data(value)
-
-
-def _size(value: Value) -> int:
-    size = 1
-    for each in value.shape:
-        size *= each
-    return size
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

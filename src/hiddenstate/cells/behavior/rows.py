@@ -1,20 +1,173 @@
-"""Where the rows of a batch are, read from calls with other rows."""
+"""Where each part has its rows: read from calls with other rows, which are stopped as soon as they tell."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .flat import leaves, replaced
+from ...state import mapped, tensors
+from .analysis import analyze
+from .calls import ModelCall
+from .candidates import Analysis, Candidate, Draft
+from .nested_loops import merge
+from .trace import Trace
+
+_TURNS = 5  # repetitions of each loop that such a call makes
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Axes:
+    """What calls with other rows told of the parts of recurrences."""
+
+    sized: dict[tuple[str, str, str], int] = field(default_factory=dict)  # the axis that followed the number of rows
+    reached: dict[tuple[str, str, str], int] = field(default_factory=dict)  # along which one row's input reached one
+    tested: set[tuple[str, str, str]] = field(
+        default_factory=set
+    )  # sized, and compared after something else in one row
+    fixed: set[tuple[str, str, str]] = field(default_factory=set)  # of the same size whatever the number of rows
+
+    def of(self, candidate: Candidate, draft: Draft) -> int | None:
+        """Return the batch axis of a part."""
+        key = _key(candidate, draft)
+        return self.sized.get(key, self.reached.get(key))
+
+    def shared(self, candidate: Candidate, draft: Draft) -> bool:
+        """Say whether all rows are known to share a part."""
+        key = _key(candidate, draft)
+        return key in self.fixed and key not in self.sized
+
+    def mixed(self, candidate: Candidate, draft: Draft) -> bool:
+        """Say whether a part has rows, but not each of its own input alone."""
+        key = _key(candidate, draft)
+        return key in self.tested and key in self.sized and self.reached.get(key) != self.sized[key]
+
+
+def _key(candidate: Candidate, draft: Draft) -> tuple[str, str, str]:
+    return candidate.module, candidate.line, draft.name
+
+
+def axes_of(call: ModelCall, analysis: Analysis) -> Axes:
+    """Find the batch axis of every part of every candidate."""
+    axes = Axes()
+    for axis in (0, 1) if analysis.candidates else ():
+        changed = other_size(call.inputs, axis)
+        other = _again(call, changed[0], analysis) if changed is not None else None
+        if other is not None and changed is not None:
+            _by_size(axes, analysis, other, changed[1:])
+        kept = [(c, d) for c in analysis.candidates if c.kind == "attribute" for d in c.drafts]
+        alone = any(_key(*each) in axes.sized and _key(*each) not in axes.tested for each in kept)
+        if not _missing(axes, analysis) and not alone:
+            break
+        altered = other_row(call.inputs, axis)
+        other = _again(call, altered, analysis) if altered is not None else None
+        if other is not None:
+            _by_row(axes, analysis, other, batch_of(call.inputs, axis) or 0)
+        if not _missing(axes, analysis):
+            break
+    return axes
+
+
+def _missing(axes: Axes, analysis: Analysis) -> bool:
+    """Say whether some part's rows are unknown; a part that kept its size while others followed the rows has none."""
+    told = bool(axes.sized or axes.reached)
+    return any(
+        axes.of(c, d) is None and not (told and axes.shared(c, d)) for c in analysis.candidates for d in c.drafts
+    )
+
+
+def _again(call: ModelCall, inputs: Any, analysis: Analysis) -> Analysis | None:
+    """Make another call and analyze it; None where the model cannot be called so."""
+    with call.unharmed():
+        try:
+            trace = call.traced(inputs, enough=_enough(analysis))
+            other = None if trace.broken is not None else analyze(trace)
+            if other is not None:
+                merge(other)
+        except Exception:  # a trial with rows that the model may not take
+            return None
+        return other
+
+
+def _enough(analysis: Analysis) -> Any:
+    loops = [candidate.windows.scope for candidate in analysis.candidates if candidate.chain is None]
+    codes = [scope.loop for scope in loops if scope is not None]
+    modules = [candidate.chain.module for candidate in analysis.candidates if candidate.chain is not None]
+    if len(set(codes)) < len(loops) or None in codes:
+        return None  # the same loop runs several times: let it
+
+    def enough(trace: Trace) -> bool:
+        return all(trace.turned[code] > _TURNS for code in codes) and all(trace.called[m] > _TURNS for m in modules)
+
+    return enough
+
+
+def _pairs(one: Analysis, other: Analysis) -> Iterator[tuple[Candidate, Draft, Draft]]:
+    """Yield the parts that stand at the same place in both calls: by name, else by order."""
+    taken: Counter[tuple[str, str]] = Counter()
+    for candidate in one.candidates:
+        where = (candidate.module, candidate.line)
+        same = [c for c in other.candidates if (c.module, c.line) == where]
+        match = same[min(taken[where], len(same) - 1)] if same else None
+        taken[where] += 1
+        if match is None:
+            continue
+        names = {draft.name: draft for draft in match.drafts}
+        for position, draft in enumerate(candidate.drafts):
+            if draft.name in names:
+                yield candidate, draft, names[draft.name]
+            elif len(match.drafts) == len(candidate.drafts):
+                yield candidate, draft, match.drafts[position]
+
+
+def _by_size(axes: Axes, one: Analysis, other: Analysis, sizes: tuple[int, int]) -> None:
+    for candidate, draft, match in _pairs(one, other):
+        before, after = draft.values[0], match.values[0]
+        if candidate.kind == "cache" or before is None or after is None:
+            continue
+        axis = axis_by_size(before.shape, after.shape, sizes)
+        if axis is not None:
+            axes.sized.setdefault(_key(candidate, draft), axis)
+        elif before.shape == after.shape:
+            axes.fixed.add(_key(candidate, draft))
+
+
+def _by_row(axes: Axes, one: Analysis, other: Analysis, rows: int) -> None:
+    for candidate, draft, match in _pairs(one, other):
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for before, after in zip(draft.values[:_TURNS], match.values[:_TURNS], strict=False):
+            old = before.data() if before is not None else None
+            new = after.data() if after is not None else None
+            if old is not None and new is not None:
+                pairs.append((old, new))
+        if pairs and _key(candidate, draft) in axes.sized:
+            axes.tested.add(_key(candidate, draft))
+        axis = axis_by_row(pairs, rows)
+        if axis is not None and candidate.kind != "cache":
+            axes.reached.setdefault(_key(candidate, draft), axis)
 
 
 def batch_of(inputs: Any, axis: int) -> int | None:
     """Return how many rows a call has, if its rows lie along `axis`."""
-    sizes = [tensor.shape[axis] for _, tensor in leaves(inputs) if tensor.dim() > max(axis, 1)]
-    sizes = sizes or [tensor.shape[axis] for _, tensor in leaves(inputs) if tensor.dim() > axis]
+    found = tensors(inputs).values()
+    sizes = [tensor.shape[axis] for tensor in found if tensor.dim() > max(axis, 1)]
+    sizes = sizes or [tensor.shape[axis] for tensor in found if tensor.dim() > axis]
     return sizes[0] if sizes else None
+
+
+def _changed(inputs: Any, axis: int, change: Any) -> Any:
+    """Return the inputs with every tensor changed that has the rows of the call along `axis`."""
+    rows = batch_of(inputs, axis)
+
+    def end(_: Any, thing: Any) -> Any:
+        fits = isinstance(thing, Tensor) and thing.layout is torch.strided and thing.dim() > axis
+        return change(thing) if fits and thing.shape[axis] == rows else thing
+
+    return mapped(inputs, end)
 
 
 def other_size(inputs: Any, axis: int) -> tuple[Any, int, int] | None:
@@ -24,14 +177,12 @@ def other_size(inputs: Any, axis: int) -> tuple[Any, int, int] | None:
         return None
     fewer = rows > 2
 
-    def changed(tensor: Tensor) -> Tensor:
-        if tensor.layout is not torch.strided or tensor.dim() <= axis or tensor.shape[axis] != rows:
-            return tensor
+    def resized(tensor: Tensor) -> Tensor:
         if fewer:
             return tensor.narrow(axis, 0, rows - 1)
         return torch.cat([tensor, tensor.narrow(axis, 0, 1)], dim=axis)
 
-    return replaced(inputs, changed), rows, rows - 1 if fewer else rows + 1
+    return _changed(inputs, axis, resized), rows, rows - 1 if fewer else rows + 1
 
 
 def other_row(inputs: Any, axis: int, row: int = 0) -> Any | None:
@@ -40,8 +191,8 @@ def other_row(inputs: Any, axis: int, row: int = 0) -> Any | None:
     if rows is None or rows < 2:
         return None
 
-    def changed(tensor: Tensor) -> Tensor:
-        if tensor.layout is not torch.strided or tensor.dim() <= max(axis, 1) or tensor.shape[axis] != rows:
+    def altered(tensor: Tensor) -> Tensor:
+        if tensor.dim() < 2:
             return tensor
         new = tensor.detach().clone()
         first, second = new.select(axis, row), new.select(axis, (row + 1) % rows)
@@ -51,7 +202,12 @@ def other_row(inputs: Any, axis: int, row: int = 0) -> Any | None:
             first.copy_(second if not torch.equal(first, second) else first.flip(-1))
         return new
 
-    return replaced(inputs, changed)
+    return _changed(inputs, axis, altered)
+
+
+def turned(inputs: Any, axis: int) -> Any:
+    """Return the inputs with the order along `axis` turned around."""
+    return _changed(inputs, axis, lambda tensor: tensor.detach().flip(axis))
 
 
 def axis_by_size(one: tuple[int, ...], other: tuple[int, ...], sizes: tuple[int, int]) -> int | None:

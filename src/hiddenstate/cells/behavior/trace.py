@@ -14,24 +14,50 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .bytecode import CodeLoop
-from .flat import leaves, operands
-from .memory import Entry, Memory, Store, Value, Write, box_of, version_of
+from .memory import Entry, Memory, Store, Value, Write, box_of, storage_of, version_of
 from .names import Held, held_in_frame, names_in_forward
+from .operands import leaves, operands
 from .operation import ESCAPES, Call, Op
 from .operations import PASSIVE, SHAPE_OF, SHAPE_ONLY
 from .places import Places, Scope
-from .writing import OVERWRITES, in_place, region_of, written_by
+from .writes import OVERWRITES, in_place, region_of, written_by
 
 _NAMES_AT = (1, 2)  # the turns at whose beginning we look what variables are called
 
 
 _SMALL = 16_384  # numbers in a tensor that is copied whenever a part of it is written
+_MOST = 4 * 2**30  # bytes of tensors that a trace keeps alive
 _NAMES_IN = 4  # calls of a module in which we look what its own code calls tensors
 _NAMES_UNTIL = 10_000  # turns of one loop, over all its runs, after which we no longer look
 
 
 class Enough(BaseException):
     """Ends a traced call from inside: what was to be seen has been seen."""
+
+
+class TooMuch(Exception):
+    """What a call makes does not fit beside the model."""
+
+
+class Function:
+    """What is known of a function of torch by its name."""
+
+    __slots__ = ("func", "in_place", "name", "passive", "shape_of", "shape_only")
+
+    def __init__(self, func: Any, name: str) -> None:
+        """Look it up by name."""
+        self.func, self.name = func, name
+        self.passive, self.in_place = name in PASSIVE, in_place(name)
+        self.shape_only, self.shape_of = name in SHAPE_ONLY, name in SHAPE_OF
+
+    @classmethod
+    def of(cls, func: Any) -> Function:
+        """Read its name."""
+        name = getattr(func, "__name__", "") or type(func).__name__
+        return cls(func, getattr(func.__self__, "__name__", name) if name == "__get__" else name)
+
+
+_functions: dict[Any, Function] = {}
 
 
 class Trace(TorchFunctionMode):
@@ -71,19 +97,25 @@ class Trace(TorchFunctionMode):
     ) -> Any:
         """Run one operation, and write it down."""
         kwargs = kwargs or {}
-        if not self.listening:
+        if self.paused or threading.get_ident() != self._thread:
             return func(*args, **kwargs)
-        name = getattr(func, "__name__", "") or type(func).__name__
-        if name == "__get__":
-            name = getattr(func.__self__, "__name__", name)
-        if name in PASSIVE:
+        known = _functions.get(func)
+        if known is None:
+            known = _functions[func] = Function.of(func)
+        if known.passive:
             return func(*args, **kwargs)
         tensors = operands(args, kwargs)
-        if in_place(name) and args and isinstance(args[0], Tensor):
+        if known.in_place and args and isinstance(args[0], Tensor):
             self._before_write(args[0])
-        versions = [version_of(tensor) for tensor in tensors]
+        try:
+            versions = [tensor._version for tensor in tensors]
+        except RuntimeError:  # an inference tensor does not count
+            versions = [version_of(tensor) for tensor in tensors]
         result = func(*args, **kwargs)
-        self.safely(self.record, func, name, (args, kwargs), list(zip(tensors, versions, strict=True)), result)
+        try:
+            self.record(known, (args, kwargs), (tensors, versions), result, sys._getframe(1))
+        except Exception as error:
+            self._fail(error)
         return result
 
     @property
@@ -96,43 +128,67 @@ class Trace(TorchFunctionMode):
         try:
             return work(*args)
         except Exception as error:
-            self.broken = error
-            self.paused += 1
+            self._fail(error)
             return None
 
+    def _fail(self, error: Exception) -> None:
+        self.broken = error
+        self.paused += 1
+        self.memory = Memory()  # let go of what the call itself lets go
+        self.ops.clear()
+        self.calls.clear()
+
     def record(
-        self, func: Any, name: str, called: tuple[Any, Any], given: list[tuple[Tensor, int]], result: Any
+        self,
+        function: Function,
+        called: tuple[Any, Any],
+        given: tuple[list[Tensor], list[int]],
+        result: Any,
+        frame: FrameType,
     ) -> None:
         """Write down an operation that has just run; `given` are its operands, with how often each had been written."""
+        name, memory, (tensors, versions) = function.name, self.memory, given
         made = [result] if isinstance(result, Tensor) else [tensor for _, tensor in leaves(result)]
-        written = written_by(name, given, called)
+        try:
+            moved = [tensor for tensor, version in zip(tensors, versions, strict=True) if tensor._version != version]
+        except RuntimeError:
+            moved = [t for t, version in zip(tensors, versions, strict=True) if version_of(t) != version]
+        plain = not moved and not function.in_place and "out" not in called[1]
+        written = [] if plain else written_by(name, (tensors, versions), moved, called[1])
         if not made and not written and name not in ESCAPES:
             return
-        scope, offset = self.places.here(sys._getframe(1), len(self.ops))
+        scope, offset = self.places.here(frame, len(self.ops))
         # A list may grow after the call: what it held now is kept.
         args = tuple([list(arg) if type(arg) is list else arg for arg in called[0]])
-        op = Op(func, name, (args, called[1]), (scope, offset, self.inside))
+        op = Op(function.func, name, (args, called[1]), (scope, offset, self.inside))
         # A view reads its own part of a storage, and a write by index none of it: the whole is not looked at.
-        stores = [self.memory.store_of(tensor) for tensor in made]
+        keys = [storage_of(tensor) for tensor in made]
+        stores = [memory.stores.get(key) for key in keys]
         apart = [store for store in stores if store is not None and store.writes]
-        target = (
-            written[0] if written and name == "__setitem__" and region_of(op, written[0]) is not written[0] else None
-        )
-        op.reads = [(tensor, self._operand(op, (tensor, version), apart, target)) for tensor, version in given]
-        if name not in SHAPE_ONLY:
-            op.ins = [value for _, value in (op.reads[:1] if name in SHAPE_OF else op.reads)]
+        part = written and name == "__setitem__" and region_of(op, written[0]) is not written[0]
+        target, entries = written[0] if part else None, memory.entries
+        for tensor, version in zip(tensors, versions, strict=True):
+            entry = entries.get(id(tensor))
+            if entry is not None and entry.version == version and not entry.store_writes and target is None:
+                op.reads.append((tensor, entry.value))  # never written: the usual case
+            else:
+                op.reads.append((tensor, self._operand(op, (tensor, version), apart, target)))
+        if not function.shape_only:
+            op.ins = [value for _, value in (op.reads[:1] if function.shape_of else op.reads)]
         number = len(self.ops)
         if self._open and self.calls[self._open[-1]].start == number:
             module = self.calls[self._open[-1]].module
             if self.called[module] <= _NAMES_IN:
-                self.names_inside.setdefault(module, {}).update(names_in_forward(sys._getframe(1), module))
+                self.names_inside.setdefault(module, {}).update(names_in_forward(frame, module))
         self.ops.append(op)
         for target in written:
             self._write(op, number, target)
-        same = {id(tensor) for tensor, _ in given}
+        same = {id(tensor) for tensor in tensors}
         for place, tensor in enumerate(made):
             if id(tensor) not in same:
-                self._make(op, number, tensor, place)
+                self._make(op, number, (tensor, stores[place], keys[place]), place)
+        if memory.held > _MOST:
+            raise TooMuch(f"what it makes takes more than {_MOST >> 30} GiB: call it with fewer rows or steps")
         if self._enough is not None and self._enough(self):
             raise Enough
 
@@ -226,7 +282,12 @@ class Trace(TorchFunctionMode):
 
     def _before_write(self, target: Tensor) -> None:
         entry = self.memory.entries.get(id(target))
-        if entry is not None and entry.store is not None and entry.epoch == len(entry.store.writes):
+        if entry is None or entry.store is None:
+            return
+        first = entry.store.first
+        if first.origin == "parameter" and first.copy is None:
+            first.copy = entry.store.base.detach().clone()  # a weight, which must come back as it was
+        elif entry.epoch == len(entry.store.writes):
             self.memory.keep(entry.value, target)
 
     def _write(self, op: Op, number: int, target: Tensor) -> None:
@@ -259,19 +320,18 @@ class Trace(TorchFunctionMode):
                 entry.epoch, entry.version = len(store.writes), version_of(target)
                 memory.keep(entry.value, target)
 
-    def _make(self, op: Op, number: int, tensor: Tensor, place: int) -> None:
-        memory = self.memory
+    def _make(self, op: Op, number: int, made: tuple[Tensor, Store | None, int], place: int) -> None:
+        memory, (tensor, store, key) = self.memory, made
         entry = memory.entries.get(id(tensor))
         if entry is not None and not op.ins:
             return  # handed out as it was
-        store = memory.store_of(tensor)
         if store is not None and store.writes and op.outs == []:
             sources = memory.sources(tensor)
             if sources:
                 op.ins = [*sources, *(v for v in op.ins if v.store is not store)]
         value = memory.new(number, "made", tensor)
         value.place = place
-        memory.hold(tensor, value)
+        memory.hold(tensor, value, key)
         op.outs.append(value)
 
     def _on_turn(self, loop: Scope, frame: FrameType) -> None:

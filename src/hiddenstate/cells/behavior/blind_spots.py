@@ -11,11 +11,11 @@ from typing import TypeAlias
 import torch
 
 from .candidates import Analysis
-from .deciding import line_of, owner_of
 from .memory import Value
 from .operation import ESCAPES, Op
 from .operations import UNWRITTEN
-from .repetition import signature, windows_of
+from .places import line_of
+from .repetition import owner_of, signature, windows_of
 from .trace import Trace
 
 Spot: TypeAlias = tuple[tuple[str, str], str]
@@ -38,8 +38,7 @@ def blind_spots(analysis: Analysis) -> Iterator[Spot]:
 
 
 def _where(trace: Trace, op: Op) -> tuple[str, str]:
-    file, line = op.where.rsplit(":", 1)
-    return (trace.calls[op.call].path if op.call >= 0 else ""), f"{os.path.basename(file)}:{line}"
+    return (trace.calls[op.call].path if op.call >= 0 else ""), op.where
 
 
 def _scans(trace: Trace, marks: bytearray) -> Iterator[Spot]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .memory import version_of
 from .operation import Op
 
 # In-place operations whose result does not depend on what was there before.
@@ -34,16 +34,15 @@ def in_place(name: str) -> bool:
     return name[-1:] == "_" and (name[-2:] != "__" or name in _WRITERS)
 
 
-def written_by(name: str, given: list[tuple[Tensor, int]], called: tuple[Any, Any]) -> list[Tensor]:
+def written_by(
+    name: str, given: tuple[list[Tensor], list[int]], moved: list[Tensor], kwargs: Mapping[str, Any]
+) -> list[Tensor]:
     """Return the operands that an operation wrote, one for each storage: views on it move their version too."""
-    moved = [tensor for tensor, version in given if version != -1 and version_of(tensor) != version]
-    out = called[1].get("out")
+    out, (tensors, versions) = kwargs.get("out"), given
     if isinstance(out, Tensor):
         return [out]
-    if given and (name == "__set__" or (given[0][1] == -1 and in_place(name))):
-        return [given[0][0]]  # inference tensors do not count writes: the name tells
-    if len(moved) < 2:
-        return moved
+    if tensors and (name == "__set__" or (versions[0] == -1 and in_place(name))):
+        return [tensors[0]]  # inference tensors do not count writes: the name tells
     found: dict[int, Tensor] = {}
     for tensor in moved:
         key = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)

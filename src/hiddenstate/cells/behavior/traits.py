@@ -1,22 +1,18 @@
-"""Deciding what a repetition is: time or iteration, state or sum, sure or not."""
+"""Traits of a repetition: time or iteration, state or sum, of fixed size or growing, seen or out of sight."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from .bytecode import loops_of
 from .crossing import Role
 from .memory import Value
-from .names import Held
-from .operation import Call, Op
+from .operation import Op
 from .operations import COLLECTS, GROWS, INDEXED, MOVES
-from .places import Scope
 from .repetition import Windows, reached, reaching, signature
 from .trace import Trace
 
@@ -112,9 +108,40 @@ def _collected(windows: Windows, role: Role, turn: int, theirs: set[int]) -> boo
     if not all(trace.ops[op].name in COLLECTS or trace.ops[op].name in MOVES for op in touched):
         return False
     made = before | {value.number for op in touched for value in trace.ops[op].outs}
+    if _mixes(trace, touched, made):
+        return False
     if any(value.number in made for op in touched if trace.ops[op].name in INDEXED for value in trace.ops[op].ins[1:]):
         return False  # as an index it is read, not handed on
     return not any(value.number in theirs for op in touched for value in trace.ops[op].outs)
+
+
+def _mixes(trace: Trace, touched: list[int], made: set[int]) -> bool:
+    """Say whether numbers of a value meet each other, or move to other places and are added to.
+
+    A sum adds to each number for itself. A lattice (forward algorithm, CTC, Viterbi) puts numbers of the same value
+    together, by nothing but sums and maxima.
+    """
+    adds = moves = False
+    for number in touched:
+        op = trace.ops[number]
+        if op.name in MOVES:
+            # Joined from pieces of itself, or rolled: what stood at one place stands at another.
+            pieces = sum(value.number in made for value in op.ins) if op.name in GROWS else 0
+            moves = moves or op.name in ("roll", "flip") or (pieces > 0 and _same_size(op))
+            continue
+        own = [value for value in op.ins if value.number in made]
+        if len({value.number for value in own}) > 1:
+            return True
+        if len(op.ins) == 1 and op.outs and op.outs[0].tensor.numel() < op.ins[0].tensor.numel():
+            return True  # a maximum over an axis
+        adds = adds or (op.name not in GROWS and any(value.tensor.numel() > 1 for value in own))
+    return adds and moves
+
+
+def _same_size(op: Op) -> bool:
+    """Say whether an operation joins pieces of one storage to something as long as that storage."""
+    bases = [value.store.base for value in op.ins if value.store is not None]
+    return bool(op.outs) and any(base.shape == op.outs[0].tensor.shape for base in bases)
 
 
 def escape_of(windows: Windows, crossing: set[int]) -> Op | None:
@@ -158,79 +185,3 @@ def _joined(trace: Trace, before: Value | None, after: Value | None) -> bool:
             joined = joined or op.name in GROWS
             todo += op.ins
     return any(value is before for value in todo) and joined
-
-
-def owner_of(trace: Trace, start: int, end: int) -> Call | None:
-    """Return the innermost module call that all of these operations happen in."""
-    number = trace.ops[start].call
-    while number >= 0:
-        call = trace.calls[number]
-        if call.start <= start and (call.end >= end or call.end < 0):
-            return call
-        number = call.parent
-    return None
-
-
-def line_of(scope: Scope) -> str:
-    """Return file and line of a loop."""
-    name = os.path.basename(scope.code.co_filename)
-    if scope.loop is not None:
-        return f"{name}:{scope.loop.line}"
-    offset = scope.key[1] if isinstance(scope.key, tuple) else 0
-    return f"{name}:{loops_of(scope.code).line(offset)}"
-
-
-@dataclass(slots=True)
-class Namer:
-    """Calls parts by what the code calls them, each name once."""
-
-    held: dict[int, dict[int, Held]]  # by boundary
-    trace: Trace
-    taken: set[str] = field(default_factory=set)
-
-    @classmethod
-    def of(cls, trace: Trace, scope: Scope | None) -> Namer:
-        """Read the names that were seen at the first turns of a loop."""
-        return cls(trace.held.get(scope, {}) if scope is not None else {}, trace)
-
-    def seen(self, values: list[Value | None]) -> Held | None:
-        """Return how a part is held as turns begin; `values` are those after each turn."""
-        for boundary in (2, 1):
-            held = self.held.get(boundary)
-            value = values[boundary - 1] if len(values) >= boundary else None
-            if held is None or value is None:
-                continue
-            if id(value.tensor) in held:
-                return self._lasting(values, held[id(value.tensor)])
-            entries = self.trace.memory.entries
-            for number, name in held.items():  # held as part of a larger tensor, or written in place
-                entry = entries.get(number)
-                if entry is not None and entry.store is not None and entry.store is value.store:
-                    return name
-        return None
-
-    def listed(self, first: Value | None) -> str:
-        """Return the name of the list that holds what the first turn made."""
-        held = self.held.get(2, {}).get(id(first.tensor)) if first is not None else None
-        return held.name[: held.name.rindex("[")] if held is not None and held.name.endswith("]") else ""
-
-    def _lasting(self, values: list[Value | None], now: Held) -> Held:
-        """Call the last item of a list that grows by the list's name."""
-        first, before = values[0] if values else None, self.held.get(1, {})
-        then = before.get(id(first.tensor)) if first is not None else None
-        if then is None or then.name == now.name or not now.name.endswith("]"):
-            return now
-        base = now.name[: now.name.rindex("[")]
-        return Held(base, now.module) if then.name.startswith(f"{base}[") else now
-
-    def name(self, values: list[Value | None], otherwise: str, inside: str = "") -> str:
-        """Return a name for a part: of its variable, key or attribute; else `inside` a module; else `otherwise`."""
-        held = self.seen(values)
-        name = held.name if held is not None else otherwise
-        if inside and (held is None or name.endswith("]")):
-            name = inside
-        base, count = name, 2
-        while name in self.taken:
-            name, count = f"{base}_{count}", count + 1
-        self.taken.add(name)
-        return name

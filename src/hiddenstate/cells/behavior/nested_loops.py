@@ -62,9 +62,9 @@ def _comes_from(trace: Trace, value: Value, source: Value) -> bool:
 def _append(before: Candidate, after: Candidate) -> None:
     for one, other in zip(before.drafts, after.drafts, strict=True):
         one.values = [*one.values, *other.values]
-    windows = Windows(before.windows.trace, [*before.windows.starts, *after.windows.starts], after.windows.end)
-    windows.scope = before.windows.scope
-    before.windows = windows
+    first, second = before.windows, after.windows
+    gaps = (*first.gaps, (first.end, second.starts[0]))
+    before.windows = Windows(first.trace, [*first.starts, *second.starts], second.end, first.scope, gaps)
     if not any("continue" in sentence for sentence in before.evidence):
         before.evidence.append("several runs of the loop continue each other")
 
