@@ -118,15 +118,21 @@ class HandOver(Listener):
         self.unexamined = not found.decided
         if not found and not found.doubts() and found.decided:
             raise not_recurrent(self._model)
-        old = {layer.module: layer for layer in self._layers}
-        new = [layer for layer in found if layer.module not in old and _can_be_carried(layer)]
-        named = {layer.module for layer in found}
-        self._layers[:] = [*(layer for layer in self._layers if layer.module in named), *new]
+        iterated = set(found.seen.iterated) if found.seen is not None else set()
+        adapters = {(layer.module, layer.adapter) for layer in found if layer.name not in iterated}
+        stays = [layer for layer in self._layers if (layer.module, layer.adapter) in adapters]
+        carried = {layer.module for layer in stays}
+        new = [
+            each for each in found if each.module not in carried and each.name not in iterated and _can_be_carried(each)
+        ]
+        self._layers[:] = [*stays, *new]
         self._silent = None if self._silent is None else self._silent | {layer.name for layer in new}
         self.more.append(listen(self._model, new, self))
         whole = {layer.module for layer in self._layers if layer.fused}
         others = [layer for layer in found if layer.seen and layer not in new and layer.module not in whole]
         left = [_left_out(layer) for layer in others if layer.kind != "iteration"] + found.doubts()
+        if not self._layers and not left:
+            left = [_left_out(layer) for layer in others] + [f"{name}, which only iterates" for name in iterated]
         if left:
             warnings.warn(
                 f"not carried: {'; '.join(left)}. hs.layers(model, *inputs).explain() says more.",
@@ -284,6 +290,7 @@ def _left_out(layer: Layer) -> str:
         "attribute": "which the model keeps itself, from call to call",
         "cache": "which grows",
         "cell": "whose rows could not be told",
+        "iteration": "which has no time",
     }
     return f"{parts} of the {layer.kind} at {layer.seen.line}, {why.get(layer.kind, 'which begins anew in every call')}"
 

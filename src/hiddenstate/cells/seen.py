@@ -26,6 +26,7 @@ def seen_layers(model: nn.Module, by_type: Sequence[Layer], known: Sequence[Laye
     kept, parts = [], set()
     for layer in by_type:
         inside = [other for other in (*known, *seen) if other.module is not layer.module and _within(other, layer)]
+        inside += [other for other in seen if other.module is layer.module and not isinstance(other.adapter, SeenCell)]
         if layer.module in sure or layer.fused or not (inside or layer.module in cells):
             kept.append(layer)
         elif layer.module in cells:
@@ -133,6 +134,7 @@ class SeenCell(SeenAdapter):
         self._into = {part.name: _place(part) for part in recurrence.parts}
         self._out = {part.name: tuple(part.result or ()) for part in recurrence.parts}
         self._starts = {part.name: part.initial for part in recurrence.parts}
+        self._nesting: Any = None  # how a result nests the state, with the names of the parts in place of tensors
 
     def initial(self, module: nn.Module, batch: int) -> State:
         """Return zeros where the model was seen to start from zeros, or from nothing."""
@@ -160,6 +162,8 @@ class SeenCell(SeenAdapter):
                 f"where it was. hs.register({type(module).__name__}, adapter) teaches what its calls look like."
             )
         native = {name: found[place] for name, place in self._out.items()}
+        if self._nesting is None:
+            self._nesting = _nesting(result, self._out)
         others = [tensor for place, tensor in found.items() if place not in self._out.values()]
         return (others[0] if others else next(iter(native.values()))), native
 
@@ -187,12 +191,29 @@ class SeenCell(SeenAdapter):
             found: tuple[tuple[Any, ...], dict[str, Any]] = mapped((args, kwargs), lambda at, end: values.get(at, end))
             return found
         inputs, named = list(args), dict(kwargs)
-        for (side, first), inner in _by_argument(values).items():
+        arguments = _by_argument(values)
+        if len(arguments) == 1 and self._nesting is not None:  # as the module itself nests what it gives
+            arguments = {next(iter(arguments)): mapped(self._nesting, lambda _, name: native[name])}
+        for (side, first), inner in arguments.items():
             if side == 1:
                 named[first] = inner
             else:
                 inputs[first:] = [*inputs[first:first], *[None] * (first - len(inputs)), inner, *inputs[first + 1 :]]
         return tuple(inputs), named
+
+
+def _nesting(result: Any, places: Mapping[str, Path]) -> Any:
+    """Return the container in a result that holds the state and nothing else, with names in place of tensors."""
+    prefix: Path = ()
+    while len(places) > 1 and len({place[: len(prefix) + 1] for place in places.values()}) == 1:
+        prefix = next(iter(places.values()))[: len(prefix) + 1]
+    inner = result
+    for step in prefix:
+        inner = getattr(inner, step) if isinstance(step, str) and hasattr(inner, step) else inner[step]
+    names = {place[len(prefix) :]: name for name, place in places.items()}
+    if len(places) < 2 or tensors(inner).keys() != names.keys():
+        return None
+    return mapped(inner, lambda path, _: names.get(path))
 
 
 def _place(part: Part) -> Path:

@@ -104,7 +104,7 @@ class Snapshot:
 
     def _keep_tensor(self, tensor: Tensor) -> None:
         grad = tensor.grad if tensor.is_leaf else None
-        if isinstance(tensor, nn.Parameter) and not self._weights:
+        if tensor.layout != torch.strided or (isinstance(tensor, nn.Parameter) and not self._weights):
             self._grads.append((tensor, grad, None, tensor.requires_grad))
             return
         with torch.no_grad():

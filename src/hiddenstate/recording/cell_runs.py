@@ -61,7 +61,8 @@ class CellRuns:
         if steps is None:
             given = step.given()
             first = step.initial() if given is None else given
-            initial = {name: self._options.cast(p.flat(p.tensor.detach())).clone() for name, p in first.items()}
+            fits = all(p.rows == rows for p in first.values())  # else it is a start without a shape, `torch.zeros(0)`
+            initial = {name: self._options.cast(p.flat(p.tensor.detach())).clone() for name, p in first.items() if fits}
             # A reverse cell in a stack sees its last position first: which steps to keep is known at the end.
             options = replace(self._options, every=1) if cell.reverse else self._options
             steps = self._open[key] = Steps(options, rows, initial, places=places())

@@ -19,12 +19,13 @@ from .takes import Options, Take
 if TYPE_CHECKING:
     from ..cells import Part
 
+_LOOPS = ("loop", "layer", "iteration", "attribute")
 _ENOUGH = 3  # repetitions in one call; an attribute with fewer was seen from call to call
 
 
 def is_loop(layer: Layer) -> bool:
     """Say whether something repeats within a call, so that watching one shows its steps."""
-    return layer.seen is not None and layer.kind in ("loop", "iteration", "attribute") and layer.seen.steps >= _ENOUGH
+    return layer.seen is not None and layer.kind in _LOOPS and layer.seen.steps >= _ENOUGH
 
 
 def is_kept(layer: Layer) -> bool:
@@ -54,6 +55,12 @@ class Crossed:
     def expects_grads(self) -> bool:
         """Say that none will come."""
         return False
+
+
+def without_rows(layer: Layer) -> list[str]:
+    """Return the parts of a loop whose rows could not be told."""
+    parts = layer.seen.parts if layer.seen is not None and is_loop(layer) else ()
+    return [part.name for part in parts if part.batch_axis is None and len(part.shape) > 1]
 
 
 def takes_of(found: Iterable[Layer], options: Options) -> list[Take]:

@@ -33,7 +33,7 @@ from .cell_runs import CellRuns, CellTrack
 from .folder import Folder, Loaded
 from .fused_runs import FusedRuns
 from .layer_recorders import CellRecorder, FusedRecorder, LayerRecorder, StackRecorder
-from .loop_recorder import is_kept, is_loop, kept_take, kept_values, takes_of
+from .loop_recorder import is_kept, is_loop, kept_take, kept_values, takes_of, without_rows
 from .opening import Tracks
 from .recording import Recording
 from .takes import Options, Take
@@ -162,7 +162,7 @@ class Recorder(Recording):
                 self.keep(take)
 
     def _unlike(self, entry: Entry) -> str:
-        """Say why a second call of the model, by which it is watched, would be unlike the real one; "" where it is not."""
+        """Say why a second call of the model, by which it is watched, would be unlike the real one, "" where not."""
         carry = Carry.of(self._model)
         if self._examined and carry is not None:
             return "a Carry is attached, and the call that is watched would start elsewhere"
@@ -174,9 +174,9 @@ class Recorder(Recording):
         """Listen to what a watched call has shown, too."""
         if not found and not found.doubts() and found.decided:
             raise _not_recurrent(self._model)
-        named = {layer.module for layer in found}
+        adapters = {(layer.module, layer.adapter) for layer in found}
         for layer in self._found:
-            if layer.module not in named:
+            if (layer.module, layer.adapter) not in adapters:
                 self._hearing.recorders.pop(layer.module, None)  # it only bore the names of a cell
         self._chosen = choose(found, self._wanted)
         if self._folder is not None:
@@ -188,6 +188,11 @@ class Recorder(Recording):
         self._hearing.recorders.update({each.layer.module: each for each in new})
         self._handles.append(self._listen(new))
         doubts = found.doubts()
+        doubts += [
+            f"the rows of {', '.join(parts)} in {layer.label}, which could not be told and are shown as one"
+            for layer in wanted
+            if (parts := without_rows(layer))
+        ]
         if self._loops and self.options.grads:
             doubts.append("gradients of loops, which are watched without a graph")
         doubts += [f"{layer.label}, a cache, which grows" for layer in found if layer.kind == "cache"]

@@ -183,7 +183,9 @@ class Steps:
 
 def flat(value: Tensor) -> Tensor:
     """Return `(batch, ...)` as `(batch, unit)`."""
-    return value.reshape(value.shape[0], -1) if value.dim() != 2 else value
+    if value.dim() == 2:
+        return value
+    return value.reshape(value.shape[0], -1) if value.numel() else value.new_zeros(value.shape[0], 0)
 
 
 def goes_on(given: Mapping[str, Tensor], last: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...errors import BadInput
+from ...state import ends
 from ..untouched import Snapshot, random_streams_kept
 from .memory import version_of
 from .names import module_tensors
@@ -29,24 +31,19 @@ def _prepare(trace: Trace, model: nn.Module, inputs: Any) -> None:
         trace.name_values("attribute", {f"{path}.{name}".strip("."): t for name, t in module_tensors(module)})
 
 
-class _Guard(Snapshot):
-    """The library's guard, past sparse tensors, which it cannot compare; nothing writes into them in place."""
-
-    def _keep_tensor(self, tensor: Tensor) -> None:
-        if tensor.layout is torch.strided:
-            super()._keep_tensor(tensor)
-
-
 class ModelCall:
     """A model and what it is called with, as often as need be; the model comes back as it was."""
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], known: set[nn.Module]) -> None:
         """Keep what a call may change."""
         self.model, self.inputs, self.known = model, (args, kwargs), known
-        self._snapshot = _Guard(model, weights=False)
+        self._snapshot = Snapshot(model, weights=False)
+        used_up = self._snapshot.lost + [
+            type(end).__name__ for _, end in ends(self.inputs) if isinstance(end, Iterator)
+        ]
+        if used_up:
+            raise BadInput(f"a second call would use up a {used_up[0]}")
         self._given = [(tensor, tensor.detach().clone()) for _, tensor in leaves(self.inputs)]
-        held = [value for module in model.modules() for value in vars(module).values()]
-        self._generators = [(each, each.get_state()) for each in held if isinstance(each, torch.Generator)]
         self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # those that a traced call wrote, as they were
 
     def traced(self, inputs: Any, enough: Callable[[Trace], bool] | None = None) -> Trace:
@@ -73,8 +70,6 @@ class ModelCall:
                 yield
             finally:
                 self._snapshot.restore()
-                for generator, state in self._generators:
-                    generator.set_state(state)
                 with torch.no_grad():
                     for tensor, content in (*self._given, *self._weights.values()):
                         if tensor.layout is torch.strided and not torch.equal(tensor, content):
