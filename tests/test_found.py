@@ -72,7 +72,7 @@ KNOWN: dict[tuple[str, str], str] = {
     ("diagnosed", "message_passing"): "HS204: the two rows of an edge list pass for two rows of a batch",
     ("diagnosed", "dict_state"): "inputs by keyword are not taken",
     ("diagnosed", "hub_output"): "inputs by keyword are not taken",
-    ("not recurrent", "running_statistics"): "HS202, a note, is told of a model without recurrence",
+    ("not recurrent", "running_statistics"): "HS201 and HS101: what all rows share is called a state that survives",
     ("not recurrent", "cross_attention"): "HS103: it bears the names of a cell",
     ("not recurrent", "queue_of_negatives"): "HS201: what all rows share is called a state that survives",
     ("not recurrent", "fourier_mixing"): "HS102: a finding is told of a model without recurrence",
@@ -90,15 +90,9 @@ def known(law: str, cases: str, reason: str) -> None:
 
 known(
     "carried",
-    "makemore_rnn makemore_gru initial_state_of_a_batch rims learned_start image_captioner",
-    "the model hands in a start of its own that is not zero: nothing is carried, and nothing is said",
-)
-known(
-    "carried",
     "alternating_lstm awd_lstm transducer_predictor",
     "carried, though pieces cannot be the whole (a layer reads from the end, weights are drawn, a start symbol)",
 )
-known("carried", "buffer_beside_statistics", "it keeps its state in a buffer, which passes for a statistic")
 known(
     "carried",
     "rssm none_at_first sru min_gru_parallel rwkv lmu li_gru ind_rnn differentiable_computer",

@@ -27,7 +27,7 @@ from ..cells import (
     unheard,
 )
 from ..errors import CarryError, CarryWarning, StateMismatch
-from ..state import State
+from ..state import State, tensors
 from .initial import Start, not_recurrent
 from .kept import Kept, fitting
 from .marks import Marks, run_marked
@@ -40,6 +40,7 @@ class _ModelCall:
 
     marks: Marks | None = None
     grad: bool = True  # whether it began with gradients on
+    arguments: Any = ()
     staged: dict[str, State] = field(default_factory=dict)
     handed: set[str] = field(default_factory=set)  # layers that were called without a state
     steps: dict[str, int] = field(default_factory=dict)  # how many steps each layer has taken
@@ -78,7 +79,7 @@ class HandOver(Listener):
         _refuse_export()
         if self.unexamined and entry.module is self._model:
             self._examine(entry)
-        call = self._call = _ModelCall(self.marks, torch.is_grad_enabled())
+        call = self._call = _ModelCall(self.marks, torch.is_grad_enabled(), (entry.args, entry.kwargs))
         try:
             result = run()
         finally:
@@ -126,7 +127,8 @@ class HandOver(Listener):
             each for each in found if each.module not in carried and each.name not in iterated and _can_be_carried(each)
         ]
         self._layers[:] = [*stays, *new]
-        self._silent = None if self._silent is None else self._silent | {layer.name for layer in new}
+        names = {layer.name for layer in self._layers}
+        self._silent = None if self._silent is None else (self._silent & names) | {layer.name for layer in new}
         self.more.append(listen(self._model, new, self))
         whole = {layer.module for layer in self._layers if layer.fused}
         others = [layer for layer in found if layer.seen and layer not in new and layer.module not in whole]
@@ -150,6 +152,8 @@ class HandOver(Listener):
     def _carried(self, call: Call, rows: int) -> State | None:
         layer, model_call = call.layer, self._call
         if layer.name in model_call.handed:
+            if layer.seen is not None:
+                return None  # it was handed something else than when it was seen: what that is, only the model knows
             raise CarryError(
                 f"the layer {layer.name!r} is called twice in one call of the model, both times without a state, so "
                 f"it is unclear which call should go on from which. Hand the state over in the model's forward "
@@ -170,15 +174,22 @@ class HandOver(Listener):
             return None
         state = call.given
         assert state is not None
-        if lost and kept is not None and _all_zero(state) and not _all_zero(kept):
+        if lost and kept is not None and not _all_zero(kept) and not self._from_the_caller(call):
             self._told.add(layer.name)
+            made = "of zeros" if _all_zero(state) else "that is not the carried one"
             warnings.warn(
-                f"the layer {layer.name!r} is handed a state of zeros by the model itself, so the carried state is not "
-                f"used. Let the model pass no state (None) where it makes zeros now.",
+                f"the layer {layer.name!r} is handed a state {made} by the model itself, so the carried state is not "
+                f"used. Let the model pass no state (None) where it makes one now.",
                 CarryWarning,
                 stacklevel=2,
             )
         return state
+
+    def _from_the_caller(self, call: Call) -> bool:
+        """Say whether the state that a layer is handed came with the call of the model: then its caller knows best."""
+        own = {tensor.untyped_storage().data_ptr() for tensor in tensors(self._call.arguments).values()}
+        given = tensors(call.given_native).values()
+        return any(part.untyped_storage().data_ptr() in own for part in given)
 
     def _marked(self, call: Call, proceed: Proceed, state: State | None) -> Call:
         layer, marks, rows = call.layer, self._call.marks, call.rows

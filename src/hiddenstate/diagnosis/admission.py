@@ -63,6 +63,8 @@ def _one_step(layer: Layer, inputs: tuple[Any, ...]) -> bool:
     if not inputs:
         return True
     x = inputs[0]
+    if isinstance(x, PackedSequence):
+        return False
     if not isinstance(x, Tensor) or x.dim() <= (2 if x.is_floating_point() else 1):
         return True
     if layer.kind != "cell":

@@ -186,7 +186,9 @@ class Recorder(Recording):
         called = [layer for layer in wanted if layer.seen is None or layer.kind == "cell"]
         new = self._recorders([layer for layer in called if layer.module not in self._hearing.recorders])
         self._hearing.recorders.update({each.layer.module: each for each in new})
-        self._handles.append(self._listen(new))
+        before, self._handles = self._handles, [self._listen(self._hearing.recorders.values())]
+        for handle in before:  # afterwards, so that nothing is torn down in mid-call
+            handle.remove()
         doubts = found.doubts()
         doubts += [
             f"the rows of {', '.join(parts)} in {layer.label}, which could not be told and are shown as one"

@@ -76,7 +76,7 @@ class Store:
 _NONE: list[Write] = []  # of tensors without a storage of their own
 
 
-class Entry:
+class Slot:
     """What is known of one tensor object; it is held, so that its id stays its own."""
 
     __slots__ = ("epoch", "store", "store_writes", "tensor", "value", "version")
@@ -96,7 +96,7 @@ class Memory:
 
     def __init__(self) -> None:
         """Start with nothing known."""
-        self.entries: dict[int, Entry] = {}
+        self.entries: dict[int, Slot] = {}
         self.values: list[Value] = []
         self.stores: dict[int, Store] = {}
         self._copied = 0
@@ -108,7 +108,7 @@ class Memory:
         self.values.append(value)
         return value
 
-    def hold(self, tensor: Tensor, value: Value, key: int | None = None) -> Entry:
+    def hold(self, tensor: Tensor, value: Value, key: int | None = None) -> Slot:
         """Remember that `tensor` holds `value` now; `key` is its storage's, where it is known already."""
         key = storage_of(tensor) if key is None else key
         store = self.stores.get(key)
@@ -116,7 +116,7 @@ class Memory:
             store = self.stores[key] = Store(tensor, value)
             if value.op >= 0:
                 self.held += tensor.untyped_storage().nbytes()
-        entry = Entry(tensor, value, store, version_of(tensor))
+        entry = Slot(tensor, value, store, version_of(tensor))
         value.store, value.epoch = store, entry.epoch
         self.entries[id(tensor)] = entry
         return entry

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .bytecode import CodeLoop
-from .memory import Entry, Memory, Store, Value, Write, box_of, storage_of, version_of
+from .memory import Memory, Slot, Store, Value, Write, box_of, storage_of, version_of
 from .names import Held, held_in_frame, names_in_forward
 from .operands import leaves, operands
 from .operation import ESCAPES, Call, Op
@@ -256,7 +256,7 @@ class Trace(TorchFunctionMode):
         memory.hold(tensor, value)
         return value
 
-    def _rewritten(self, entry: Entry, store: Store, op: Op) -> Value:
+    def _rewritten(self, entry: Slot, store: Store, op: Op) -> Value:
         tensor = entry.tensor
         sources = self.memory.sources(tensor) or []
         whole = len(sources) == 1 and sources[0].shape == tuple(tensor.shape)
