@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import hiddenstate as hs
 from hiddenstate.cells import as_layer
 from hiddenstate.errors import UnrollWarning, Untraceable
-from hiddenstate.unrolling import engines
+from hiddenstate.unrolling import scheduled
 from hiddenstate.unrolling.cache import known_to
 from tests.support.cells import CELLS, HIDDEN, INPUT, LayerNormLSTMCell, LearnedCell, PairCell, ReadoutCell, TanhCell
 from tests.support.equal import assert_same, inputs_of
@@ -25,8 +25,8 @@ every_cell = pytest.mark.parametrize("sample", CELLS.values(), ids=CELLS)
 @pytest.fixture
 def eager_auto(monkeypatch):
     """`auto` that takes the fast engine from the first step."""
-    monkeypatch.setattr(engines, "_TRACE_AFTER", 0)
-    monkeypatch.setattr(engines, "_noted", set())
+    monkeypatch.setattr(scheduled, "_TRACE_AFTER", 0)
+    monkeypatch.setattr(scheduled, "_noted", set())
 
 
 def flat(result):
@@ -454,8 +454,8 @@ def test_a_first_state_drawn_anew_at_every_reset_keeps_a_cell_in_the_loop():
 
 
 def test_auto_starts_in_the_loop_and_moves_on_when_it_pays(monkeypatch):
-    monkeypatch.setattr(engines, "_TRACE_AFTER", 8)
-    monkeypatch.setattr(engines, "_COMPILE_AFTER", 16)
+    monkeypatch.setattr(scheduled, "_TRACE_AFTER", 8)
+    monkeypatch.setattr(scheduled, "_COMPILE_AFTER", 16)
     cell, x, calls = CELLS["pair"].cell(), CELLS["pair"].x(batch=2, steps=4), []
     plain = PairCell.forward
     monkeypatch.setattr(PairCell, "forward", lambda self, x, state: calls.append(1) or plain(self, x, state))

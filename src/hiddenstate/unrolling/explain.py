@@ -6,21 +6,19 @@ import operator
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx, nn
 
 from ..cells import as_layer
 from ..errors import Untraceable
 from ..state import State
-from .building import build, compile_loops
 from .checks import Lengths, read
 from .engines import obstacle_to
-from .fast import prepare
 from .recurrent import Recurrent
-from .schedule import Schedule
-from .split import Stage
-from .step import StateChanges
+
+if TYPE_CHECKING:
+    from .schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +73,10 @@ def explain(
     reason = obstacle_to(layer, task)
     if reason:
         return Explanation(name, reason=reason)
+    from .building import build, compile_loops  # the fast engine, which a plain import can do without
+    from .fast import prepare
+    from .step import StateChanges
+
     run = prepare(layer, task)
     start = time.perf_counter()
     try:
@@ -94,6 +96,8 @@ def _how(schedule: Schedule) -> str:
 
 
 def _stages(schedule: Schedule) -> dict[str, tuple[str, ...]]:
+    from .split import Stage
+
     found = {stage.value: tuple(_name(node) for node in schedule.split.nodes(stage)) for stage in Stage}
     return {stage: tuple(name for name in names if name) for stage, names in found.items() if names}
 
