@@ -33,6 +33,8 @@ from .kept import Kept, fitting
 from .marks import Marks, run_marked
 from .replays import Replays
 
+_LOOKS = 3  # calls that are watched at most, where they are too short to tell what recurs
+
 
 @dataclass(slots=True)
 class _ModelCall:
@@ -62,8 +64,14 @@ class HandOver(Listener):
         self._told: set[str] = set()  # layers of which a lost state was reported
         self._silent: set[str] | None = {layer.name for layer in found}  # never called so far; None: it was reported
         self._within = False  # a layer is being run piece by piece on our behalf
-        self.unexamined = has_own_code(model)  # until a call of the model was watched for what else recurs in it
+        # How many calls may still be watched for what else recurs in the model: a short one may not tell.
+        self._looks = _LOOKS if has_own_code(model) else 0
         self.more: list[Handle] = []  # what was begun after that
+
+    @property
+    def unexamined(self) -> bool:
+        """Whether a call may still show more that recurs."""
+        return self._looks > 0
 
     @contextmanager
     def with_graph(self) -> Iterator[None]:
@@ -77,7 +85,7 @@ class HandOver(Listener):
     def model_call(self, entry: Entry, run: Callable[[], Any]) -> Any:
         """Keep what the layers end in, if the call ends well."""
         _refuse_export()
-        if self.unexamined and entry.module is self._model:
+        if self._looks and entry.module is self._model:
             self._examine(entry)
         call = self._call = _ModelCall(self.marks, torch.is_grad_enabled(), (entry.args, entry.kwargs))
         try:
@@ -116,7 +124,7 @@ class HandOver(Listener):
                 found = layers(self._model, *entry.args, **entry.kwargs)
         except Exception:  # the call itself will raise it once more, where the user made it
             return
-        self.unexamined = not found.decided
+        self._looks = 0 if found.decided else self._looks - 1
         if not found and not found.doubts() and found.decided:
             raise not_recurrent(self._model)
         iterated = set(found.seen.iterated) if found.seen is not None else set()
@@ -129,12 +137,15 @@ class HandOver(Listener):
         self._layers[:] = [*stays, *new]
         names = {layer.name for layer in self._layers}
         self._silent = None if self._silent is None else (self._silent & names) | {layer.name for layer in new}
-        self.more.append(listen(self._model, new, self))
+        if new:
+            self.more.append(listen(self._model, new, self))
         whole = {layer.module for layer in self._layers if layer.fused}
         others = [layer for layer in found if layer.seen and layer not in new and layer.module not in whole]
         left = [_left_out(layer) for layer in others if layer.kind != "iteration"] + found.doubts()
         if not self._layers and not left:
             left = [_left_out(layer) for layer in others] + [f"{name}, which only iterates" for name in iterated]
+        left = [each for each in left if each not in self._told]
+        self._told.update(left)
         if left:
             warnings.warn(
                 f"not carried: {'; '.join(left)}. hs.layers(model, *inputs).explain() says more.",

@@ -59,6 +59,7 @@ class Recorder(Recording):
         self._hearing = _Hearing(self, self._recorders(self._found))
         self._examined = False  # whether a call of the model was watched for what else recurs in it
         self._loops = False  # whether something does that only watching shows
+        self._looks = 0  # calls that were watched and did not tell
         self._told: set[str] = set()
         self._kept: list[Layer] = []  # modules that keep a state in their attributes, from call to call
         self._runs: dict[str, list[Take]] = {}
@@ -155,7 +156,8 @@ class Recorder(Recording):
         except Exception:  # the call itself will raise it once more, where the user made it
             return
         if not self._examined:
-            self._examined = found.decided
+            self._looks += 1
+            self._examined = found.decided or self._looks == _LOOKS
             self._begin_with(found)
         for take in takes_of(found, self.options):
             if take.track in self._chosen:
@@ -164,7 +166,7 @@ class Recorder(Recording):
     def _unlike(self, entry: Entry) -> str:
         """Say why a second call of the model, by which it is watched, would be unlike the real one, "" where not."""
         carry = Carry.of(self._model)
-        if self._examined and carry is not None:
+        if carry is not None and carry.snapshot().states:
             return "a Carry is attached, and the call that is watched would start elsewhere"
         if self._model._forward_pre_hooks:
             return "the model has hooks of its own, which would act twice"
@@ -323,6 +325,7 @@ class _Hearing(Listener):
             )
 
 
+_LOOKS = 3  # calls that are watched at most, where they are too short to tell what recurs
 _under_way: list[Recorder] = []
 
 
