@@ -875,8 +875,8 @@ def test_a_cell_that_only_its_behavior_shows_is_carried():
 def test_a_model_that_is_fed_step_by_step_is_watched_a_few_times_and_no_more(monkeypatch):
     from hiddenstate.carry import handover
 
-    looks, real = [], handover.layers
-    monkeypatch.setattr(handover, "layers", lambda *args, **kwargs: (looks.append(1), real(*args, **kwargs))[1])
+    looks, real = [], handover.watched
+    monkeypatch.setattr(handover, "watched", lambda *args, **kwargs: (looks.append(1), real(*args, **kwargs))[1])
     model, x = Loop(), torch.randn(2, 1, 3)
     with warnings.catch_warnings(), Carry(model):
         warnings.simplefilter("ignore", CarryWarning)

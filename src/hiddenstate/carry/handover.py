@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,14 +18,16 @@ from ..cells import (
     Entry,
     Handle,
     Layer,
+    Layers,
     Listener,
     Proceed,
     Rank,
+    ambiguous,
+    foreseen,
     has_own_code,
-    layers,
     listen,
     may_be_recomputed,
-    unheard,
+    watched,
 )
 from ..errors import CarryError, CarryWarning, StateMismatch
 from ..state import State, tensors
@@ -86,7 +89,7 @@ class HandOver(Listener):
         """Keep what the layers end in, if the call ends well."""
         _refuse_export()
         if self._looks and entry.module is self._model:
-            self._examine(entry)
+            run = self._watched(entry, run)
         call = self._call = _ModelCall(self.marks, torch.is_grad_enabled(), (entry.args, entry.kwargs))
         try:
             result = run()
@@ -97,7 +100,8 @@ class HandOver(Listener):
             for layer in self._layers:
                 if layer.name in call.staged:
                     call.marks.check_taken(layer, call.steps[layer.name])
-        self.kept.advance(call.staged)
+        names = {layer.name for layer in self._layers}
+        self.kept.advance({name: state for name, state in call.staged.items() if name in names})
         self._report_silent(entry.module)
         return result
 
@@ -117,13 +121,22 @@ class HandOver(Listener):
         self._keep(done, rows)
         return done
 
-    def _examine(self, entry: Entry) -> None:
-        """Watch a call for what recurs in it beside the layers that types tell of: carry it, or say that we do not."""
-        try:
-            with unheard(), torch.no_grad():
-                found = layers(self._model, *entry.args, **entry.kwargs)
-        except Exception:  # the call itself will raise it once more, where the user made it
-            return
+    def _watched(self, entry: Entry, run: Callable[[], Any]) -> Callable[[], Any]:
+        """Watch a call for what recurs in it beside the layers that types tell of, before it or while it is made.
+
+        Where that very call needs to know, a call of our own goes ahead.
+        """
+        foresee = self.marks is not None or not self._start.is_zeros or self.kept.states or ambiguous(self._model)
+        if not foresee:
+            return partial(watched, entry, run, self._examine)
+        with torch.no_grad():
+            found = foreseen(entry)
+        if found is not None:
+            self._examine(found)
+        return run
+
+    def _examine(self, found: Layers) -> None:
+        """Carry what a call has shown to recur, or say that we do not."""
         self._looks = 0 if found.decided else self._looks - 1
         if not found and not found.doubts() and found.decided:
             raise not_recurrent(self._model)
@@ -139,6 +152,8 @@ class HandOver(Listener):
         self._silent = None if self._silent is None else (self._silent & names) | {layer.name for layer in new}
         if new:
             self.more.append(listen(self._model, new, self))
+        for layer in new:
+            self._begin_with(layer, found.live(layer))
         whole = {layer.module for layer in self._layers if layer.fused}
         others = [layer for layer in found if layer.seen and layer not in new and layer.module not in whole]
         left = [_left_out(layer) for layer in others if layer.kind != "iteration"] + found.doubts()
@@ -152,6 +167,14 @@ class HandOver(Listener):
                 CarryWarning,
                 stacklevel=6,
             )
+
+    def _begin_with(self, layer: Layer, values: Mapping[str, list[Tensor]]) -> None:
+        """Keep what a cell ended in that was not heard in its first call, only seen."""
+        last = {name: found[-1] for name, found in values.items() if found}
+        if len(last) == len(layer.spec.parts):
+            state = _in_full_precision(layer.to_state(last), layer)
+            self._call.staged[layer.name] = state.detach() if self.detach else state
+            self._call.steps[layer.name] = len(next(iter(values.values())))
 
     def recompute(self, call: Call, proceed: Proceed) -> Call:
         """Hand over what this very call was handed when it first ran."""

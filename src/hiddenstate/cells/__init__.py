@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from .adapter import Adapter, Spec
 from .call import Call
 from .custom import CellAdapter
-from .finding import as_layer, has_own_code, layers, register, unwrap
+from .finding import ambiguous, as_layer, has_own_code, layers, register, unwrap
 from .invented import invented_inputs
 from .layer import Layer, Layers
 from .listener import (
@@ -26,6 +26,7 @@ from .native import Form, flatten, rebuild
 from .uncompiled import uncompiled
 from .unheard import unheard
 from .untouched import Snapshot, plain_object, random_streams_kept, seed, untouched
+from .watched import foreseen, watched
 
 if TYPE_CHECKING:
     from .behavior import Part as Part
@@ -45,10 +46,12 @@ __all__ = [
     "Rank",
     "Snapshot",
     "Spec",
+    "ambiguous",
     "around",
     "as_layer",
     "attributes",
     "flatten",
+    "foreseen",
     "has_own_code",
     "invented_inputs",
     "layers",
@@ -65,4 +68,5 @@ __all__ = [
     "unheard",
     "untouched",
     "unwrap",
+    "watched",
 ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from .custom import CellAdapter, SequenceAdapter, is_cell
 from .layer import Layer, Layers
 from .probing import starts_by_number
 from .torch_layers import FusedAdapter, TorchCellAdapter
+
+if TYPE_CHECKING:
+    from .behavior import Found
 
 _own_cells = CellAdapter()
 _own_layers = SequenceAdapter(_own_cells)
@@ -73,10 +76,38 @@ def layers(model: nn.Module, *inputs: Any, exclude: Iterable[str] = (), **kwargs
     if not inputs and not kwargs:
         return Layers(by_type)
     from .behavior import find  # much code, which few need at once
-    from .seen import seen_layers
 
     known = [layer for layer in _walk(model, "", set(), guess=False) if not _left_out(layer.name, left_out)]
     found = find(model, inputs, kwargs, exclude=left_out, known=[layer.module for layer in known])
+    return _together(model, by_type, known, found, left_out)
+
+
+def layers_in(
+    model: nn.Module,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    run: Callable[[], Any],
+    before: Layers | None = None,
+) -> tuple[Any, Layers]:
+    """Let a call of the model go on by `run`; return what it gives, and the layers that types and this call tell of."""
+    from .behavior import find_in
+
+    by_type, known = list(_walk(model, "", set())), list(_walk(model, "", set(), guess=False))
+    modules, earlier = [layer.module for layer in known], before.seen if before is not None else None
+    result, found = find_in(model, inputs, run, known=modules, before=earlier)
+    return result, _together(model, by_type, known, found, ())
+
+
+def ambiguous(model: nn.Module) -> bool:
+    """Say whether a module that only bears the names of a cell holds others that are known: which it is, calls tell."""
+    heard = {layer.module for layer in _walk(model, "", set())}
+    return any(layer.module not in heard for layer in _walk(model, "", set(), guess=False))
+
+
+def _together(
+    model: nn.Module, by_type: list[Layer], known: list[Layer], found: Found, left_out: tuple[str, ...]
+) -> Layers:
+    from .seen import seen_layers
+
     together = seen_layers(model, by_type, known, found)
     return Layers((layer for layer in together if not _left_out(layer.name, left_out)), found)
 

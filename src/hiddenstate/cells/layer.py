@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import StateMismatch
 from ..state import State
@@ -120,6 +120,14 @@ class Layers(list[Layer]):
     def decided(self) -> bool:
         """Whether the call that was watched had steps enough to tell; a longer one may show more where it had not."""
         return self.seen is not None and not self.seen.unseen
+
+    def live(self, layer: Layer) -> Mapping[str, list[Tensor]]:
+        """Return what each part was after every repetition of the call that was watched, with its graph."""
+        return self.seen.live.get(layer.seen, {}) if self.seen is not None and layer.seen is not None else {}
+
+    def settled(self) -> Layers:
+        """Return the same without what holds on to the call that was watched."""
+        return Layers(self, None if self.seen is None else replace(self.seen, live={}))
 
     def doubts(self) -> list[str]:
         """Return what could not be told in the call that was watched, but for what is inside a layer that is known."""

@@ -21,7 +21,7 @@ from .call import Call
 from .finding import holders, unwrap
 from .layer import Layer
 from .uncompiled import uncompiled
-from .unheard import all_hear, hears, next_number
+from .unheard import all_hear, hears, next_number, seen_as, watchers
 
 Proceed: TypeAlias = Callable[[Call], Call]  # runs a call, and returns it with its result
 Around: TypeAlias = Callable[["Arguments", Callable[["Arguments"], Any]], Any]
@@ -219,6 +219,12 @@ class _Forward(_StandIn):
         return self._within(seats, (args, kwargs))
 
     def _within(self, seats: tuple[_Seat, ...], arguments: Arguments) -> Any:
+        if not watchers():
+            return self._next(seats, arguments)
+        with seen_as(ours=bool(seats)):
+            return self._next(seats, arguments)
+
+    def _next(self, seats: tuple[_Seat, ...], arguments: Arguments) -> Any:
         if not seats:
             return self.real(*arguments[0], **arguments[1])
         return seats[0].wrap(arguments, partial(self._within, seats[1:]))

@@ -32,7 +32,7 @@ class Snapshot:
         self._weights = weights
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._lists: list[tuple[Any, list[Any]]] = []
-        self._tensors: list[tuple[Tensor, Tensor, int | None]] = []
+        self._tensors: list[tuple[Tensor, Tensor, int, bool]] = []  # content, and how often it had been written
         self._grads: list[tuple[Tensor, Tensor | None, Tensor | None, bool]] = []
         self._streams: list[tuple[Callable[[Any], Any], Any]] = []  # how to put a random stream back, and its state
         self._modes: list[tuple[nn.Module, bool]] = []  # of scripted modules, which keep theirs out of sight
@@ -61,11 +61,11 @@ class Snapshot:
             put_back(state)
         for module, training in self._modes:
             module.train(training)
-        for tensor, value, version in self._tensors:
-            if version is None or tensor._version != version:
-                _write(
-                    tensor, value
-                )  # does nothing where the values are the same: a graph may need the tensor as it is
+        for tensor, value, version, counted in self._tensors:
+            if not counted or tensor._version != version:
+                _write(tensor, value)
+                if version >= 0 and tensor._version != version:  # a graph may need the tensor as it is
+                    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
         for tensor, grad, slope, requires in self._grads:
             if tensor.is_leaf and tensor.requires_grad != requires:
                 tensor.requires_grad_(requires)
@@ -110,8 +110,8 @@ class Snapshot:
         with torch.no_grad():
             # Kernels such as batch_norm's write into buffers without counting it; into parameters nothing does.
             counted = isinstance(tensor, nn.Parameter) and not tensor.is_inference()
-            version = tensor._version if counted else None
-            self._tensors.append((tensor, tensor.detach().clone(), version))
+            version = -1 if tensor.is_inference() else tensor._version
+            self._tensors.append((tensor, tensor.detach().clone(), version, counted))
             value = None if grad is None else grad.detach().clone()
             self._grads.append((tensor, grad, value, tensor.requires_grad))
 

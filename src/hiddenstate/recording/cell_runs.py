@@ -84,6 +84,10 @@ class CellRuns:
             if thread in (None, key[0]):
                 self._close(key)
 
+    def forget(self, track: str) -> None:
+        """Forget the runs of a track that are under way."""
+        self._open = {key: steps for key, steps in self._open.items() if key[1].name != track}
+
     def under_way(self) -> list[str]:
         """Return the tracks whose runs are under way."""
         return [cell.name for _, cell in list(self._open)]

@@ -77,6 +77,10 @@ class FusedRuns:
             if thread in (None, key[0]):
                 self._close(key)
 
+    def forget(self, track: str) -> None:
+        """Forget the runs of a track that are under way."""
+        self._open = {key: run for key, run in self._open.items() if key[1] != track}
+
     def under_way(self) -> list[str]:
         """Return the tracks whose runs are under way."""
         return [track for _, track in list(self._open)]

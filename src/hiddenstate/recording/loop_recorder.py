@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from ..cells import Layer
-from .steps import Placed
+from ..cells import Layer, Layers
+from .steps import Placed, Steps
 from .takes import Options, Take
 
 if TYPE_CHECKING:
@@ -33,46 +31,30 @@ def is_kept(layer: Layer) -> bool:
     return layer.seen is not None and layer.kind == "attribute" and layer.seen.steps < _ENOUGH
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Crossed:
-    """What crossed from each repetition to the next."""
-
-    values: dict[str, Tensor]  # part -> (time, batch, unit)
-
-    def states(self) -> dict[str, Tensor]:
-        """Return each part."""
-        return self.values
-
-    @property
-    def gates(self) -> dict[str, Tensor]:
-        """Nothing."""
-        return {}
-
-    def grads(self) -> dict[str, Tensor]:
-        """Return nothing: the call that is watched has no graph."""
-        return {}
-
-    def expects_grads(self) -> bool:
-        """Say that none will come."""
-        return False
-
-
 def without_rows(layer: Layer) -> list[str]:
     """Return the parts of a loop whose rows could not be told."""
-    parts = layer.seen.parts if layer.seen is not None and is_loop(layer) else ()
-    return [part.name for part in parts if part.batch_axis is None and len(part.shape) > 1]
+    found = _parts(layer) if is_loop(layer) else ()
+    return [part.name for part in found if part.batch_axis is None and len(part.shape) > 1]
 
 
-def takes_of(found: Iterable[Layer], options: Options) -> list[Take]:
-    """Return one run for each loop and iteration that was seen in a call."""
-    return [_take(layer, options) for layer in found if is_loop(layer)]
+def takes_of(found: Layers, unheard: list[Layer], options: Options) -> list[Take | None]:
+    """Return one run for each loop and iteration that was seen in a call, and for cells that nobody heard in it."""
+    return [
+        _take(layer, found.live(layer), starts_of(layer), options)
+        for layer in found
+        if is_loop(layer) or layer in unheard
+    ]
+
+
+def starts_of(layer: Layer) -> dict[str, Tensor]:
+    """Return what each part was before the call that was watched, where there was something."""
+    return {part.name: part.initial for part in _parts(layer) if part.initial is not None}
 
 
 def kept_values(layer: Layer) -> dict[str, Tensor]:
     """Return what a module keeps in its attributes just now, by the names of the parts: `hidden[0]`, `memory`."""
-    assert layer.seen is not None
     found = {}
-    for part in layer.seen.parts:
+    for part in _parts(layer):
         name, *steps = re.split(r"[\[\]]+", part.name.rstrip("]"))
         value = getattr(layer.module, name, None)
         for step in steps:
@@ -86,30 +68,35 @@ def kept_values(layer: Layer) -> dict[str, Tensor]:
 def kept_take(layer: Layer, before: dict[str, Tensor], options: Options) -> Take | None:
     """Return one call as a run of one step, of a module that keeps its state in attributes; None where it kept none."""
     after = kept_values(layer)
-    if layer.seen is None or not after:
+    if not after:
         return None
-    axes = {part.name: part.batch_axis for part in layer.seen.parts}
-    flat = {name: Placed(value, axes[name]).flat(value).clone() for name, value in after.items()}
-    firsts = {name: Placed(value, axes[name]).flat(value).clone() for name, value in before.items()}
-    rows = max(len(value) for value in flat.values())
-    whole = {name: value.expand(rows, -1).unsqueeze(0) for name, value in flat.items()}
-    initial = firsts if {n: v.shape for n, v in firsts.items()} == {n: v.shape for n, v in flat.items()} else {}
-    return Take(layer.tracks[0], layer.kind, options, torch.ones(rows, dtype=torch.int64), initial, Crossed(whole))
+    return _take(layer, {name: [value] for name, value in after.items()}, before, options)
 
 
-def _take(layer: Layer, options: Options) -> Take:
-    recurrence = layer.seen
-    assert recurrence is not None
-    parts = sorted(recurrence.parts, key=lambda part: not part.dtype.is_floating_point)  # real numbers make the best h
-    rows = max((Placed(part.values[0], part.batch_axis).rows for part in parts), default=1)
-    values = {part.name: torch.stack([_row(part, value, rows) for value in part.values]) for part in parts}
-    firsts = {p.name: _row(p, p.initial, rows) for p in parts if p.initial is not None}
-    lengths = torch.full((rows,), len(parts[0].values), dtype=torch.int64)
-    initial = firsts if len(firsts) == len(values) else {}
-    return Take(layer.tracks[0], layer.kind, options, lengths, initial, Crossed(values))
+def _take(
+    layer: Layer, values: Mapping[str, list[Tensor]], starts: Mapping[str, Tensor], options: Options
+) -> Take | None:
+    """Return what there was after each repetition as a run."""
+    parts = [part for part in _parts(layer) if values.get(part.name)]
+    if not parts:
+        return None
+    parts.sort(key=lambda part: not part.dtype.is_floating_point)  # real numbers make the best h
+    first = {part.name: Placed(values[part.name][0], part.batch_axis) for part in parts}
+    rows = max(part.rows for part in first.values())
+    fits = all(name in starts and starts[name].shape == part.tensor.shape for name, part in first.items())
+    placed = {part.name: _placed(starts[part.name].detach(), part.batch_axis, rows) for part in parts if fits}
+    steps = Steps(options, rows, {name: options.cast(part.flat(part.tensor)).clone() for name, part in placed.items()})
+    for turn in range(len(values[parts[0].name])):
+        steps.add({part.name: _placed(values[part.name][turn], part.batch_axis, rows) for part in parts}, {})
+    take = Take(layer.tracks[0], layer.kind, options, steps.row_lengths(), steps.initial, steps)
+    take.thinned = True
+    return take
 
 
-def _row(part: Part, value: Tensor, rows: int) -> Tensor:
-    """Return a value as `(batch, unit)`; what all rows share is shown in each of them."""
-    flat = Placed(value, part.batch_axis).flat(value)
-    return flat.expand(rows, -1) if part.batch_axis is None else flat
+def _placed(value: Tensor, axis: int | None, rows: int) -> Placed:
+    """Return a value with its rows; what all of them share is shown in each."""
+    return Placed(value, axis) if axis is not None else Placed(value.unsqueeze(0).expand(rows, *value.shape), 0)
+
+
+def _parts(layer: Layer) -> tuple[Part, ...]:
+    return layer.seen.parts if layer.seen is not None else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from os import PathLike
 from types import TracebackType
 from typing import Any
@@ -12,7 +13,6 @@ from weakref import WeakSet
 
 from torch import nn
 
-from ..carry import Carry
 from ..cells import (
     Call,
     Entry,
@@ -21,11 +21,13 @@ from ..cells import (
     Layers,
     Listener,
     Proceed,
+    ambiguous,
     as_layer,
+    foreseen,
     has_own_code,
     layers,
     listen,
-    unheard,
+    watched,
 )
 from ..errors import BadInput, NotRecurrent, RecordingWarning, UnknownTrack
 from ..unrolling import Recurrent
@@ -33,7 +35,7 @@ from .cell_runs import CellRuns, CellTrack
 from .folder import Folder, Loaded
 from .fused_runs import FusedRuns
 from .layer_recorders import CellRecorder, FusedRecorder, LayerRecorder, StackRecorder
-from .loop_recorder import is_kept, is_loop, kept_take, kept_values, takes_of, without_rows
+from .loop_recorder import is_kept, is_loop, kept_take, kept_values, starts_of, takes_of, without_rows
 from .opening import Tracks
 from .recording import Recording
 from .takes import Options, Take
@@ -60,6 +62,7 @@ class Recorder(Recording):
         self._examined = False  # whether a call of the model was watched for what else recurs in it
         self._loops = False  # whether something does that only watching shows
         self._looks = 0  # calls that were watched and did not tell
+        self._seen: Layers | None = None  # what they told
         self._told: set[str] = set()
         self._kept: list[Layer] = []  # modules that keep a state in their attributes, from call to call
         self._runs: dict[str, list[Take]] = {}
@@ -123,8 +126,12 @@ class Recorder(Recording):
         here = threading.current_thread()
         if not self.hears():
             return run()
-        if self._own_code and entry.module is self._model:
-            self._watch(entry)
+        if entry.module is self._model and self._own_code and not self._examined and ambiguous(self._model):
+            found = foreseen(entry)
+            if found is not None:
+                self._begin_with(found)
+        if entry.module is self._model and self._watches():
+            run = partial(watched, entry, run, self._look, self._seen if self._examined else None)
         alone = entry.module in self._hearing.recorders
         if not alone:
             self.close_runs(here)
@@ -142,52 +149,39 @@ class Recorder(Recording):
                 self.keep(take)
         return result
 
-    def _watch(self, entry: Entry) -> None:
-        """See what recurs in a call beside the layers that types tell of: once, or always where only watching shows."""
-        if self._examined and not self._loops:
-            return
-        if why := self._unlike(entry):
-            self._warn([f"what recurs beside {', '.join(map(repr, self._chosen)) or 'nothing'}, because {why}"])
-            self._examined, self._loops = True, False
-            return
-        try:
-            with unheard():
-                found = layers(self._model, *entry.args, **entry.kwargs)
-        except Exception:  # the call itself will raise it once more, where the user made it
-            return
-        if not self._examined:
-            self._looks += 1
-            self._examined = found.decided or self._looks == _LOOKS
-            self._begin_with(found)
-        for take in takes_of(found, self.options):
-            if take.track in self._chosen:
+    def _watches(self) -> bool:
+        """Say whether a call is watched: until one has told what recurs in the model, or where only watching shows."""
+        return self._own_code and (self._loops or not self._examined)
+
+    def _look(self, found: Layers) -> None:
+        """Keep what was seen in a call that was watched."""
+        kept = {layer.name for layer in self._kept}
+        first = [] if self._examined else self._begin_with(found)
+        takes = takes_of(found, first, self.options)
+        takes += [kept_take(layer, starts_of(layer), self.options) for layer in self._kept if layer.name not in kept]
+        for take in takes:
+            if take is not None and take.track in self._chosen:
                 self.keep(take)
 
-    def _unlike(self, entry: Entry) -> str:
-        """Say why a second call of the model, by which it is watched, would be unlike the real one, "" where not."""
-        carry = Carry.of(self._model)
-        if carry is not None and carry.snapshot().states:
-            return "a Carry is attached, and the call that is watched would start elsewhere"
-        if self._model._forward_pre_hooks:
-            return "the model has hooks of its own, which would act twice"
-        return ""
-
-    def _begin_with(self, found: Layers) -> None:
-        """Listen to what a watched call has shown, too."""
+    def _begin_with(self, found: Layers) -> list[Layer]:
+        """Listen to what a watched call has shown, too, and return the cells that were not heard in it."""
         if not found and not found.doubts() and found.decided:
             raise _not_recurrent(self._model)
+        self._looks += 1
+        self._examined, self._seen = found.decided or self._looks == _LOOKS, found.settled()
         adapters = {(layer.module, layer.adapter) for layer in found}
         for layer in self._found:
-            if (layer.module, layer.adapter) not in adapters:
-                self._hearing.recorders.pop(layer.module, None)  # it only bore the names of a cell
+            if (layer.module, layer.adapter) not in adapters:  # it only bore the names of a cell
+                self._hearing.recorders.pop(layer.module, None)
+                self._forget(layer.tracks)
         self._chosen = choose(found, self._wanted)
         if self._folder is not None:
             self._folder.name_tracks(self._chosen)
         wanted = [layer for layer in found if set(layer.tracks) & set(self._chosen)]
         self._loops, self._kept = any(map(is_loop, wanted)), list(filter(is_kept, wanted))
         called = [layer for layer in wanted if layer.seen is None or layer.kind == "cell"]
-        new = self._recorders([layer for layer in called if layer.module not in self._hearing.recorders])
-        self._hearing.recorders.update({each.layer.module: each for each in new})
+        unheard = [layer for layer in called if layer.module not in self._hearing.recorders]
+        self._hearing.recorders.update({each.layer.module: each for each in self._recorders(unheard)})
         before, self._handles = self._handles, [self._listen(self._hearing.recorders.values())]
         for handle in before:  # afterwards, so that nothing is torn down in mid-call
             handle.remove()
@@ -197,10 +191,16 @@ class Recorder(Recording):
             for layer in wanted
             if (parts := without_rows(layer))
         ]
-        if self._loops and self.options.grads:
-            doubts.append("gradients of loops, which are watched without a graph")
         doubts += [f"{layer.label}, a cache, which grows" for layer in found if layer.kind == "cache"]
         self._warn(doubts)
+        return [layer for layer in unheard if layer.seen is not None]
+
+    def _forget(self, tracks: Iterable[str]) -> None:
+        """Drop what was recorded of tracks that turn out to be none."""
+        for track in tracks:
+            self._runs.pop(track, None)
+            self._cells.forget(track)
+            self._fused.forget(track)
 
     def _warn(self, doubts: list[str]) -> None:
         new = [doubt for doubt in doubts if doubt not in self._told]
@@ -230,7 +230,7 @@ class Recorder(Recording):
             if self._folder is not None or self.options.device is not None or self.every > 1:
                 take.settle()
             self._runs.setdefault(take.track, []).append(take)
-            if self._folder is not None:
+            if self._folder is not None and (self._examined or not self._own_code):
                 self._hand_over()
 
     def _hand_over(self, *, everything: bool = False) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+
+from hiddenstate.cells.behavior.calls import traced
+from hiddenstate.cells.behavior.trace import Trace
 
 NOTED: dict[str, list[Tensor]] = defaultdict(list)
 
@@ -20,3 +25,9 @@ def noted() -> dict[str, list[Tensor]]:
     found = {name: [part.detach().clone() for part in parts] for name, parts in NOTED.items()}
     NOTED.clear()
     return found
+
+
+def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Any]:
+    """Call a model under a trace; return both the trace and what the call gives."""
+    trace = Trace(sys._getframe())
+    return trace, traced(model, (args, kwargs), trace)

@@ -8,11 +8,13 @@ from torch import nn
 
 from hiddenstate.cells.behavior import find
 from hiddenstate.cells.behavior.analysis import analyze
-from hiddenstate.cells.behavior.calls import run
 from hiddenstate.cells.behavior.nested_loops import merge
 from hiddenstate.cells.behavior.replay import Law
 
+from .noting import run
+
 B, T, H = 3, 7, 4
+
 
 
 class Loop(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hiddenstate.cells.behavior.calls import run
+from .noting import run
 
 
 class Model(nn.Module):

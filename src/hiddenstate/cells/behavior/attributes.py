@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .calls import ModelCall
 from .candidates import Analysis
-from .found import Part, Recurrence
+from .found import Found, Part, Recurrence
 from .memory import version_of
 from .names import module_tensors
 from .rows import axis_by_row, axis_by_size, batch_of, other_row, other_size, turned
@@ -66,8 +66,15 @@ class Attributes:
                     self.made[key] = bool(marks[value.number]), line
 
 
-def kept_states(call: ModelCall, kept: Attributes, analysis: Analysis) -> list[Recurrence]:
-    """Return the attributes that are states, by calls made one after another and with other rows."""
+def kept_states(
+    call: ModelCall, kept: Attributes, analysis: Analysis, before: Found | None = None
+) -> list[Recurrence]:
+    """Return the attributes that are states, by calls made one after another and with other rows.
+
+    What was found in an earlier call is not looked for again.
+    """
+    if before is not None:
+        return [each for each in before.recurrences if each.kind == "attribute" and each.steps == 2]
     inside = {(c.module, draft.name) for c in analysis.candidates for draft in c.drafts}
     moved = []
     for key in kept.moved:
@@ -97,15 +104,15 @@ def kept_states(call: ModelCall, kept: Attributes, analysis: Analysis) -> list[R
 
 def _read_later(call: ModelCall, moved: list[Key]) -> tuple[set[Key], dict[Key, Kept]]:
     """Call twice, one after the other, and see what the second call reads; also return what it leaves."""
-    with call.unharmed():
-        try:
+    try:
+        with call.unharmed():
             call.plain(call.inputs)
             trace = call.traced(call.inputs, enough=_replaced(call.model, moved))
-        except Exception:  # a model that cannot be called twice with the same
-            return set(), {}
-        if trace.broken is not None:
-            return set(), {}
-        return {key for key in moved if _reads(trace, ".".join(filter(None, key)))}, kept_by(call.model)
+            if trace.broken is not None:
+                return set(), {}
+            return {key for key in moved if _reads(trace, ".".join(filter(None, key)))}, kept_by(call.model)
+    except Exception:  # a model that cannot be called twice with the same
+        return set(), {}
 
 
 def _reads(trace: Trace, label: str) -> bool:
@@ -222,12 +229,12 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 def _after(call: ModelCall, inputs: Any) -> dict[Key, Tensor] | None:
     """Return what modules keep after a call; None where the model cannot be called so."""
-    with call.unharmed():
-        try:
+    try:
+        with call.unharmed():
             call.plain(inputs)
-        except Exception:  # a trial with rows that the model may not take
-            return None
-        return {key: kept.content for key, kept in kept_by(call.model).items()}
+            return {key: kept.content for key, kept in kept_by(call.model).items()}
+    except Exception:  # a trial with rows that the model may not take
+        return None
 
 
 def _recurrences(kept: Attributes, analysis: Analysis, second: dict[Key, Kept], rows: _Rows) -> list[Recurrence]:

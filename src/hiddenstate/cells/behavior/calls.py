@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -13,16 +13,19 @@ from torch import Tensor, nn
 
 from ...errors import BadInput
 from ...state import ends
+from ..unheard import unheard, watching
 from ..untouched import Snapshot, random_streams_kept
 from .memory import version_of
 from .names import module_tensors
 from .operands import leaves
 from .operation import Call, Op
+from .places import OURS
 from .trace import Enough, Function, Trace
 
 
 def _prepare(trace: Trace, model: nn.Module, inputs: Any) -> None:
     """Name all tensors that are there before the call."""
+    trace.lazy = any(isinstance(end, Iterator) for _, end in ends(inputs))
     trace.name_values("argument", {_label(place): t for place, t in leaves(inputs)})
     trace.name_values("parameter", dict(model.named_parameters(remove_duplicate=True)))
     trace.name_values("buffer", dict(model.named_buffers(remove_duplicate=True)))
@@ -32,25 +35,36 @@ def _prepare(trace: Trace, model: nn.Module, inputs: Any) -> None:
 
 
 class ModelCall:
-    """A model and what it is called with, as often as need be; the model comes back as it was."""
+    """A model and what it is called with: by the user, once, and by us, as often as need be and without a trace."""
 
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], known: set[nn.Module]) -> None:
-        """Keep what a call may change."""
-        self.model, self.inputs, self.known = model, (args, kwargs), known
-        self._snapshot = Snapshot(model, weights=False)
-        used_up = self._snapshot.lost + [
-            type(end).__name__ for _, end in ends(self.inputs) if isinstance(end, Iterator)
-        ]
-        if used_up:
-            raise BadInput(f"a second call would use up a {used_up[0]}")
-        self._given = [(tensor, tensor.detach().clone()) for _, tensor in leaves(self.inputs)]
-        self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # those that a traced call wrote, as they were
+    def __init__(
+        self, model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]], known: set[nn.Module], *, again: Any
+    ) -> None:
+        """Keep how a call is made; `again` is what we call ourselves: the model, or only its forward."""
+        self.model, self.inputs, self.known, self._again = model, inputs, known, again
+        self._before: Snapshot | None = None  # the model before the user's own call
+        self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # those that a call writes, as they were
+
+    def real(self, run: Callable[[], Any]) -> tuple[Trace, Any]:
+        """Trace the call that the user makes, which goes on by `run`."""
+        self._before = Snapshot(self.model, weights=False)
+        written = [version_of(tensor) for _, tensor in leaves(self.inputs)]
+        trace = Trace(sys._getframe())
+        made = traced(self.model, self.inputs, trace, known=self.known, proceed=lambda *_, **__: run())
+        self._weights = {
+            id(value.tensor): (value.tensor, value.tensor.detach().clone())
+            for value in trace.memory.values
+            if value.origin == "parameter" and value.copy is not None
+        }
+        if [version_of(tensor) for _, tensor in leaves(self.inputs)] != written:
+            self._before.lost.append("tensor that the call has written")
+        return trace, made
 
     def traced(self, inputs: Any, enough: Callable[[Trace], bool] | None = None) -> Trace:
         """Call the model under a trace."""
         trace = Trace(sys._getframe(), enough)
         try:
-            run(self.model, inputs[0], inputs[1], known=self.known, trace=trace)
+            traced(self.model, inputs, trace, known=self.known, call=self._again)
         finally:
             for value in trace.memory.values:
                 if value.origin == "parameter" and value.copy is not None:
@@ -60,34 +74,50 @@ class ModelCall:
     def plain(self, inputs: Any) -> None:
         """Call the model."""
         with _eager():
-            self.model(*inputs[0], **inputs[1])
+            self._again(*inputs[0], **inputs[1])
 
     @contextmanager
     def unharmed(self) -> Iterator[None]:
-        """Whatever happens inside, put everything back."""
-        with random_streams_kept(), torch.set_grad_enabled(torch.is_grad_enabled()):
+        """Begin from where the user's call began, let nobody hear it, and put everything back, whatever happens."""
+        snapshot, given = Snapshot(self.model, weights=False), [(t, t.detach().clone()) for _, t in leaves(self.inputs)]
+        before = self._before or snapshot
+        used_up = before.lost + [type(end).__name__ for _, end in ends(self.inputs) if isinstance(end, Iterator)]
+        if used_up:
+            raise BadInput(f"a second call would use up a {used_up[0]}")
+        with unheard(), random_streams_kept(), torch.set_grad_enabled(torch.is_grad_enabled()):
             try:
+                if self._before is not None:
+                    self._before.restore()
                 yield
             finally:
-                self._snapshot.restore()
+                snapshot.restore()
                 with torch.no_grad():
-                    for tensor, content in (*self._given, *self._weights.values()):
+                    for tensor, content in (*given, *self._weights.values()):
                         if tensor.layout is torch.strided and not torch.equal(tensor, content):
                             tensor.detach().copy_(content)
 
 
-def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> tuple[Trace, Any]:
-    """Call the model once under a trace; options: `known` modules, and when there is `enough`.
+def traced(
+    model: nn.Module,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    trace: Trace,
+    *,
+    known: Iterable[nn.Module] = (),
+    call: Callable[..., Any] | None = None,
+    proceed: Callable[..., Any] | None = None,
+) -> Any:
+    """Call the model once under a trace, or let a call of it `proceed` under one, and return what it gives.
 
     What the model raises comes out as it is; what goes wrong in the trace itself ends it and is kept as `broken`.
     """
-    trace = options.get("trace") or Trace(sys._getframe(), options.get("enough"))
-    trace.safely(_prepare, trace, model, (args, kwargs))
+    trace.safely(_prepare, trace, model, inputs)
     result = None
-    with _listening(model, set(options.get("known", ())), trace), _eager(), trace, suppress(Enough):
-        result = model(*args, **kwargs)
+    with _listening(model, set(known), trace, but=model if proceed else None), _eager(), watching(trace):
+        called = _heard(model, "", trace, (False, False), proceed) if proceed else call or model
+        with trace, suppress(Enough):
+            result = called(*inputs[0], **inputs[1])
     trace.safely(trace.places.close, trace.ops)
-    return trace, result
+    return result
 
 
 def _label(place: tuple[Any, ...]) -> str:
@@ -106,17 +136,17 @@ def _eager() -> Iterator[None]:
 
 
 @contextmanager
-def _listening(model: nn.Module, known: set[nn.Module], trace: Trace) -> Iterator[None]:
+def _listening(model: nn.Module, known: set[nn.Module], trace: Trace, but: nn.Module | None) -> Iterator[None]:
     changed: list[tuple[nn.Module, Any]] = []
     seen: set[nn.Module] = set()
     try:
         for path, module in _members(model, known):
-            if module in seen:
+            if module in seen or module is but:
                 continue
             seen.add(module)
             changed.append((module, module.__dict__.get("forward", changed)))
             opaque = module in known or isinstance(module, torch.jit.ScriptModule)
-            module.__dict__["forward"] = _heard(module, path, trace, (opaque, module in known))
+            module.__dict__["forward"] = _heard(module, path, trace, (opaque, module in known), module.forward)
         yield
     finally:
         for module, before in changed:
@@ -138,12 +168,14 @@ def _members(model: nn.Module, known: set[nn.Module]) -> Iterator[tuple[str, nn.
             yield ".".join(step for step in path.split(".") if step != "_orig_mod"), module
 
 
-def _heard(module: nn.Module, path: str, trace: Trace, closed: tuple[bool, bool]) -> Callable[..., Any]:
-    forward, (opaque, known) = module.forward, closed
+def _heard(
+    module: nn.Module, path: str, trace: Trace, closed: tuple[bool, bool], forward: Callable[..., Any]
+) -> Callable[..., Any]:
+    opaque, known = closed
 
     def heard(*args: Any, **kwargs: Any) -> Any:
         if not trace.listening:
-            if not trace.paused:
+            if not trace.paused and not trace.ours:
                 trace.blind[path, ""] = "it is called in another thread, whose operations are not seen"
             return forward(*args, **kwargs)
         call = Call(len(trace.calls), module, path, trace.inside, len(trace.ops), known=known)
@@ -200,10 +232,9 @@ def _values(trace: Trace, thing: Any) -> list[tuple[tuple[Any, ...], Any]]:
 
 def _site(frame: Any) -> tuple[str, int]:
     """Return file and line of whoever calls a module, past torch's own code."""
-    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _HERE)):
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, *OURS)):
         frame = frame.f_back
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 _TORCH = torch.__path__[0]
-_HERE = os.path.dirname(os.path.abspath(__file__))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ...errors import BadInput
+from ..unheard import unheard
+from ..untouched import untouched
 from .analysis import analyze
 from .attributes import Attributes, kept_states
 from .blind_spots import blind_spots
@@ -21,6 +24,7 @@ from .nested_loops import merge
 from .places import line_of
 from .replay import Law
 from .rows import Axes, axes_of
+from .trace import Trace
 
 
 def find(
@@ -34,18 +38,47 @@ def find(
     """Call `model` under a trace and return what recurs in it; the model comes back as it was.
 
     Modules that are `known` as recurrent by their type count as one operation each. What is inside the paths of
-    `exclude` is left out. Shorter calls with other rows tell where the rows are.
+    `exclude` is left out. Where the call does not tell where the rows are, shorter ones with other rows do.
     """
     model = _unwrapped(model)
     if isinstance(model, torch.jit.ScriptModule):
-        return Found((), (Unsure("", "", "the model is scripted: its operations are not seen from Python"),))
-    given = dict(kwargs or {})
-    try:
-        call = ModelCall(model, args, given, set(known))
-    except Exception as error:  # a model that cannot be put back is not called
-        return _failed(error)
+        return _SCRIPTED
+    call = ModelCall(model, (args, dict(kwargs or {})), set(known), again=model)
+    with _without_collector(), unheard():
+        try:
+            with call.unharmed():
+                looked = _traced(call)
+        except BadInput as error:  # a model that cannot be put back is not called
+            return _failed(error)
+        return looked if isinstance(looked, Found) else _found(*looked, tuple(exclude))
+
+
+def find_in(
+    model: nn.Module,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    run: Callable[[], Any],
+    *,
+    exclude: Iterable[str] = (),
+    known: Iterable[nn.Module] = (),
+    before: Found | None = None,
+) -> tuple[Any, Found]:
+    """Let a call of `model` that somebody makes go on by `run`, and return what it gives and what recurs in it.
+
+    `before` is what was found in an earlier call: what it told of rows holds.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        return run(), _SCRIPTED
+    call = ModelCall(model, inputs, set(known), again=lambda *args, **kwargs: model.forward(*args, **kwargs))
+    kept = Attributes.before(model)
     with _without_collector():
-        return _find(call, tuple(exclude))
+        trace, result = call.real(run)
+        with untouched(model), unheard():
+            looked = _analyzed(call, trace, kept)
+            found = looked if isinstance(looked, Found) else _found(*looked, tuple(exclude), before, live=True)
+    return result, found
+
+
+_SCRIPTED = Found((), (Unsure("", "", "the model is scripted: its operations are not seen from Python"),))
 
 
 @contextmanager
@@ -60,28 +93,31 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _find(call: ModelCall, exclude: tuple[str, ...]) -> Found:
-    with call.unharmed():
-        kept = Attributes.before(call.model)
-        try:
-            trace = call.traced(call.inputs)
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            return _failed(error)
-        except Exception as error:
-            return _failed_in_call(call, error)
-        try:
-            if trace.broken is not None:
-                raise trace.broken
-            analysis = analyze(trace)
-            merge(analysis)
-            _hold_to_the_law(analysis)
-            kept.after(call.model, trace, analysis.marks)
-        except Exception as error:  # our own mistake must not become the user's
-            return _failed(error)
+_Looked: TypeAlias = "tuple[ModelCall, Analysis, Attributes]"
+
+
+def _traced(call: ModelCall) -> _Looked | Found:
+    kept = Attributes.before(call.model)
     try:
-        return _found(call, analysis, kept, exclude)
-    except Exception as error:
+        trace = call.traced(call.inputs)
+    except (MemoryError, torch.OutOfMemoryError) as error:
         return _failed(error)
+    except Exception as error:
+        return _failed_in_call(call, error)
+    return _analyzed(call, trace, kept)
+
+
+def _analyzed(call: ModelCall, trace: Trace, kept: Attributes) -> _Looked | Found:
+    try:
+        if trace.broken is not None:
+            raise trace.broken
+        analysis = analyze(trace)
+        merge(analysis)
+        _hold_to_the_law(analysis)
+        kept.after(call.model, trace, analysis.marks)
+    except Exception as error:  # our own mistake must not become the user's
+        return _failed(error)
+    return call, analysis, kept
 
 
 def _failed_in_call(call: ModelCall, error: Exception) -> Found:
@@ -94,22 +130,35 @@ def _failed_in_call(call: ModelCall, error: Exception) -> Found:
     return _failed(error)
 
 
-def _found(call: ModelCall, analysis: Analysis, attributes: Attributes, exclude: tuple[str, ...]) -> Found:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        axes = axes_of(call, analysis)
-        kept = kept_states(call, attributes, analysis)
-    recurrences = []
-    for candidate in analysis.candidates:
-        if candidate.kind == "attribute" and not _has_rows(candidate, axes, analysis):
-            continue
-        recurrences.append(_recurrence(candidate, axes))
-    recurrences += kept
-    recurrences = [each for each in recurrences if not _excluded(each, exclude)]
-    for where, why in (*analysis.trace.blind.items(), *blind_spots(analysis)):
-        analysis.doubt(where, why)
-    unsure, passed, known = tuple(analysis.unsure), tuple(analysis.passed), tuple(analysis.known)
-    return Found(tuple(recurrences), unsure, passed, known, tuple(_unseen(analysis)), tuple(analysis.iterated))
+def _found(
+    call: ModelCall,
+    analysis: Analysis,
+    attributes: Attributes,
+    exclude: tuple[str, ...],
+    before: Found | None = None,
+    *,
+    live: bool = False,
+) -> Found:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            axes = axes_of(call, analysis, before)
+            kept = kept_states(call, attributes, analysis, before)
+        recurrences, alive = [], {}
+        for candidate in analysis.candidates:
+            if candidate.kind == "attribute" and not _has_rows(candidate, axes, analysis):
+                continue
+            made = _recurrence(candidate, axes, live)
+            if not _excluded(made, exclude):
+                recurrences.append(made)
+                alive[made] = _alive(candidate) if live else {}
+        recurrences += [each for each in kept if not _excluded(each, exclude)]
+        for where, why in (*analysis.trace.blind.items(), *blind_spots(analysis)):
+            analysis.doubt(where, why)
+    except Exception as error:  # our own mistake must not become the user's
+        return _failed(error)
+    told = (tuple(analysis.unsure), tuple(analysis.passed), tuple(analysis.known), tuple(_unseen(analysis)))
+    return Found(tuple(recurrences), *told, tuple(analysis.iterated), alive)
 
 
 def _has_rows(candidate: Candidate, axes: Axes, analysis: Analysis) -> bool:
@@ -150,20 +199,31 @@ def _hold_to_the_law(analysis: Analysis) -> None:
             analysis.candidates.remove(candidate)
 
 
-def _recurrence(candidate: Candidate, axes: Axes) -> Recurrence:
-    parts = tuple(_part(draft, axes.of(candidate, draft)) for draft in candidate.drafts)
+def _recurrence(candidate: Candidate, axes: Axes, live: bool) -> Recurrence:
+    parts = tuple(_part(draft, axes.of(candidate, draft), live) for draft in candidate.drafts)
     place = (candidate.module, candidate.line)
     return Recurrence(candidate.kind, *place, candidate.windows.count, parts, tuple(candidate.evidence))
 
 
-def _part(draft: Draft, axis: int | None) -> Part:
-    data = [value.data() for value in draft.values if value is not None]
-    kept = tuple(each.detach().clone() for each in data if each is not None)
+def _part(draft: Draft, axis: int | None, live: bool) -> Part:
+    data = [each for value in draft.values if value is not None and (each := value.data()) is not None]
+    kept = () if live else tuple(each.detach().clone() for each in data)
     start = draft.initial.data() if draft.initial is not None else None
-    shape = tuple(kept[-1].shape) if kept else ()
-    dtype = kept[-1].dtype if kept else torch.get_default_dtype()
+    shape = tuple(data[-1].shape) if data else ()
+    dtype = data[-1].dtype if data else torch.get_default_dtype()
     initial = None if start is None else start.detach().clone()
     return Part(draft.name, shape, dtype, axis, kept, initial, draft.argument, draft.result)
+
+
+def _alive(candidate: Candidate) -> dict[str, list[Tensor]]:
+    """Return what each part was after every repetition, with its graph; of a cell, what its calls returned."""
+    found: dict[str, list[Tensor]] = {}
+    for draft in candidate.drafts:
+        values = draft.values
+        if candidate.kind == "cell" and candidate.chain is not None and draft.result is not None:
+            values = [dict(call.results).get(draft.result) for call in candidate.chain.calls]
+        found[draft.name] = [tensor for value in values if value is not None and (tensor := value.alive()) is not None]
+    return found
 
 
 def _excluded(recurrence: Recurrence, exclude: tuple[str, ...]) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -25,7 +26,7 @@ class Part:
     shape: tuple[int, ...]
     dtype: torch.dtype
     batch_axis: int | None  # None where the call did not tell
-    values: tuple[Tensor, ...]  # after each repetition
+    values: tuple[Tensor, ...]  # after each repetition; of a call that somebody else made, see `Found.live`
     initial: Tensor | None  # None where the first repetition was handed nothing
     argument: tuple[Any, ...] | None = None  # of a cell: ("args", 1, 0) is the first item of the second argument
     result: tuple[Any, ...] | None = None  # of a cell: where in what it returns
@@ -72,6 +73,8 @@ class Found:
     known: tuple[Unsure, ...] = ()  # modules known by their type whose state crosses: reported by others
     unseen: tuple[str, ...] = ()  # what was not examined
     iterated: tuple[str, ...] = ()  # paths of known modules that are stepped as iterations only: not to be carried
+    # By recurrence and part: what there was after each repetition, with its graph; held only as long as this is.
+    live: Mapping[Recurrence, Mapping[str, list[Tensor]]] = field(default_factory=dict)
 
     def explain(self) -> str:
         """Return what was found and how, what was not taken and why, and what was not examined."""

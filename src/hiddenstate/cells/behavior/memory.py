@@ -52,6 +52,11 @@ class Value:
             return first.as_strided(tensor.shape, tensor.stride(), offset)
         return None
 
+    def alive(self) -> Tensor | None:
+        """Return what the value was, with its graph where the tensor still has it."""
+        current = self.store is None or len(self.store.writes) == self.epoch
+        return self.tensor if current and self.tensor.grad_fn is not None else self.data()
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class Write:

@@ -47,6 +47,9 @@ DRAWS = _named(
     """
 )
 
+# Operations that draw in some modes only.
+MAY_DRAW = {"multi_head_attention_forward", "scaled_dot_product_attention", "rnn_tanh", "rnn_relu", "lstm", "gru"}
+
 # Memory that nobody has written yet.
 UNWRITTEN = {"empty", "empty_like", "new_empty", "empty_strided"}
 

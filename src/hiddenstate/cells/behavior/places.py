@@ -17,7 +17,9 @@ import torch
 
 from .bytecode import CodeLoop, loops_of
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_LIBRARY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# Floors whose code stands between the model and its caller, or between two of its modules.
+OURS = tuple(os.path.join(_LIBRARY, floor) + os.sep for floor in ("cells", "carry", "recording", "diagnosis"))
 _TORCH = torch.__path__[0]
 
 
@@ -254,5 +256,5 @@ def _is_ours(code: CodeType) -> bool:
     known = _ours.get(code)
     if known is None:
         name = code.co_filename
-        known = _ours[code] = name.startswith(_HERE) or name in _BETWEEN
+        known = _ours[code] = name.startswith(OURS) or name in _BETWEEN
     return known

@@ -7,7 +7,7 @@ give something else: a part that never matters is no part.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,8 +18,9 @@ from .candidates import Analysis, Candidate, Draft
 from .memory import Value
 from .operands import leaves, replaced
 from .operation import Op
-from .operations import BLENDS, DRAWS, MOVES, UNWRITTEN
+from .operations import BLENDS, DRAWS, MAY_DRAW, MOVES, UNWRITTEN
 from .repetition import reached
+from .trace import Trace
 
 _RTOL, _ATOL = 1e-3, 1e-5
 
@@ -203,18 +204,7 @@ class Law:
         return ""
 
     def _run(self, ops: list[int], made: dict[int, Tensor]) -> dict[int, Tensor]:
-        def data(value: Value) -> Tensor:
-            if value.number in made:
-                return made[value.number]
-            found = value.data()
-            if found is None:
-                raise Lost(f"a tensor of shape {value.shape} was overwritten")
-            return found
-
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            for number in ops:
-                _again(self._trace.ops[number], made, data)
-        return made
+        return run_again(self._trace, ops, made)
 
     def _matters(self, draft: Draft, turn: int) -> bool:
         """Say whether a repetition that starts from another part ends in another state, or leaves something else."""
@@ -246,6 +236,27 @@ class Law:
         kept |= {value.number for op in self._trace.ops[high:] for value in op.ins if value.number in outs}
         kept |= {value.number for call in self._trace.calls for _, value in call.results if value.number in outs}
         return [value for number, value in outs.items() if number in kept]
+
+
+def run_again(
+    trace: Trace, ops: Iterable[int], made: dict[int, Tensor], *, only_changed: bool = False
+) -> dict[int, Tensor]:
+    """Run operations again, with what `made` holds in place of what was; `only_changed`: those that read such."""
+
+    def data(value: Value) -> Tensor:
+        if value.number in made:
+            return made[value.number]
+        found = value.data()
+        if found is None:
+            raise Lost(f"a tensor of shape {value.shape} was overwritten")
+        return found
+
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for number in ops:
+            op = trace.ops[number]
+            if not only_changed or any(value.number in made for value in op.ins):
+                _again(op, made, data)
+    return made
 
 
 _LISTED = 64  # operands from which on a list is read as a whole, in no order that would tell parts apart
@@ -284,6 +295,9 @@ def _equal(one: Tensor | None, other: Tensor) -> bool:
 
 
 def _again(op: Op, made: dict[int, Tensor], data: Callable[[Value], Tensor]) -> None:
+    if "dropout" in op.name and len(op.ins) == len(op.outs) == 1:
+        made[op.outs[0].number] = _masked_as_drawn(op, data(op.ins[0]), data)
+        return
     if op.name in DRAWS or op.name in UNWRITTEN or op.name == "grad" or not op.outs:
         made.update({value.number: data(value) for value in op.outs})
         return
@@ -298,20 +312,39 @@ def _again(op: Op, made: dict[int, Tensor], data: Callable[[Value], Tensor]) -> 
             return tensor
         if id(tensor) not in copies:
             found = data(held[id(tensor)])
-            written = any(value.tensor is tensor for value in op.outs)
+            # Some kernels write into buffers without counting it.
+            written = held[id(tensor)].origin in ("buffer", "attribute") or any(v.tensor is tensor for v in op.outs)
             copies[id(tensor)] = found.clone() if written else found
         return copies[id(tensor)]
 
+    streams = _streams() if op.name in MAY_DRAW or op.name.endswith(".forward") else []
     with ExitStack() as casts:
         for device, dtype in op.cast:
             casts.enter_context(torch.autocast(device, dtype))
         result = op.func(*replaced(op.args, put), **{key: replaced(arg, put) for key, arg in op.kwargs.items()})
+    if streams and not all(map(torch.equal, streams, _streams())):  # it has drawn: as it drew before
+        made.update({value.number: data(value) for value in op.outs})
+        return
     results = [tensor for _, tensor in leaves(result)]
     for value in op.outs:
         if id(value.tensor) in copies:
             made[value.number] = copies[id(value.tensor)]
         elif value.place < len(results):
             made[value.number] = results[value.place]
+
+
+def _streams() -> list[Tensor]:
+    """Return where the random streams stand."""
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if cuda else [])]
+
+
+def _masked_as_drawn(op: Op, new: Tensor, data: Callable[[Value], Tensor]) -> Tensor:
+    """Drop of other numbers what was dropped, and scale the rest as it was scaled."""
+    old, out = op.ins[0].data(), data(op.outs[0])
+    if old is None or old is new or new.shape != out.shape:
+        return out
+    return torch.where(old == 0, out, out / old * new).to(out.dtype)
 
 
 def _again_in_memory(op: Op, made: dict[int, Tensor], data: Any) -> None:

@@ -1,11 +1,15 @@
-"""Where each part has its rows: read from calls with other rows, which are stopped as soon as they tell."""
+"""Where each part has its rows: read from the call itself, run again with another input in one row.
+
+Where that does not tell (there is one row only, rows reach each other, numbers went through memory by index), calls of
+the model with other rows do, which are stopped as soon as they tell.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,10 +18,16 @@ from ...state import mapped, tensors
 from .analysis import analyze
 from .calls import ModelCall
 from .candidates import Analysis, Candidate, Draft
+from .found import Found
 from .nested_loops import merge
+from .operands import leaves
+from .repetition import reaching
+from .replay import run_again
 from .trace import Trace
 
-_TURNS = 5  # repetitions of each loop that such a call makes
+_TURNS = 5  # repetitions of each loop that tell
+
+_Pairs: TypeAlias = "list[tuple[Tensor | None, Tensor | None]]"  # what a part was, and what it would have been
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -51,10 +61,23 @@ def _key(candidate: Candidate, draft: Draft) -> tuple[str, str, str]:
     return candidate.module, candidate.line, draft.name
 
 
-def axes_of(call: ModelCall, analysis: Analysis) -> Axes:
-    """Find the batch axis of every part of every candidate."""
+def axes_of(call: ModelCall, analysis: Analysis, before: Found | None = None) -> Axes:
+    """Find the batch axis of every part of every candidate; what an earlier call has told holds."""
     axes = Axes()
-    for axis in (0, 1) if analysis.candidates else ():
+    if before is not None:
+        axes.reached.update(
+            ((each.module, each.line, part.name), part.batch_axis)
+            for each in before.recurrences
+            for part in each.parts
+            if part.batch_axis is not None
+        )
+        asked = {(each.module, each.line, part.name) for each in before.recurrences for part in each.parts}
+        if all(_key(c, d) in asked for c in analysis.candidates for d in c.drafts):
+            return axes
+    for axis in (0, 1):
+        if not axes.reached and analysis.candidates:  # rows that lie along one axis of the input lie along no other
+            _by_running_again(axes, call, analysis, axis)
+    for axis in (0, 1) if _missing(axes, analysis) else ():
         changed = other_size(call.inputs, axis)
         other = _again(call, changed[0], analysis) if changed is not None else None
         if other is not None and changed is not None:
@@ -66,31 +89,56 @@ def axes_of(call: ModelCall, analysis: Analysis) -> Axes:
         altered = other_row(call.inputs, axis)
         other = _again(call, altered, analysis) if altered is not None else None
         if other is not None:
-            _by_row(axes, analysis, other, batch_of(call.inputs, axis) or 0)
+            _by_row(axes, _both(analysis, other), batch_of(call.inputs, axis) or 0)
         if not _missing(axes, analysis):
             break
     return axes
 
 
+def _by_running_again(axes: Axes, call: ModelCall, analysis: Analysis, axis: int) -> None:
+    """Run the operations that lead to the first steps of each part again, with something else in one row."""
+    altered, trace = other_row(call.inputs, axis), analysis.trace
+    if altered is None:
+        return
+    given = {id(value.tensor): value for value in trace.memory.values if value.origin == "argument" and value.op < 0}
+    made = {
+        given[id(old)].number: new
+        for (_, old), (_, new) in zip(leaves(call.inputs), leaves(altered), strict=True)
+        if old is not new and id(old) in given
+    }
+    parts = [(c, d, [v for v in d.values[:_TURNS] if v is not None]) for c in analysis.candidates for d in c.drafts]
+    targets = [value for _, _, values in parts for value in values]
+    last = max((value.op for value in targets), default=-1)
+    try:
+        run_again(trace, sorted(reaching(trace, targets, (0, last + 1))), made, only_changed=True)
+    except Exception:  # numbers that are lost, or an operation that cannot be run out of its place
+        return
+    pairs = ((c, d, [(v.data(), made.get(v.number, v.data())) for v in values]) for c, d, values in parts)
+    _by_row(axes, pairs, batch_of(call.inputs, axis) or 0)
+
+
 def _missing(axes: Axes, analysis: Analysis) -> bool:
     """Say whether some part's rows are unknown; a part that kept its size while others followed the rows has none."""
     told = bool(axes.sized or axes.reached)
-    return any(
-        axes.of(c, d) is None and not (told and axes.shared(c, d)) for c in analysis.candidates for d in c.drafts
-    )
+    parts = [(c, d) for c in analysis.candidates for d in c.drafts if c.kind != "cache" and _has_axes(d)]
+    return any(axes.of(c, d) is None and not (told and axes.shared(c, d)) for c, d in parts)
+
+
+def _has_axes(draft: Draft) -> bool:
+    return any(value is not None and value.shape for value in draft.values)
 
 
 def _again(call: ModelCall, inputs: Any, analysis: Analysis) -> Analysis | None:
     """Make another call and analyze it; None where the model cannot be called so."""
-    with call.unharmed():
-        try:
+    try:
+        with call.unharmed():
             trace = call.traced(inputs, enough=_enough(analysis))
             other = None if trace.broken is not None else analyze(trace)
             if other is not None:
                 merge(other)
-        except Exception:  # a trial with rows that the model may not take
-            return None
-        return other
+            return other
+    except Exception:  # a trial with rows that the model may not take
+        return None
 
 
 def _enough(analysis: Analysis) -> Any:
@@ -124,6 +172,12 @@ def _pairs(one: Analysis, other: Analysis) -> Iterator[tuple[Candidate, Draft, D
                 yield candidate, draft, match.drafts[position]
 
 
+def _both(one: Analysis, other: Analysis) -> Iterator[tuple[Candidate, Draft, _Pairs]]:
+    for candidate, draft, match in _pairs(one, other):
+        values = zip(draft.values[:_TURNS], match.values[:_TURNS], strict=False)
+        yield candidate, draft, [(a.data(), b.data()) for a, b in values if a is not None and b is not None]
+
+
 def _by_size(axes: Axes, one: Analysis, other: Analysis, sizes: tuple[int, int]) -> None:
     for candidate, draft, match in _pairs(one, other):
         before, after = draft.values[0], match.values[0]
@@ -136,17 +190,12 @@ def _by_size(axes: Axes, one: Analysis, other: Analysis, sizes: tuple[int, int])
             axes.fixed.add(_key(candidate, draft))
 
 
-def _by_row(axes: Axes, one: Analysis, other: Analysis, rows: int) -> None:
-    for candidate, draft, match in _pairs(one, other):
-        pairs: list[tuple[Tensor, Tensor]] = []
-        for before, after in zip(draft.values[:_TURNS], match.values[:_TURNS], strict=False):
-            old = before.data() if before is not None else None
-            new = after.data() if after is not None else None
-            if old is not None and new is not None:
-                pairs.append((old, new))
-        if pairs and _key(candidate, draft) in axes.sized:
+def _by_row(axes: Axes, parts: Iterable[tuple[Candidate, Draft, _Pairs]], rows: int) -> None:
+    for candidate, draft, pairs in parts:
+        both = [(old, new) for old, new in pairs if old is not None and new is not None]
+        if both and _key(candidate, draft) in axes.sized:
             axes.tested.add(_key(candidate, draft))
-        axis = axis_by_row(pairs, rows)
+        axis = axis_by_row(both, rows)
         if axis is not None and candidate.kind != "cache":
             axes.reached.setdefault(_key(candidate, draft), axis)
 

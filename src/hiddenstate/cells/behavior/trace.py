@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .bytecode import CodeLoop
-from .memory import Memory, Slot, Store, Value, Write, box_of, storage_of, version_of
+from .memory import Memory, Origin, Slot, Store, Value, Write, box_of, storage_of, version_of
 from .names import Held, held_in_frame, names_in_forward
 from .operands import leaves, operands
 from .operation import ESCAPES, Call, Op
@@ -77,6 +77,8 @@ class Trace(TorchFunctionMode):
         self.called: Counter[nn.Module] = Counter()
         self.names_inside: dict[nn.Module, dict[int, str]] = {}  # by module: what its own code calls tensors, by id
         self.paused = 0
+        self.ours = False
+        self.lazy = False  # the call is given an iterator: what comes from outside comes from there
         self.broken: Exception | None = None  # what went wrong in the trace itself
         self._open: list[int] = []
         self._thread = threading.get_ident()
@@ -97,7 +99,7 @@ class Trace(TorchFunctionMode):
     ) -> Any:
         """Run one operation, and write it down."""
         kwargs = kwargs or {}
-        if self.paused or threading.get_ident() != self._thread:
+        if self.paused or self.ours or threading.get_ident() != self._thread:
             return func(*args, **kwargs)
         known = _functions.get(func)
         if known is None:
@@ -121,7 +123,7 @@ class Trace(TorchFunctionMode):
     @property
     def listening(self) -> bool:
         """Whether what happens now is written down: not our own work, nor that of other threads."""
-        return not self.paused and threading.get_ident() == self._thread
+        return not self.paused and not self.ours and threading.get_ident() == self._thread
 
     def safely(self, work: Callable[..., Any], *args: Any) -> Any:
         """Do a piece of our own work; if it fails, the trace ends there, and the model's call goes on."""
@@ -247,12 +249,12 @@ class Trace(TorchFunctionMode):
     def _stranger(self, tensor: Tensor, op: Op) -> Value:
         memory = self.memory
         store = memory.store_of(tensor)
-        if store is not None:  # made out of our sight, on a storage that we know
+        if store is not None and (store.writes or not self.lazy):  # made out of our sight, on a storage that we know
             sources = memory.sources(tensor) or [store.first]
             value = self._alias(op, sources, tensor)
         else:
-            unseen = tensor.grad_fn is not None
-            value = memory.new(-1, "unseen" if unseen else "outside", tensor, f"an operand of {op.name}, {op.where}")
+            origin: Origin = "argument" if self.lazy else "outside" if tensor.grad_fn is None else "unseen"
+            value = memory.new(-1, origin, tensor, f"an operand of {op.name}, {op.where}")
         memory.hold(tensor, value)
         return value
 
