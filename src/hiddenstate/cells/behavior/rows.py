@@ -97,13 +97,15 @@ def axes_of(call: ModelCall, analysis: Analysis, before: Found | None = None) ->
 
 def _by_running_again(axes: Axes, call: ModelCall, analysis: Analysis, axis: int) -> None:
     """Run the operations that lead to the first steps of each part again, with something else in one row."""
-    altered, trace = other_row(call.inputs, axis), analysis.trace
+    trace = analysis.trace
+    given = {id(value.tensor): value for value in trace.memory.values if value.origin == "argument" and value.op < 0}
+    inputs = [value.tensor for value in given.values()] if trace.lazy else call.inputs
+    altered = other_row(inputs, axis)
     if altered is None:
         return
-    given = {id(value.tensor): value for value in trace.memory.values if value.origin == "argument" and value.op < 0}
     made = {
         given[id(old)].number: new
-        for (_, old), (_, new) in zip(leaves(call.inputs), leaves(altered), strict=True)
+        for (_, old), (_, new) in zip(leaves(inputs), leaves(altered), strict=True)
         if old is not new and id(old) in given
     }
     parts = [(c, d, [v for v in d.values[:_TURNS] if v is not None]) for c in analysis.candidates for d in c.drafts]
@@ -114,7 +116,7 @@ def _by_running_again(axes: Axes, call: ModelCall, analysis: Analysis, axis: int
     except Exception:  # numbers that are lost, or an operation that cannot be run out of its place
         return
     pairs = ((c, d, [(v.data(), made.get(v.number, v.data())) for v in values]) for c, d, values in parts)
-    _by_row(axes, pairs, batch_of(call.inputs, axis) or 0)
+    _by_row(axes, pairs, batch_of(inputs, axis) or 0)
 
 
 def _missing(axes: Axes, analysis: Analysis) -> bool:
