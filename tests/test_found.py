@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
@@ -430,6 +431,37 @@ def test_a_second_call_is_recorded_like_the_first(case):
         except NotRecurrent:
             return
         assert {track: len(rec.runs(track)) for track in rec} == {track: 2 * count for track, count in first.items()}
+
+
+@law("recorded on and on", RECURRENT)
+@torch.no_grad()
+def test_a_later_call_is_recorded_like_a_first_one(case):
+    """However it is seen by then, a fourth call is recorded as somebody records it who begins with it."""
+    args, kwargs = case.inputs()
+    model = case.model()
+    with seeded(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", HiddenStateWarning)
+        try:
+            with hs.record(model) as rec:
+                for _ in range(3):
+                    model(*args, **kwargs)
+                copy, before = deepcopy(model), {track: len(rec.runs(track)) for track in rec}
+                stream = torch.get_rng_state()
+                model(*args, **kwargs)
+        except NotRecurrent:
+            return
+        torch.set_rng_state(stream)
+        with hs.record(copy) as anew:
+            copy(*args, **kwargs)
+    for track in anew:
+        ours, theirs = rec.runs(track)[before.get(track, 0) :], anew.runs(track)
+        assert len(ours) == len(theirs), track
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.states.keys() == other.states.keys()
+            assert far(list(one.states.values()), list(other.states.values())) == 0
+            assert (one.initial is None) == (other.initial is None)
+            if one.initial is not None and other.initial is not None:
+                assert far(list(one.initial.values()), list(other.initial.values())) == 0
 
 
 @law("started")

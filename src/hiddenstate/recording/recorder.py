@@ -156,43 +156,49 @@ class Recorder(Recording):
     def _look(self, found: Layers) -> None:
         """Keep what was seen in a call that was watched."""
         kept = {layer.name for layer in self._kept}
-        first = [] if self._examined else self._begin_with(found)
+        first = self._begin_with(found) if not self._examined or self._shows_more(found) else []
+        self._seen = found.settled()
+        self._warn(found.doubts())
         takes = takes_of(found, first, self.options)
         takes += [kept_take(layer, starts_of(layer), self.options) for layer in self._kept if layer.name not in kept]
         for take in takes:
             if take is not None and take.track in self._chosen:
                 self.keep(take)
 
+    def _shows_more(self, found: Layers) -> bool:
+        """Say whether a later call has shown what those before did not."""
+        return not set(choose(found, self._wanted, final=False)) <= set(self._chosen)
+
     def _begin_with(self, found: Layers) -> list[Layer]:
         """Listen to what a watched call has shown, too, and return the cells that were not heard in it."""
         if not found and not found.doubts() and found.decided:
             raise _not_recurrent(self._model)
-        self._looks += 1
-        self._examined, self._seen = found.decided or self._looks == _LOOKS, found.settled()
         adapters = {(layer.module, layer.adapter) for layer in found}
         for layer in self._found:
             if (layer.module, layer.adapter) not in adapters:  # it only bore the names of a cell
                 self._hearing.recorders.pop(layer.module, None)
                 self._forget(layer.tracks)
-        self._chosen = choose(found, self._wanted)
+        self._chosen = tuple(dict.fromkeys([*choose(found, self._wanted), *(self._chosen if self._examined else ())]))
         if self._folder is not None:
             self._folder.name_tracks(self._chosen)
         wanted = [layer for layer in found if set(layer.tracks) & set(self._chosen)]
-        self._loops, self._kept = any(map(is_loop, wanted)), list(filter(is_kept, wanted))
+        self._loops = self._loops or any(map(is_loop, wanted))
+        self._kept += [layer for layer in wanted if is_kept(layer) and layer.name not in {k.name for k in self._kept}]
         called = [layer for layer in wanted if layer.seen is None or layer.kind == "cell"]
         unheard = [layer for layer in called if layer.module not in self._hearing.recorders]
         self._hearing.recorders.update({each.layer.module: each for each in self._recorders(unheard)})
         before, self._handles = self._handles, [self._listen(self._hearing.recorders.values())]
         for handle in before:  # afterwards, so that nothing is torn down in mid-call
             handle.remove()
-        doubts = found.doubts()
-        doubts += [
+        doubts = [
             f"the rows of {', '.join(parts)} in {layer.label}, which could not be told and are shown as one"
             for layer in wanted
             if (parts := without_rows(layer))
         ]
         doubts += [f"{layer.label}, a cache, which grows" for layer in found if layer.kind == "cache"]
         self._warn(doubts)
+        self._looks += 1
+        self._examined = self._examined or found.decided or self._looks == _LOOKS
         return [layer for layer in unheard if layer.seen is not None]
 
     def _forget(self, tracks: Iterable[str]) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from .names import module_tensors
 from .operands import leaves
 from .operation import Call, Op
 from .places import OURS
+from .taps import Taps
 from .trace import Enough, Function, Trace
 
 
@@ -45,12 +47,13 @@ class ModelCall:
         self._before: Snapshot | None = None  # the model before the user's own call
         self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # those that a call writes, as they were
 
-    def real(self, run: Callable[[], Any]) -> tuple[Trace, Any]:
-        """Trace the call that the user makes, which goes on by `run`."""
+    def real(self, run: Callable[[], Any], taps: Taps | None = None) -> tuple[Trace, Any]:
+        """Trace the call that the user makes, which goes on by `run`, and tap it."""
         self._before = Snapshot(self.model, weights=False)
         written = [version_of(tensor) for _, tensor in leaves(self.inputs)]
         trace = Trace(sys._getframe())
-        made = traced(self.model, self.inputs, trace, known=self.known, proceed=lambda *_, **__: run())
+        proceed = run if taps is None else partial(taps.around, run)
+        made = traced(self.model, self.inputs, trace, known=self.known, proceed=lambda *_, **__: proceed())
         self._weights = {
             id(value.tensor): (value.tensor, value.tensor.detach().clone())
             for value in trace.memory.values

@@ -6,6 +6,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -24,6 +25,7 @@ from .nested_loops import merge
 from .places import line_of
 from .replay import Law
 from .rows import Axes, axes_of
+from .taps import Tapped, Taps, plan_of
 from .trace import Trace
 
 
@@ -68,16 +70,46 @@ def find_in(
     """
     if isinstance(model, torch.jit.ScriptModule):
         return run(), _SCRIPTED
+    plan = before.plan if before is not None else None
+    taps = None if plan is None else Taps(plan.sites)
+    if plan is not None and plan.runs and taps is not None and before is not None:
+        return taps.around(run), _read(before, plan.read(taps, inputs))
     call = ModelCall(model, inputs, set(known), again=lambda *args, **kwargs: model.forward(*args, **kwargs))
     kept = Attributes.before(model)
     with _without_collector():
-        trace, result = call.real(run)
+        trace, result = call.real(run, taps)
         with untouched(model), unheard():
             looked = _analyzed(call, trace, kept)
-            found = looked if isinstance(looked, Found) else _found(*looked, tuple(exclude), before, live=True)
-    return result, found
+            if isinstance(looked, Found):
+                return result, looked
+            found, candidates = _found(*looked, tuple(exclude), before, live=True), looked[1].candidates
+            new = plan_of(trace, candidates, inputs)
+            if plan is not None and taps is not None:
+                new = plan.proven(new, taps, candidates)
+    return result, replace(found, plan=new)
 
 
+def _read(before: Found, made: list[tuple[Tapped, list[Tensor], Tensor | None]] | None) -> Found:
+    """Return what was seen before with what a tapped call made; where that took another way, say so."""
+    if made is None:
+        return replace(before, live={}, plan=None, unsure=(*before.unsure, Unsure("", "", _ANOTHER_WAY)))
+    recurrences, live, left = [], {}, list(made)
+    for each in before.recurrences:
+        own: dict[str, tuple[list[Tensor], Tensor | None]] = {}
+        for entry in left.copy():  # a module that is called twice has its loop twice, in this order
+            tapped, values, start = entry
+            if (tapped.module, tapped.line) == (each.module, each.line) and tapped.name not in own:
+                own[tapped.name] = values, start
+                left.remove(entry)
+        if own:
+            parts = tuple(replace(p, initial=own[p.name][1]) if p.name in own else p for p in each.parts)
+            each = replace(each, parts=parts, steps=len(next(iter(own.values()))[0]))
+            live[each] = {name: values for name, (values, _) in own.items()}
+        recurrences.append(each)
+    return replace(before, recurrences=tuple(recurrences), live=live)
+
+
+_ANOTHER_WAY = "a later call took another way through its loops than those before: what it made in them was not seen"
 _SCRIPTED = Found((), (Unsure("", "", "the model is scripted: its operations are not seen from Python"),))
 
 

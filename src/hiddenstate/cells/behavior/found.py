@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .taps import Plan
 
 # cell: calls of one module, which is handed what it gave before; of modules in modules, the innermost.
 # loop: operations of a forward that repeat, with state in variables, containers or attributes of that forward.
@@ -75,6 +78,7 @@ class Found:
     iterated: tuple[str, ...] = ()  # paths of known modules that are stepped as iterations only: not to be carried
     # By recurrence and part: what there was after each repetition, with its graph; held only as long as this is.
     live: Mapping[Recurrence, Mapping[str, list[Tensor]]] = field(default_factory=dict)
+    plan: Plan | None = None  # where loops make their states, so that later calls need not be traced
 
     def explain(self) -> str:
         """Return what was found and how, what was not taken and why, and what was not examined."""

@@ -82,7 +82,7 @@ class Places:
                 depth = known  # what is above it waits for it, and has not moved
                 frames.append(frame)
                 break
-            if not _is_ours(frame.f_code):
+            if not is_between(frame.f_code):
                 frames.append(frame)
             frame = frame.f_back
         frames.reverse()
@@ -252,7 +252,8 @@ _ours: dict[CodeType, bool] = {}
 _BETWEEN = {os.path.join(_TORCH, "overrides.py"), os.path.join(_TORCH, "nn", "modules", "module.py")}
 
 
-def _is_ours(code: CodeType) -> bool:
+def is_between(code: CodeType) -> bool:
+    """Say whether code only stands between a call and what is called: ours, or torch's own way to a forward."""
     known = _ours.get(code)
     if known is None:
         name = code.co_filename
