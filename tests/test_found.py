@@ -657,7 +657,6 @@ SILENT = {
     "backwards": "a cell that is stepped from the end is carried as if it read from the start, and nothing is said",
     "mixed_on": "torch's cell is handed what it gave, not what the loop made of it: neither whole nor left alone",
     "in_part": "said, but done: one part is carried and the other begins anew, which is neither whole nor left alone",
-    "other_path": "only the first call is looked at: a loop or cell that a later call reaches is not recorded",
 }
 
 
@@ -862,7 +861,6 @@ def test_a_hook_of_the_users_on_the_model_works_once(x):
     is_true(model, x)
 
 
-@minimal("other_path")
 def test_what_only_a_later_call_reaches_is_recorded_or_said(x):
     model = Behind()
     with warnings.catch_warnings(record=True) as caught:

@@ -28,6 +28,7 @@ from ..cells import (
     listen,
     may_be_recomputed,
     watched,
+    when_reached,
 )
 from ..errors import CarryError, CarryWarning, StateMismatch
 from ..state import State, tensors
@@ -152,6 +153,7 @@ class HandOver(Listener):
         self._silent = None if self._silent is None else (self._silent & names) | {layer.name for layer in new}
         if new:
             self.more.append(listen(self._model, new, self))
+        self.more += when_reached(self._model, found, self._on_reached)
         for layer in new:
             self._begin_with(layer, found.live(layer))
         whole = {layer.module for layer in self._layers if layer.fused}
@@ -166,6 +168,17 @@ class HandOver(Listener):
                 f"not carried: {'; '.join(left)}. hs.layers(model, *inputs).explain() says more.",
                 CarryWarning,
                 stacklevel=6,
+            )
+
+    def _on_reached(self, name: str) -> None:
+        """Say that a call goes where none went that was watched, and watch the next one."""
+        if not self._looks and name not in self._told:
+            self._looks = 1
+            self._told.add(name)
+            warnings.warn(
+                f"not carried: what {name!r} may keep, which no call reached before; the next call is watched for it.",
+                CarryWarning,
+                stacklevel=2,
             )
 
     def _begin_with(self, layer: Layer, values: Mapping[str, list[Tensor]]) -> None:

@@ -26,7 +26,7 @@ from .native import Form, flatten, rebuild
 from .uncompiled import uncompiled
 from .unheard import unheard
 from .untouched import Snapshot, plain_object, random_streams_kept, seed, untouched
-from .watched import foreseen, watched
+from .watched import foreseen, watched, when_reached
 
 if TYPE_CHECKING:
     from .behavior import Part as Part
@@ -69,4 +69,5 @@ __all__ = [
     "untouched",
     "unwrap",
     "watched",
+    "when_reached",
 ]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 from torch import nn
 
-from .finding import layers, layers_in
+from .finding import has_own_code, layers, layers_in
 from .layer import Layers
-from .listener import Entry
-from .unheard import unheard
+from .listener import Arguments, Entry, Handle, around
+from .unheard import all_hear, unheard
 
 Then: TypeAlias = Callable[[Layers], None]
 
@@ -41,6 +42,26 @@ def watched(entry: Entry, run: Callable[[], Any], then: Then, before: Layers | N
     for tell in waiting:
         tell(found)
     return result
+
+
+def when_reached(model: nn.Module, found: Layers, tell: Callable[[str], None]) -> list[Handle]:
+    """Tell the name of a module with code of its own that the watched call did not reach, once a later one does."""
+    called = found.seen.called if found.seen is not None else frozenset()
+    closed = [f"{layer.name}." for layer in found if layer.seen is None]  # what is inside is its own business
+    handles = []
+    for name, module in model.named_modules() if called else ():
+        if not name or module in called or not has_own_code(module) or name.startswith(tuple(closed)):
+            continue
+        if type(module).forward is not nn.Module.forward:  # a list of modules is never called itself
+            closed.append(f"{name}.")
+            handles.append(around(module, partial(_reached, tell, name)))
+    return handles
+
+
+def _reached(tell: Callable[[str], None], name: str, arguments: Arguments, run: Callable[[Arguments], Any]) -> Any:
+    if all_hear():
+        tell(name)
+    return run(arguments)
 
 
 def foreseen(entry: Entry) -> Layers | None:

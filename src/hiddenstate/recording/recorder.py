@@ -28,6 +28,7 @@ from ..cells import (
     layers,
     listen,
     watched,
+    when_reached,
 )
 from ..errors import BadInput, NotRecurrent, RecordingWarning, UnknownTrack
 from ..unrolling import Recurrent
@@ -188,6 +189,7 @@ class Recorder(Recording):
         unheard = [layer for layer in called if layer.module not in self._hearing.recorders]
         self._hearing.recorders.update({each.layer.module: each for each in self._recorders(unheard)})
         before, self._handles = self._handles, [self._listen(self._hearing.recorders.values())]
+        self._handles += when_reached(self._model, found, self._on_reached)
         for handle in before:  # afterwards, so that nothing is torn down in mid-call
             handle.remove()
         doubts = [
@@ -200,6 +202,12 @@ class Recorder(Recording):
         self._looks += 1
         self._examined = self._examined or found.decided or self._looks == _LOOKS
         return [layer for layer in unheard if layer.seen is not None]
+
+    def _on_reached(self, name: str) -> None:
+        """Say that a call goes where none went that was watched, and watch the next ones."""
+        if self._examined and not self._loops and self.hears():
+            self._examined, self._looks = False, 0
+            self._warn([f"{name}, which no call reached before: calls are watched from the next one on"])
 
     def _forget(self, tracks: Iterable[str]) -> None:
         """Drop what was recorded of tracks that turn out to be none."""

@@ -16,7 +16,6 @@ from .noting import run
 B, T, H = 3, 7, 4
 
 
-
 class Loop(nn.Module):
     """Two parts that need each other, in a loop."""
 

@@ -66,9 +66,7 @@ class Attributes:
                     self.made[key] = bool(marks[value.number]), line
 
 
-def kept_states(
-    call: ModelCall, kept: Attributes, analysis: Analysis, before: Found | None = None
-) -> list[Recurrence]:
+def kept_states(call: ModelCall, kept: Attributes, analysis: Analysis, before: Found | None = None) -> list[Recurrence]:
     """Return the attributes that are states, by calls made one after another and with other rows.
 
     What was found in an earlier call is not looked for again.

@@ -100,7 +100,7 @@ def _read(before: Found, made: list[tuple[Tapped, list[Tensor], Tensor | None]] 
             tapped, values, start = entry
             if (tapped.module, tapped.line) == (each.module, each.line) and tapped.name not in own:
                 own[tapped.name] = values, start
-                left.remove(entry)
+                left = [other for other in left if other is not entry]
         if own:
             parts = tuple(replace(p, initial=own[p.name][1]) if p.name in own else p for p in each.parts)
             each = replace(each, parts=parts, steps=len(next(iter(own.values()))[0]))
@@ -190,7 +190,8 @@ def _found(
     except Exception as error:  # our own mistake must not become the user's
         return _failed(error)
     told = (tuple(analysis.unsure), tuple(analysis.passed), tuple(analysis.known), tuple(_unseen(analysis)))
-    return Found(tuple(recurrences), *told, tuple(analysis.iterated), alive)
+    called = frozenset(call.module for call in analysis.trace.calls)
+    return Found(tuple(recurrences), *told, tuple(analysis.iterated), alive, called=called)
 
 
 def _has_rows(candidate: Candidate, axes: Axes, analysis: Analysis) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from .taps import Plan
@@ -78,6 +78,7 @@ class Found:
     iterated: tuple[str, ...] = ()  # paths of known modules that are stepped as iterations only: not to be carried
     # By recurrence and part: what there was after each repetition, with its graph; held only as long as this is.
     live: Mapping[Recurrence, Mapping[str, list[Tensor]]] = field(default_factory=dict)
+    called: frozenset[nn.Module] = frozenset()  # what the call reached
     plan: Plan | None = None  # where loops make their states, so that later calls need not be traced
 
     def explain(self) -> str:
