@@ -6,6 +6,7 @@ import gc
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from .calls import ModelCall
 from .candidates import Analysis, Candidate, Draft
 from .found import Found, Part, Recurrence, Unsure
 from .nested_loops import merge
+from .order import uncarried
 from .places import line_of
 from .replay import Law
 from .rows import Axes, axes_of
@@ -76,10 +78,12 @@ def _find(call: ModelCall, exclude: tuple[str, ...]) -> Found:
             merge(analysis)
             _hold_to_the_law(analysis)
             kept.after(call.model, trace, analysis.marks)
+            order = uncarried(analysis)
         except Exception as error:  # our own mistake must not become the user's
             return _failed(error)
     try:
-        return _found(call, analysis, kept, exclude)
+        found = _found(call, analysis, kept, exclude)
+        return replace(found, uncarried=order.beside(found.recurrences))
     except Exception as error:
         return _failed(error)
 

@@ -72,6 +72,7 @@ class Found:
     known: tuple[Unsure, ...] = ()  # modules known by their type whose state crosses: reported by others
     unseen: tuple[str, ...] = ()  # what was not examined
     iterated: tuple[str, ...] = ()  # paths of known modules that are stepped as iterations only: not to be carried
+    uncarried: tuple[Unsure, ...] = ()  # what recurs, but must not go on into the next call, and why
 
     def explain(self) -> str:
         """Return what was found and how, what was not taken and why, and what was not examined."""
@@ -84,6 +85,7 @@ class Found:
             lines.append("no recurrence was found by behavior in this call")
         for title, things in (
             ("known by type, and its state crosses", self.known),
+            ("not to be carried", self.uncarried),
             ("not sure", self.unsure),
             ("looked at and not taken", self.passed),
             ("not examined", self.unseen),
