@@ -142,11 +142,13 @@ class HandOver(Listener):
         if not found and not found.doubts() and found.decided:
             raise not_recurrent(self._model)
         iterated = set(found.seen.iterated) if found.seen is not None else set()
-        adapters = {(layer.module, layer.adapter) for layer in found if layer.name not in iterated}
+        cuts = found.seen.cuts if found.seen is not None else ()
+        apart = iterated | {cut.module for cut in cuts if not cut.carried}
+        adapters = {(layer.module, layer.adapter) for layer in found if layer.name not in apart}
         stays = [layer for layer in self._layers if (layer.module, layer.adapter) in adapters]
         carried = {layer.module for layer in stays}
         new = [
-            each for each in found if each.module not in carried and each.name not in iterated and _can_be_carried(each)
+            each for each in found if each.module not in carried and each.name not in apart and _can_be_carried(each)
         ]
         self._layers[:] = [*stays, *new]
         names = {layer.name for layer in self._layers}
@@ -159,15 +161,21 @@ class HandOver(Listener):
         whole = {layer.module for layer in self._layers if layer.fused}
         others = [layer for layer in found if layer.seen and layer not in new and layer.module not in whole]
         left = [_left_out(layer) for layer in others if layer.kind != "iteration"] + found.doubts()
+        named = {layer.name: layer for layer in found if not layer.seen or layer.kind == "cell"}
+        left += [f"{named[cut.module].label}: {cut.why}" for cut in cuts if not cut.carried and cut.module in named]
         if not self._layers and not left:
             left = [_left_out(layer) for layer in others] + [f"{name}, which only iterates" for name in iterated]
-        left = [each for each in left if each not in self._told]
-        self._told.update(left)
-        if left:
+        self._tell("not carried: ", left)
+        kept = {layer.name: layer for layer in self._layers}
+        some = [cut for cut in cuts if cut.carried and not cut.usual and cut.module in kept]
+        self._tell("carried, but pieces do not give what the whole gives: ", [f"{c.module!r}: {c.why}" for c in some])
+
+    def _tell(self, what: str, things: list[str]) -> None:
+        new = [each for each in things if each not in self._told]
+        self._told.update(new)
+        if new:
             warnings.warn(
-                f"not carried: {'; '.join(left)}. hs.layers(model, *inputs).explain() says more.",
-                CarryWarning,
-                stacklevel=6,
+                f"{what}{'; '.join(new)}. hs.layers(model, *inputs).explain() says more.", CarryWarning, stacklevel=7
             )
 
     def _on_reached(self, name: str) -> None:

@@ -52,7 +52,7 @@ def when_reached(model: nn.Module, found: Layers, tell: Callable[[str], None]) -
     for name, module in model.named_modules() if called else ():
         if not name or module in called or not has_own_code(module) or name.startswith(tuple(closed)):
             continue
-        if type(module).forward is not nn.Module.forward:  # a list of modules is never called itself
+        if getattr(type(module), "forward", nn.Module.forward) is not nn.Module.forward:  # a list is never called
             closed.append(f"{name}.")
             handles.append(around(module, partial(_reached, tell, name)))
     return handles

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .chains import Chain
 from .found import Kind, Unsure
@@ -12,6 +12,9 @@ from .places import Scope
 from .repetition import Windows
 from .trace import Trace
 from .traits import escape_of
+
+if TYPE_CHECKING:
+    from .order import Cuts
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -66,6 +69,7 @@ class Analysis:
     grown: set[int] = field(default_factory=set)  # values that lists and caches hold
     incomplete: set[Scope] = field(default_factory=set)  # loops in which more crosses than could be told apart
     timed: set[Scope] = field(default_factory=set)  # loops that take the call's input piece by piece
+    cuts: Cuts | None = None  # where pieces of the input cannot give what the whole gives
 
     def doubt(self, where: tuple[str, str], why: str) -> None:
         """Name something that could not be decided."""

@@ -22,6 +22,7 @@ from .calls import ModelCall
 from .candidates import Analysis, Candidate, Draft
 from .found import Found, Part, Recurrence, Unsure
 from .nested_loops import merge
+from .order import cuts_of
 from .places import line_of
 from .replay import Law
 from .rows import Axes, axes_of
@@ -79,7 +80,7 @@ def find_in(
     with _without_collector():
         trace, result = call.real(run, taps)
         with untouched(model), unheard():
-            looked = _analyzed(call, trace, kept)
+            looked = _analyzed(call, trace, kept, later=before is not None)
             if isinstance(looked, Found):
                 return result, looked
             found, candidates = _found(*looked, tuple(exclude), before, live=True), looked[1].candidates
@@ -139,7 +140,7 @@ def _traced(call: ModelCall) -> _Looked | Found:
     return _analyzed(call, trace, kept)
 
 
-def _analyzed(call: ModelCall, trace: Trace, kept: Attributes) -> _Looked | Found:
+def _analyzed(call: ModelCall, trace: Trace, kept: Attributes, *, later: bool = False) -> _Looked | Found:
     try:
         if trace.broken is not None:
             raise trace.broken
@@ -147,6 +148,7 @@ def _analyzed(call: ModelCall, trace: Trace, kept: Attributes) -> _Looked | Foun
         merge(analysis)
         _hold_to_the_law(analysis)
         kept.after(call.model, trace, analysis.marks)
+        analysis.cuts = None if later else cuts_of(analysis)
     except Exception as error:  # our own mistake must not become the user's
         return _failed(error)
     return call, analysis, kept
@@ -191,7 +193,8 @@ def _found(
         return _failed(error)
     told = (tuple(analysis.unsure), tuple(analysis.passed), tuple(analysis.known), tuple(_unseen(analysis)))
     called = frozenset(call.module for call in analysis.trace.calls)
-    return Found(tuple(recurrences), *told, tuple(analysis.iterated), alive, called=called)
+    left = analysis.cuts.beside(recurrences) if analysis.cuts is not None else ()
+    return Found(tuple(recurrences), *told, tuple(analysis.iterated), left, alive, called)
 
 
 def _has_rows(candidate: Candidate, axes: Axes, analysis: Analysis) -> bool:

@@ -66,6 +66,14 @@ class Unsure:
         return f"{place}: {self.why}"
 
 
+@dataclass(frozen=True, slots=True)
+class Cut(Unsure):
+    """Why a recurrence, carried from one piece of the input to the next, does not give what the whole gives."""
+
+    carried: bool = False  # whether it is worth carrying all the same
+    usual: bool = False  # and nobody needs to be told
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
     """What recurs in one call of a model."""
@@ -76,6 +84,7 @@ class Found:
     known: tuple[Unsure, ...] = ()  # modules known by their type whose state crosses: reported by others
     unseen: tuple[str, ...] = ()  # what was not examined
     iterated: tuple[str, ...] = ()  # paths of known modules that are stepped as iterations only: not to be carried
+    cuts: tuple[Cut, ...] = ()  # where pieces of the input cannot give what the whole gives
     # By recurrence and part: what there was after each repetition, with its graph; held only as long as this is.
     live: Mapping[Recurrence, Mapping[str, list[Tensor]]] = field(default_factory=dict)
     called: frozenset[nn.Module] = frozenset()  # what the call reached
@@ -92,6 +101,7 @@ class Found:
             lines.append("no recurrence was found by behavior in this call")
         for title, things in (
             ("known by type, and its state crosses", self.known),
+            ("pieces of the input cannot give what the whole gives", self.cuts),
             ("not sure", self.unsure),
             ("looked at and not taken", self.passed),
             ("not examined", self.unseen),

@@ -1,0 +1,130 @@
+"""Whether what a loop hands a cell is what the cell gave, and whether anything crosses beside it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+import torch
+
+from .candidates import Analysis
+from .memory import Value
+from .operation import Call
+from .operations import MOVES
+from .places import Scope
+from .trace import Trace
+
+_FAR = 512  # values that one look back from an argument goes through
+
+
+def changed_on_the_way(trace: Trace, calls: list[Call], states: set[tuple[Any, ...]], loop: Scope | None) -> str | None:
+    """Return the line where a cell is handed something else than it gave, made of it; None where that is nowhere."""
+    given: dict[int, int] = {}
+    for number, call in enumerate(calls):
+        for place, value in call.args:
+            if number and place in states:
+                line = _changed_on_the_way(trace, (value, place), given, (calls, number, loop))
+                if line is not None:
+                    return line
+        given.update({value.number: number for _, value in call.results})
+    return None
+
+
+def _changed_on_the_way(
+    trace: Trace,
+    argument: tuple[Value, tuple[Any, ...]],
+    given: dict[int, int],
+    where: tuple[list[Call], int, Scope | None],
+) -> str | None:
+    """Return the line where what is handed back was made of what an earlier call gave; None where it is that itself."""
+    (value, place), (calls, number, loop) = argument, where
+    todo, read, hits = [value], {value.number: [value]}, []
+    for one in todo:
+        if one.number in given:
+            hits.append(one)
+        elif one.op >= calls[0].start and len(todo) < _FAR:
+            for source in trace.ops[one.op].ins:
+                todo += [source] if source.number not in read else []
+                read.setdefault(source.number, []).append(one)
+    if not hits or any(_same(value, hit) for hit in hits):
+        return None
+    ops = _onward(read, hits)
+    first = next((v for where, v in calls[0].args if where == place), None)
+    if first is not None and loop is not None:
+        begins = loop.turns[bisect_right([turn.start for turn in loop.turns], calls[number].start) - 1].start
+        if min(ops) >= begins:
+            return None  # the first step of the next call would do the same to what is carried
+    line = trace.ops[max(ops)].where
+    return f" ({line})" if line else ""
+
+
+def _onward(read: dict[int, list[Value]], hits: list[Value]) -> set[int]:
+    """Return the operations that lie between what a cell gave and what it is handed."""
+    todo, ops = list(hits), set()
+    for one in todo:
+        for made in read[one.number]:
+            if made is not one and made.op not in ops:
+                ops.add(made.op)
+                todo.append(made)
+    return ops
+
+
+def _same(one: Value, other: Value) -> bool:
+    ours, theirs = one.data(), other.data()
+    if ours is None or theirs is None or one is other:
+        return True  # nothing is said where it cannot be told
+    if ours.numel() != theirs.numel() or ours.dtype.is_complex != theirs.dtype.is_complex:
+        return False
+    ours, theirs = ours.flatten(), theirs.flatten()
+    if not ours.is_floating_point():
+        return bool(torch.equal(ours, theirs.to(ours.dtype)))
+    return bool(torch.allclose(ours, theirs.to(ours.dtype), 1e-5, 1e-7, equal_nan=True))
+
+
+def crossing_beside(analysis: Analysis, calls: list[Call], loop: Scope | None) -> list[str]:
+    """Name what crosses in the same loop, and is made anew in every call."""
+    if loop is None or not calls:
+        return []
+    names: dict[str, None] = {}
+    gave = {value.number for call in calls for _, value in call.results}
+    for candidate in analysis.candidates:
+        if candidate.kind == "loop" and candidate.windows.scope is loop:
+            for draft in candidate.drafts:
+                own = any(value is not None and value.number in gave for value in draft.values)
+                if not own and not goes_on(analysis.trace, draft.initial):
+                    names[draft.name] = None
+    return list(names)
+
+
+def goes_on(trace: Trace, start: Value | None) -> bool:
+    """Say whether a part starts from what the caller hands in, or from what the model itself keeps."""
+    todo = [start] if start is not None else []
+    for value in todo:
+        if value.origin in ("argument", "attribute", "buffer"):
+            return True
+        if value.op >= 0 and trace.ops[value.op].name in MOVES:
+            todo += trace.ops[value.op].ins
+    return False
+
+
+def summing_up(analysis: Analysis, inputs: list[list[Value]], loop: Scope | None) -> list[str]:
+    """Name what a cell's input takes from turn to turn that no recurrence accounts for: a counter, say."""
+    if loop is None:
+        return []
+    trace, starts = analysis.trace, [turn.start for turn in loop.turns]
+    states = {number for one in analysis.candidates for number in one.numbers}
+    states.update(analysis.grown, *(chain.on_the_way for chain in analysis.chains))
+    for values in inputs:
+        todo: list[tuple[Value, int]] = [(values[-1], 0)]  # with how many turns it goes back
+        seen = {values[-1].number}
+        for value, back in todo:
+            if not loop.start <= value.op < loop.end or value.number in states or len(todo) > _FAR:
+                continue
+            if back > 1:
+                return [f"what {trace.ops[value.op].where} makes"]
+            here = bisect_right(starts, value.op)
+            for source in trace.ops[value.op].ins:
+                if source.number not in seen:
+                    seen.add(source.number)
+                    todo.append((source, back + (loop.start <= source.op and bisect_right(starts, source.op) < here)))
+    return []
