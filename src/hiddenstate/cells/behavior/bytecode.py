@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType
@@ -16,7 +17,7 @@ class CodeLoop:
     code: CodeType
     head: int  # offset of the instruction that the loop jumps back to
     last: int  # offset of the last jump back
-    targets: tuple[str, ...]  # the variables of a `for`; none for a `while`
+    targets: tuple[str, ...]  # the variables of a `for` that nothing else in the loop sets; none for a `while`
     line: int
     lives: tuple[str, ...]  # local variables that a repetition reads before it writes them, in order of reading
 
@@ -77,10 +78,17 @@ def _loop(code: CodeType, instructions: list[dis.Instruction], span: tuple[int, 
                 continue
             if not instruction.opname.startswith("STORE_"):
                 break
-            targets += _names(instruction)[:1] if "LOAD" in instruction.opname else _names(instruction)
+            targets += _stored(instruction)
             if "LOAD" in instruction.opname:
                 break
-    return CodeLoop(code, head, last, tuple(targets), lines.line(head), _lives(body))
+    stored = Counter(name for i in body if i.opname.startswith("STORE_") for name in _stored(i))
+    alone = tuple(name for name in targets if stored[name] == 1)
+    return CodeLoop(code, head, last, alone, lines.line(head), _lives(body))
+
+
+def _stored(instruction: dis.Instruction) -> list[str]:
+    names = _names(instruction)
+    return names[:1] if "LOAD" in instruction.opname else names
 
 
 def _lives(body: list[dis.Instruction]) -> tuple[str, ...]:

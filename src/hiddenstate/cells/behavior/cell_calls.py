@@ -98,7 +98,7 @@ def _of_chain(analysis: Analysis, chain: Chain, roles: dict[Scope, list[Role]]) 
             analysis.doubt(where, TOO_FEW)
         analysis.covered |= chain.on_the_way
         return None
-    crossing = {value.number for place in chain.parts for value in chain.values(place)} | chain.on_the_way
+    crossing = {v.number for place in chain.parts for v in chain.values(place) if v is not None} | chain.on_the_way
     problem = problem_of(windows, crossing, pieces.strange)
     if problem:
         analysis.doubt(where, problem)
@@ -162,7 +162,7 @@ def _chain_drafts(trace: Trace, chain: Chain, roles: dict[Scope, list[Role]]) ->
     namer = Namer.of(trace, loop)
     drafts = []
     for place, links in chain.parts.items():
-        values: list[Value | None] = [*chain.values(place)]
+        values = chain.values(place)
         role = _role_with(roles[loop], links, values) if loop is not None else None
         start = chain.initial(place)
         if role is not None:
