@@ -623,7 +623,6 @@ def test_there_is_nothing_to_diagnose_in_a_decoy(case):
 # -- what the suite has no model for, as small as it gets: silent and wrong, unless it says otherwise ------------------
 
 SILENT = {
-    "last_turn": "where the last turn takes another branch, the state before it is shown after it",
     "iterator": "the watched call moves an iterator of the model's on, and the real call gives something else",
     "own_random": "the watched call draws from a random.Random of the model's, and the real call gives something else",
     "side_effects": "a recorded call runs the model four times: what it does outside itself happens four times",
@@ -728,7 +727,6 @@ def is_unchanged(make: Callable[[], nn.Module], x: Tensor) -> None:
     assert torch.equal(*outputs)
 
 
-@minimal("last_turn")
 def test_a_last_turn_that_takes_another_branch_is_recorded_as_it_was(x):
     is_true(LastTurnApart(), x)
 

@@ -30,7 +30,7 @@ def seen_layers(model: nn.Module, by_type: Sequence[Layer], known: Sequence[Laye
         if layer.module in sure or layer.fused or not (inside or layer.module in cells):
             kept.append(layer)
         elif layer.module in cells:
-            if _same_axes(layer, cells[layer.module]):
+            if _same_state(layer, cells[layer.module]):
                 kept.append(layer)
                 parts.add(layer.module)
         elif layer.name and all(other.module in cells or other.module in sure for other in inside):
@@ -62,13 +62,23 @@ def _within(layer: Layer, outer: Layer) -> bool:
     return not outer.name or layer.name.startswith(f"{outer.name}.")
 
 
-def _same_axes(guess: Layer, seen: Layer) -> bool:
+def _same_state(guess: Layer, seen: Layer) -> bool:
+    """Say whether a guess is of as many parts as were seen, each with its rows and sizes as they were."""
     try:
         with torch.no_grad():
-            axes = list(guess.initial(2).batch_axis.values())
+            state = guess.initial(_ROWS)
     except Exception:  # a guess that cannot even start
         return False
-    return isinstance(seen.adapter, SeenAdapter) and axes == list(seen.adapter.axes.values())
+    parts = seen.seen.parts if seen.seen is not None else ()
+    axes = list(state.batch_axis.values())
+    shapes = [[*part.shape] for part in parts]
+    for part, shape in zip(parts, shapes, strict=True):
+        if part.batch_axis is not None:
+            shape[part.batch_axis] = _ROWS
+    return axes == [part.batch_axis for part in parts] and [list(t.shape) for t in state.values()] == shapes
+
+
+_ROWS = 2
 
 
 class SeenAdapter(Adapter):

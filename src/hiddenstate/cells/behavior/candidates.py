@@ -63,7 +63,7 @@ class Analysis:
     iterated: dict[str, None] = field(default_factory=dict)  # known modules that are only ever stepped so
     chains: list[Chain] = field(default_factory=list)  # modules that are handed what they gave before
     covered: set[int] = field(default_factory=set)  # values that chains account for
-    grown: set[int] = field(default_factory=set)  # values that lists and caches hold
+    settled: set[int] = field(default_factory=set)  # values that lists and caches hold, and constants made in a loop
     incomplete: set[Scope] = field(default_factory=set)  # loops in which more crosses than could be told apart
     timed: set[Scope] = field(default_factory=set)  # loops that take the call's input piece by piece
 

@@ -9,20 +9,18 @@ from .candidates import TOO_FEW, Analysis, Candidate, Draft, how, problem_of
 from .crossing import Role
 from .found import Kind
 from .memory import Value
-from .names import Held
+from .names import Held, module_tensors
 from .operations import MOVES
 from .part_names import Namer
-from .places import Scope, line_of
-from .repetition import Windows, owner_of
+from .places import Scope
+from .repetition import Windows, owner_of, where_of
 from .trace import Trace
 from .traits import collects, grows_by_joining, pieces_of
 
 
 def take_loop(analysis: Analysis, loop: Scope, windows: Windows, roles: list[Role]) -> None:
     """Add what crosses in a loop and is not handed on by a module."""
-    trace = analysis.trace
-    owner = owner_of(trace, windows.starts[0], windows.end)
-    where = (owner.path if owner is not None else "", line_of(loop))
+    where = where_of(windows)
     roles = [role for role in roles if grows_by_joining(windows, role) or not _accounted(analysis, role)]
     if not roles:
         return
@@ -155,7 +153,7 @@ def _grouped(
     for role in roles:
         module = _keeper(analysis.trace, windows, role)
         held, start = namer.seen(role.values), role.initial
-        if module is None and start is not None and _goes_on_from(start, held):
+        if module is None and start is not None and _goes_on_from(analysis, start, held):
             module = start.label.rpartition(".")[0]
         if module is not None and held is not None and held.module is not None:
             module = analysis.trace.paths.get(held.module, module)
@@ -169,10 +167,16 @@ def _grouped(
         yield _loop_kind(analysis.trace, windows, own), where[0], own
 
 
-def _goes_on_from(start: Value, held: Held | None) -> bool:
-    """Say whether a loop starts from what an earlier call left in the attribute that holds the state."""
-    kept = start.origin in ("buffer", "attribute") and held is not None and held.module is not None
-    return kept and held is not None and start.label.split(".")[-1] == held.name
+def _goes_on_from(analysis: Analysis, start: Value, held: Held | None) -> bool:
+    """Say whether a loop starts from what an earlier call left in the attribute that holds the state.
+
+    Where this call leaves nothing there that depends on its input, neither did an earlier one: a start like others.
+    """
+    if held is None or held.module is None or start.origin not in ("buffer", "attribute"):
+        return False
+    left = analysis.trace.peek(dict(module_tensors(held.module)).get(held.name, start.tensor))
+    begins_anew = left is not None and not analysis.marks[left.number]
+    return start.label.split(".")[-1] == held.name and not begins_anew
 
 
 def _keeper(trace: Trace, windows: Windows, role: Role) -> str | None:

@@ -61,10 +61,12 @@ class _Activation:
 class Places:
     """Follows the interpreter's stack from operation to operation."""
 
-    def __init__(self, root: FrameType, on_turn: Callable[[Scope, FrameType], None]) -> None:
-        """Follow the calls made from `root`; tell `on_turn` whenever a loop begins another turn."""
+    def __init__(
+        self, root: FrameType, on_turn: Callable[[Scope, FrameType], None], on_end: Callable[[Scope, FrameType], None]
+    ) -> None:
+        """Follow the calls made from `root`; tell whenever a loop begins another turn, and once it is over."""
         self._root = root
-        self._on_turn = on_turn
+        self._on_turn, self._on_end = on_turn, on_end
         self.scopes: list[Scope] = [Scope("call", None, 0, root.f_code, 0)]
         self._stack: list[_Activation] = []
         self._depths: dict[FrameType, int] = {}  # by frame: where it is on the stack
@@ -91,9 +93,7 @@ class Places:
                 depth += 1
                 break
             depth += 1
-        for gone in stack[depth:]:
-            self._depths.pop(gone.frame, None)
-        del stack[depth:]
+        self._forget(depth)
         for each in frames[depth - base :]:
             self._enter(each, number)
         if not stack:
@@ -164,18 +164,30 @@ class Places:
                 level = levels[depth]
                 innermost = depth == len(around) - 1
                 if self._next_turn(level, token, offset, innermost and depth == len(levels) - 1):
-                    del levels[depth + 1 :]
+                    self._end(activation, depth + 1)
                     self._turn(level, activation.frame, number)
                 level.token, level.offset = token, offset
                 continue
-            del levels[depth:]
+            self._end(activation, depth)
             scope = Scope("loop", activation.inner, loop.head, loop.code, number, loop=loop, owner=self.owner)
             self.scopes.append(scope)
             level = _Level(scope, token, offset)
             self._turn(level, activation.frame, number)
             levels.append(level)
-        del levels[len(around) :]
+        self._end(activation, len(around))
         activation.offset = offset
+
+    def _end(self, activation: _Activation, depth: int) -> None:
+        for level in activation.levels[depth:]:
+            self._on_end(level.scope, activation.frame)
+        del activation.levels[depth:]
+
+    def _forget(self, depth: int) -> None:
+        """Drop frames that have returned; what their variables held in the end is still there."""
+        for gone in self._stack[depth:]:
+            self._end(gone, 0)
+            self._depths.pop(gone.frame, None)
+        del self._stack[depth:]
 
     def _next_turn(self, level: _Level, token: tuple[int, ...], offset: int, innermost: bool) -> bool:
         loop = level.scope.loop
@@ -208,8 +220,7 @@ class Places:
             while above is not None and above.end < end:
                 above.end = end
                 above = above.parent
-        self._stack.clear()
-        self._depths.clear()
+        self._forget(0)
 
 
 def _token(frame: FrameType, loop: CodeLoop | None) -> tuple[int, ...]:

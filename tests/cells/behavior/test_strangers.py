@@ -1,0 +1,219 @@
+"""Styles met in public code, as small as they get: each found as what it is, or refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hiddenstate as hs
+from hiddenstate.cells.behavior import find
+
+
+class Step(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(7, 4)
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        return torch.tanh(self.mix(torch.cat([x, h], 1)))
+
+
+class VariableOfTheLoopSetAgain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = Step()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), 4)
+        for frame in x.split(1, 1):
+            frame = frame.squeeze(1)
+            h = self.step(frame, h)
+        return h
+
+
+class VariableOfTheLoopIsTheState(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(3, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        f, z = self.gate(x).chunk(2, 2)
+        previous, out = None, []
+        for i, h in enumerate(z.tanh().unbind(1)):
+            h = h if previous is None else h + f[:, i].sigmoid() * previous
+            previous = h = h.view(len(x), 4)
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+class MadeOnceInTheFirstStep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.mix, self.encoded = nn.Linear(3, 4), nn.Linear(7, 4), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.encoded, h = None, x.new_zeros(len(x), 4)
+        for step in x.unbind(1):
+            if self.encoded is None:
+                self.encoded = self.encode(x)
+            weights = (self.encoded * h[:, None]).sum(-1).softmax(-1)
+            h = torch.tanh(self.mix(torch.cat([step, (weights[..., None] * self.encoded).sum(1)], 1)))
+        return h
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (VariableOfTheLoopSetAgain, ("cell", 6, ("h",))),
+        (VariableOfTheLoopIsTheState, ("loop", 6, ("previous",))),
+        (MadeOnceInTheFirstStep, ("loop", 6, ("h",))),
+    ],
+)
+def test_what_crosses_is_found_and_nothing_else(make, expected):
+    found = find(make(), (torch.randn(2, 6, 3),))
+    seen = [(each.kind, each.steps, tuple(part.name for part in each.parts)) for each in found.recurrences]
+    assert seen == [expected], found.explain()
+    assert found.unsure == (), found.explain()
+
+
+class TwoParts(nn.Module):
+    """A cell whose second part comes one step later than the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, one: Tensor | None = None, two: tuple[Tensor, ...] = ()) -> tuple[Tensor, ...]:
+        y = self.mix(x) + (0 if one is None else one) + (two[0] if two else 0)
+        return y, torch.sin(y), torch.tanh(y)
+
+
+class OnePartLater(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = TwoParts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = None, ()
+        for frame in x.unbind(1):
+            y, new, other = self.step(frame, one, two)
+            two = () if one is None else (other,)
+            one = new
+        return y
+
+
+def test_a_part_that_comes_later_than_another_has_no_start_and_breaks_nothing():
+    found = find(OnePartLater(), (torch.randn(2, 8, 3),))
+    (cell,) = found.recurrences
+    assert [part.initial for part in cell.parts] == [None, None], found.explain()
+    assert {len(part.values) for part in cell.parts} == {8}
+
+
+class RowByRow(nn.Module):
+    """Each row is run alone, from an attribute that is put back after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.state = nn.Linear(3, 4), torch.zeros(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.empty(*x.shape[:2], 4)
+        for i, row in enumerate(x):
+            for j, step in enumerate(row):
+                self.state = 0.9 * self.state + self.mix(step)
+                out[i, j] = self.state
+            self.state = torch.zeros_like(self.state)
+        return out
+
+
+def test_rows_that_are_run_one_by_one_are_all_told():
+    model, x = RowByRow(), torch.randn(3, 8, 3)
+    runs = find(model, (x,)).recurrences
+    assert [each.kind for each in runs] == ["loop"] * 3
+    for each, row in zip(runs, model(x), strict=True):
+        torch.testing.assert_close(torch.stack(each.parts[0].values), row.detach())
+
+
+class Tree(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaf, self.up = nn.Linear(3, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) == 1:
+            return self.leaf(x)
+        return torch.tanh(self.up(self(x[: len(x) // 2]) + self(x[len(x) // 2 :])))
+
+
+class TreeInAFunction(Tree):
+    def forward(self, x: Tensor) -> Tensor:
+        def up(x: Tensor) -> Tensor:
+            if len(x) == 1:
+                return self.leaf(x)
+            return torch.tanh(self.up(sum([up(half) for half in x.tensor_split(2)])))
+
+        return up(x)
+
+
+class CalledOnBothSides(Tree):
+    """It calls itself, and makes nothing of it with its weights."""
+
+    def forward(self, x: Tensor, both: bool = True) -> Tensor:
+        return self(x, both=False) + self(x.flip(1), both=False) if both else self.leaf(x)
+
+
+@pytest.mark.parametrize(("make", "name"), [(Tree, "forward"), (TreeInAFunction, "up")])
+def test_a_recursion_is_said_by_name(make, name):
+    found = find(make(), (torch.randn(8, 3),))
+    assert found.recurrences == ()
+    assert f"{name} calls itself: a recursion, which was not examined" in {each.why for each in found.unsure}
+
+
+def test_a_module_that_calls_itself_for_something_else_is_none():
+    assert find(CalledOnBothSides(), (torch.randn(8, 3),)).unsure == ()
+
+
+class MemoryOfAnotherSize(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden_size, self.input_size = 6, 3
+        self.mix, self.keep = nn.Linear(14, 6), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        h, m = state
+        m = torch.tanh(self.keep(torch.cat([x, m], 1)))
+        return torch.tanh(self.mix(torch.cat([x, h, m], 1))), m
+
+
+class Grouped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden_size, self.input_size, self.mix = 6, 3, nn.Linear(9, 6)
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        x = x[:, None].expand(-1, h.shape[1], -1) if h.dim() == 3 else x
+        return torch.tanh(self.mix(torch.cat([x, h], -1)))
+
+
+class Stepped(nn.Module):
+    def __init__(self, cell: nn.Module, *shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.cell, self.shapes = cell, shapes
+
+    def forward(self, x: Tensor) -> Tensor:
+        zeros = tuple(x.new_zeros(len(x), *shape) for shape in self.shapes)
+        state = zeros if len(zeros) > 1 else zeros[0]
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return state[0] if isinstance(state, tuple) else state
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [(Stepped(MemoryOfAnotherSize(), (6,), (5,)), [6, 5]), (Stepped(Grouped(), (4, 6)), [24])],
+)
+def test_sizes_are_those_that_were_seen_whatever_the_names_let_guess(model, sizes):
+    (layer,) = hs.layers(model, torch.randn(2, 9, 3))
+    assert list(layer.spec.sizes.values()) == sizes
+    assert [part[0].numel() for part in layer.initial(3).values()] == sizes
