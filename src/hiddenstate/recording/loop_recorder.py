@@ -74,7 +74,8 @@ def kept_values(layer: Layer) -> dict[str, Tensor]:
     found = {}
     for part in layer.seen.parts:
         name, *steps = re.split(r"[\[\]]+", part.name.rstrip("]"))
-        value = getattr(layer.module, name, None)
+        held = [each for each in vars(layer.module).values() if isinstance(each, dict) and name in each]
+        value = getattr(layer.module, name, held[0][name] if held else None)
         for step in steps:
             with suppress(Exception):  # not there yet, before a first call
                 value = value[ast.literal_eval(step)]  # type: ignore[index]

@@ -199,7 +199,8 @@ class Recorder(Recording):
         ]
         if self._loops and self.options.grads:
             doubts.append("gradients of loops, which are watched without a graph")
-        doubts += [f"{layer.label}, a cache, which grows" for layer in found if layer.kind == "cache"]
+        caches = [layer for layer in found if layer.kind == "cache"]
+        doubts += [f"{', '.join(layer.spec.parts)} in {layer.label}, a cache, which grows" for layer in caches]
         self._warn(doubts)
 
     def _warn(self, doubts: list[str]) -> None:

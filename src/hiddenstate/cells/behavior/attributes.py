@@ -68,10 +68,9 @@ class Attributes:
 
 def kept_states(call: ModelCall, kept: Attributes, analysis: Analysis) -> list[Recurrence]:
     """Return the attributes that are states, by calls made one after another and with other rows."""
-    inside = {(c.module, draft.name) for c in analysis.candidates for draft in c.drafts}
     moved = []
     for key in kept.moved:
-        if key in inside:
+        if _is_told(analysis, key, kept.new[key].tensor):
             continue
         from_input, line = kept.made.get(key, (None, ""))
         if from_input is None:
@@ -93,6 +92,13 @@ def kept_states(call: ModelCall, kept: Attributes, analysis: Analysis) -> list[R
         else:
             found.append(key)
     return _recurrences(kept, analysis, second, _Rows.of(call, kept, found)) if found else []
+
+
+def _is_told(analysis: Analysis, key: Key, tensor: Tensor) -> bool:
+    """Say whether a recurrence has an attribute as its part already; a variable may bear the same name."""
+    named = [c for c in analysis.candidates if c.module == key[0] and key[1] in {draft.name for draft in c.drafts}]
+    value = analysis.trace.peek(tensor) if named else None
+    return any(c.kind == "attribute" or (value is not None and value.number in c.numbers) for c in named)
 
 
 def _read_later(call: ModelCall, moved: list[Key]) -> tuple[set[Key], dict[Key, Kept]]:

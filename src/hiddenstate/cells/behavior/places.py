@@ -162,8 +162,8 @@ class Places:
             token = _token(activation.frame, loop)
             if depth < len(levels) and levels[depth].scope.loop is loop:
                 level = levels[depth]
-                innermost = depth == len(around) - 1
-                if self._next_turn(level, token, offset, innermost and depth == len(levels) - 1):
+                deeper = around[depth + 1 : depth + 2], [inner.scope.loop for inner in levels[depth + 1 : depth + 2]]
+                if self._next_turn(level, token, offset, deeper):
                     self._end(activation, depth + 1)
                     self._turn(level, activation.frame, number)
                 level.token, level.offset = token, offset
@@ -189,8 +189,9 @@ class Places:
             self._depths.pop(gone.frame, None)
         del self._stack[depth:]
 
-    def _next_turn(self, level: _Level, token: tuple[int, ...], offset: int, innermost: bool) -> bool:
-        loop = level.scope.loop
+    def _next_turn(self, level: _Level, token: tuple[int, ...], offset: int, deeper: tuple[Any, list[Any]]) -> bool:
+        """Say whether an instruction is of another turn; `deeper` are the loops next in, around it and the last one."""
+        loop, innermost = level.scope.loop, not any(deeper)
         assert loop is not None
         if token != level.token:
             early, level.early = level.early, False
@@ -198,10 +199,10 @@ class Places:
         if offset == loop.head and level.offset > offset:
             level.early = bool(token)
             return True
-        # Without a variable that moves, going back is all that tells.
+        # Without a variable that moves, going back is all that tells, unless a loop within may be what goes back.
         if token:
             return offset < level.offset and innermost and not level.early
-        return offset <= level.offset if innermost else offset < level.offset
+        return offset <= level.offset if innermost else offset < level.offset and list(deeper[0]) != deeper[1]
 
     def _turn(self, level: _Level, frame: FrameType, number: int) -> None:
         loop = level.scope
