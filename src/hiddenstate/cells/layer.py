@@ -122,8 +122,8 @@ class Layers(list[Layer]):
         return self.seen is not None and not self.seen.unseen
 
     def doubts(self) -> list[str]:
-        """Return what could not be told in the call that was watched, but for what is inside a layer that is known."""
-        known = [layer.name for layer in self if layer.seen is None]
+        """Return what could not be told in the call that was watched, but for what is inside a layer known by type."""
+        known = [layer.name for layer in self if layer.seen is None and not _is_guess(layer)]
         unsure = self.seen.unsure if self.seen is not None else ()
         return [str(each) for each in unsure if not any(_inside(each.module, name) for name in known)]
 
@@ -154,7 +154,11 @@ def _inside(path: str, name: str) -> bool:
 
 
 def _how(layer: Layer) -> str:
-    return "known by its type" if layer.kind not in ("cell", "layer") else "taken for one by its names and a trial"
+    return "taken for one by its names and a trial" if _is_guess(layer) else "known by its type"
+
+
+def _is_guess(layer: Layer) -> bool:
+    return layer.kind in ("cell", "layer")
 
 
 def _row(layer: Layer) -> tuple[str, ...]:

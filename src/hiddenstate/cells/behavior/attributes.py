@@ -13,6 +13,7 @@ from .candidates import Analysis
 from .found import Part, Recurrence
 from .memory import version_of
 from .names import module_tensors
+from .nested_loops import moved_from
 from .rows import axis_by_row, axis_by_size, batch_of, other_row, other_size, turned
 from .trace import Trace
 
@@ -98,7 +99,8 @@ def _is_told(analysis: Analysis, key: Key, tensor: Tensor) -> bool:
     """Say whether a recurrence has an attribute as its part already; a variable may bear the same name."""
     named = [c for c in analysis.candidates if c.module == key[0] and key[1] in {draft.name for draft in c.drafts}]
     value = analysis.trace.peek(tensor) if named else None
-    return any(c.kind == "attribute" or (value is not None and value.number in c.numbers) for c in named)
+    known = [c for c in named if c.kind == "attribute" or (value and moved_from(analysis.trace, value, c.numbers))]
+    return bool(known)
 
 
 def _read_later(call: ModelCall, moved: list[Key]) -> tuple[set[Key], dict[Key, Kept]]:
