@@ -78,7 +78,7 @@ def layers(model: nn.Module, *inputs: Any, exclude: Iterable[str] = (), **kwargs
     known = [layer for layer in _walk(model, "", set(), guess=False) if not _left_out(layer.name, left_out)]
     found = find(model, inputs, kwargs, exclude=left_out, known=[layer.module for layer in known])
     together = seen_layers(model, by_type, known, found)
-    return Layers((layer for layer in together if not _left_out(layer.name, left_out)), found)
+    return Layers((layer for layer in together if not _left_out(layer.name, left_out)), together.seen)
 
 
 def as_layer(module: nn.Module, sample: Tensor | None = None) -> Layer:

@@ -24,11 +24,12 @@ class Layer:
     name: str  # where it is in the model, "" where the model itself is the layer
     module: nn.Module
     adapter: Adapter
+    iterates: bool = False  # a cell that was seen to be stepped without time
 
     @property
     def kind(self) -> str:
         """The kind of layer: `lstm`, `gru_cell`, `cell` and so on."""
-        return self.adapter.kind
+        return "iteration" if self.iterates else self.adapter.kind
 
     @property
     def label(self) -> str:

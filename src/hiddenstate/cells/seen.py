@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,22 +13,27 @@ from ..errors import NotRecurrent, StateMismatch
 from ..state import Path, State, mapped, tensors
 from .adapter import Adapter, Spec, weights_like
 from .behavior import Found, Part, Recurrence
-from .layer import Layer
+from .layer import Layer, Layers
 from .native import Native
 
 
-def seen_layers(model: nn.Module, by_type: Sequence[Layer], known: Sequence[Layer], found: Found) -> list[Layer]:
+def seen_layers(model: nn.Module, by_type: Sequence[Layer], known: Sequence[Layer], found: Found) -> Layers:
     """Return the layers that types and a watched call tell of together; where names only hint, the call decides.
 
     `by_type` has modules that bear the names of a cell in place of what they hold; `known` has what is known for sure.
     """
     seen, sure = _named(model, found), {layer.module for layer in known}
     cells = {layer.module: layer for layer in seen if isinstance(layer.adapter, SeenCell)}
-    kept, parts = [], set()
+    against = {each.module: each for each in found.contradicted}
+    kept, parts, doubts = [], set(), []
     for layer in by_type:
         inside = [other for other in (*known, *seen) if other.module is not layer.module and _within(other, layer)]
         inside += [other for other in seen if other.module is layer.module and not isinstance(other.adapter, SeenCell)]
-        if layer.module in sure or layer.fused or not (inside or layer.module in cells):
+        if layer.module in sure or layer.fused:
+            kept.append(layer)
+        elif layer.name in against and layer.module not in cells:
+            doubts.append(against[layer.name])
+        elif not (inside or layer.module in cells):
             kept.append(layer)
         elif layer.module in cells:
             if _same_state(layer, cells[layer.module]):
@@ -38,7 +44,9 @@ def seen_layers(model: nn.Module, by_type: Sequence[Layer], known: Sequence[Laye
             parts |= {other.module for other in inside}
         else:  # it only bears the names of a cell: what recurs is something in it
             kept += [other for other in known if _within(other, layer)]
-    return [*kept, *(layer for layer in seen if layer.module not in parts)]
+    kept = [replace(layer, iterates=layer.name in found.iterated) for layer in kept]
+    found = replace(found, unsure=(*found.unsure, *doubts))
+    return Layers([*kept, *(layer for layer in seen if layer.module not in parts)], found)
 
 
 def _named(model: nn.Module, found: Found) -> list[Layer]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import hiddenstate as hs
 from hiddenstate.cells.behavior import find
+from hiddenstate.errors import RecordingWarning
 
 
 class Step(nn.Module):
@@ -47,6 +48,22 @@ class VariableOfTheLoopIsTheState(nn.Module):
         return torch.stack(out, 1)
 
 
+class VariableOfTheLoopSetInALoopWithin(nn.Module):
+    """All that is done is done in the inner loop: only its beginning anew tells the outer one's turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = [x.new_zeros(len(x), 3) for _ in self.mix], []
+        for frame in x.unbind(1):
+            for k, mix in enumerate(self.mix):
+                frame = h[k] = torch.tanh(mix(frame) + 0.5 * h[k])
+            out.append(frame)
+        return torch.stack(out, 1)
+
+
 class MadeOnceInTheFirstStep(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -67,6 +84,7 @@ class MadeOnceInTheFirstStep(nn.Module):
     [
         (VariableOfTheLoopSetAgain, ("cell", 6, ("h",))),
         (VariableOfTheLoopIsTheState, ("loop", 6, ("previous",))),
+        (VariableOfTheLoopSetInALoopWithin, ("loop", 6, ("h[0]", "h[1]", "h[2]"))),
         (MadeOnceInTheFirstStep, ("loop", 6, ("h",))),
     ],
 )
@@ -217,3 +235,65 @@ def test_sizes_are_those_that_were_seen_whatever_the_names_let_guess(model, size
     (layer,) = hs.layers(model, torch.randn(2, 9, 3))
     assert list(layer.spec.sizes.values()) == sizes
     assert [part[0].numel() for part in layer.initial(3).values()] == sizes
+
+
+class Attending(nn.Module):
+    """It bears the names of a cell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden_size, self.input_size, self.mix = 4, 4, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(self.mix(x) + memory), x + memory
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.inner = nn.Linear(3, 4), Attending()
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.inner(self.encode(x), self.encode(-x) if memory is None else memory)
+
+
+def test_a_module_with_the_names_of_a_cell_is_none_where_nothing_could_be_handed_back():
+    found = hs.layers(Around(), torch.randn(2, 3))
+    assert list(found) == []
+    assert "inner, test_strangers.py" in found.doubts()[0]
+    assert "nothing it gave was handed back" in found.doubts()[0]
+
+
+def test_a_cell_that_is_handed_what_the_model_was_handed_may_be_one():
+    memory = torch.randn(2, 4)
+    assert [layer.kind for layer in hs.layers(Around(), torch.randn(2, 3), memory)] == ["cell"]
+    assert [layer.kind for layer in hs.layers(Attending(), torch.randn(2, 4), memory)] == ["cell"]
+
+
+class GatedOutputs(nn.Module):
+    """A layer that gives out something else than its state, and keeps its last input beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden_size, self.input_size, self.gates, self.kept = 4, 3, nn.Linear(3, 12), None
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        z, f, o = self.gates(x if self.kept is None else x + self.kept).chunk(3, 2)
+        c = x.new_zeros(len(x), 4) if hidden is None else hidden
+        out = []
+        for t in range(x.shape[1]):
+            c = f[:, t].sigmoid() * c + z[:, t].tanh()
+            out.append(c)
+        self.kept = x[:, -1:].data
+        return o.sigmoid() * torch.stack(out, 1), c
+
+
+def test_outputs_are_not_recorded_as_a_state_that_they_are_not():
+    model, x = GatedOutputs(), torch.randn(2, 6, 3)
+    with pytest.warns(RecordingWarning) as caught, hs.record(model) as rec:
+        _, c = model(x)
+    said = " ".join(str(each.message) for each in caught)
+    assert "l0 is not recorded" in said
+    assert "kept" in said
+    (track,) = rec
+    torch.testing.assert_close(rec[track].h[:, -1], c.detach())

@@ -16,6 +16,7 @@ from .attributes import Attributes, kept_states
 from .blind_spots import blind_spots
 from .calls import ModelCall
 from .candidates import Analysis, Candidate, Draft
+from .cell_calls import no_cells
 from .found import Found, Part, Recurrence, Unsure
 from .nested_loops import merge
 from .places import line_of
@@ -109,7 +110,8 @@ def _found(call: ModelCall, analysis: Analysis, attributes: Attributes, exclude:
     for where, why in (*analysis.trace.blind.items(), *blind_spots(analysis)):
         analysis.doubt(where, why)
     unsure, passed, known = tuple(analysis.unsure), tuple(analysis.passed), tuple(analysis.known)
-    return Found(tuple(recurrences), unsure, passed, known, tuple(_unseen(analysis)), tuple(analysis.iterated))
+    unseen, iterated, contradicted = tuple(_unseen(analysis)), tuple(analysis.iterated), tuple(no_cells(analysis))
+    return Found(tuple(recurrences), unsure, passed, known, unseen, iterated, contradicted)
 
 
 def _has_rows(candidate: Candidate, axes: Axes, analysis: Analysis) -> bool:

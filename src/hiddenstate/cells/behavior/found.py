@@ -72,6 +72,7 @@ class Found:
     known: tuple[Unsure, ...] = ()  # modules known by their type whose state crosses: reported by others
     unseen: tuple[str, ...] = ()  # what was not examined
     iterated: tuple[str, ...] = ()  # paths of known modules that are stepped as iterations only: not to be carried
+    contradicted: tuple[Unsure, ...] = ()  # modules that may bear the names of a cell, and were called as none is
 
     def explain(self) -> str:
         """Return what was found and how, what was not taken and why, and what was not examined."""

@@ -41,6 +41,7 @@ class _Level:
     scope: Scope  # a loop
     token: tuple[int, ...]
     offset: int  # of the last event in it
+    first: tuple[int, ...]  # its token at first
     early: bool = False  # the turn began at the head, before the variable changed
 
 
@@ -162,8 +163,9 @@ class Places:
             token = _token(activation.frame, loop)
             if depth < len(levels) and levels[depth].scope.loop is loop:
                 level = levels[depth]
-                deeper = around[depth + 1 : depth + 2], [inner.scope.loop for inner in levels[depth + 1 : depth + 2]]
-                if self._next_turn(level, token, offset, deeper):
+                innermost = depth == len(around) - 1 == len(levels) - 1
+                begun = bool(token) or innermost or _begun(activation, around, depth + 1)
+                if self._next_turn(level, token, offset, innermost=innermost, begun=begun):
                     self._end(activation, depth + 1)
                     self._turn(level, activation.frame, number)
                 level.token, level.offset = token, offset
@@ -171,7 +173,7 @@ class Places:
             self._end(activation, depth)
             scope = Scope("loop", activation.inner, loop.head, loop.code, number, loop=loop, owner=self.owner)
             self.scopes.append(scope)
-            level = _Level(scope, token, offset)
+            level = _Level(scope, token, offset, token)
             self._turn(level, activation.frame, number)
             levels.append(level)
         self._end(activation, len(around))
@@ -189,9 +191,9 @@ class Places:
             self._depths.pop(gone.frame, None)
         del self._stack[depth:]
 
-    def _next_turn(self, level: _Level, token: tuple[int, ...], offset: int, deeper: tuple[Any, list[Any]]) -> bool:
-        """Say whether an instruction is of another turn; `deeper` are the loops next in, around it and the last one."""
-        loop, innermost = level.scope.loop, not any(deeper)
+    def _next_turn(self, level: _Level, token: tuple[int, ...], offset: int, *, innermost: bool, begun: bool) -> bool:
+        """Say whether an instruction is of another turn; `begun`: the loops within that go on are at their first."""
+        loop = level.scope.loop
         assert loop is not None
         if token != level.token:
             early, level.early = level.early, False
@@ -199,10 +201,10 @@ class Places:
         if offset == loop.head and level.offset > offset:
             level.early = bool(token)
             return True
-        # Without a variable that moves, going back is all that tells, unless a loop within may be what goes back.
+        # Without a variable that moves, going back is all that tells, unless it is a loop within that goes back.
         if token:
             return offset < level.offset and innermost and not level.early
-        return offset <= level.offset if innermost else offset < level.offset and list(deeper[0]) != deeper[1]
+        return offset <= level.offset if innermost else offset < level.offset and begun
 
     def _turn(self, level: _Level, frame: FrameType, number: int) -> None:
         loop = level.scope
@@ -222,6 +224,12 @@ class Places:
                 above.end = end
                 above = above.parent
         self._forget(0)
+
+
+def _begun(activation: _Activation, around: tuple[CodeLoop, ...], depth: int) -> bool:
+    """Say whether those of the loops from `depth` on in which the frame still is are where they were at first."""
+    same = [lv for lv, loop in zip(activation.levels[depth:], around[depth:], strict=False) if lv.scope.loop is loop]
+    return all(_token(activation.frame, level.scope.loop) == level.first != () for level in same)
 
 
 def _token(frame: FrameType, loop: CodeLoop | None) -> tuple[int, ...]:
