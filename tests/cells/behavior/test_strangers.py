@@ -296,3 +296,35 @@ def test_outputs_are_not_recorded_as_a_state_that_they_are_not():
     loop, attribute = rec
     torch.testing.assert_close(rec[loop].h[:, -1], c.detach())
     torch.testing.assert_close(rec[attribute].h[:, -1], x[:, -1])
+
+
+class FirstStepApart(nn.Module):
+    """The first step is written before the loop; `start` makes it with weights of its own, or of the loop's."""
+
+    def __init__(self, *, alike: bool) -> None:
+        super().__init__()
+        self.read, self.keep, self.begin = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(3, 4)
+        self.start = self.read if alike else self.begin
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sin(x)
+        h = torch.tanh(self.start(x[:, 0]))
+        out = [h]
+        for t in range(1, x.shape[1]):
+            h = torch.tanh(self.read(x[:, t]) + self.keep(h))
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_first_step_before_the_loop_is_a_step_where_it_does_what_a_turn_does(alike):
+    model, x = FirstStepApart(alike=alike), torch.randn(2, 6, 3)
+    (loop,) = find(model, (x,)).recurrences
+    (part,), states = loop.parts, list(model(x).detach().unbind(1))
+    said = [each for each in loop.evidence if "before the loop" in each]
+    assert len(said) == 1
+    assert loop.steps == len(part.values) == (6 if alike else 5)
+    for value, state in zip(part.values, states if alike else states[1:], strict=True):
+        torch.testing.assert_close(value, state)
+    assert (part.initial is None) == alike
+    assert alike or torch.equal(part.initial, states[0])

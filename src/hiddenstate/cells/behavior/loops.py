@@ -7,6 +7,7 @@ from typing import Any
 
 from .candidates import TOO_FEW, Analysis, Candidate, Draft, how, problem_of
 from .crossing import Role
+from .first_steps import first_step
 from .found import Kind
 from .memory import Value
 from .names import Held, module_tensors
@@ -118,15 +119,21 @@ def _take_roles(analysis: Analysis, loop: Scope, windows: Windows, roles: list[R
         namer = Namer.of(analysis.trace, loop)
         drafts = [Draft(namer.name(r.values, f"state{i}"), r.values, r.initial) for i, r in enumerate(group)]
         names = ", ".join(draft.name for draft in drafts)
-        starts = [start for role, draft in zip(group, drafts, strict=True) if (start := _start(analysis, role, draft))]
-        evidence = [f"{names} cross{'es' if len(drafts) == 1 else ''} {windows.count - 1} times", how(own), *starts]
+        turns, starts = windows, [start for draft in drafts if (start := _start(analysis, draft))]
+        before = first_step(windows, drafts) if own and len(starts) == len(drafts) else None
+        if before is not None:
+            turns = Windows(windows.trace, [before, *windows.starts], windows.end, loop)
+            starts = [f"the first repetition is written before the loop, at {analysis.trace.ops[before].where}"]
+            for draft in drafts:
+                draft.values, draft.initial = [draft.initial, *draft.values], None
+        evidence = [f"{names} cross{'es' if len(drafts) == 1 else ''} {turns.count - 1} times", how(own), *starts]
         final: Kind = kind if own else "iteration"
-        analysis.candidates.append(Candidate(final, place, where[1], windows, drafts, evidence))
+        analysis.candidates.append(Candidate(final, place, where[1], turns, drafts, evidence))
 
 
-def _start(analysis: Analysis, role: Role, draft: Draft) -> str:
+def _start(analysis: Analysis, draft: Draft) -> str:
     """Say where a part starts, where an operation before the loop has made its start of the call's input."""
-    start = role.initial
+    start = draft.initial
     if start is None or start.op < 0 or not analysis.marks[start.number]:
         return ""
     return f"{draft.name} starts from what {analysis.trace.ops[start.op].where} made before the loop"
