@@ -111,8 +111,10 @@ class SeenAdapter(Adapter):
         raise NotRecurrent(self._refusal(module))
 
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
-        """Name the parts of a dict of them."""
+        """Name the parts of a dict of them; where no part has rows that could be told, all is shown as one row."""
         unknown = [name for name in self.parts if self.axes[name] is None]
+        if len(unknown) == len(self.parts):
+            return State.alike({name: part.unsqueeze(0) for name, part in native.items()}, 0)
         if unknown:
             raise StateMismatch(f"where the rows of {unknown[0]!r} are could not be told from the call that was seen.")
         return State(native, {name: axis for name, axis in self.axes.items() if axis is not None})
@@ -124,7 +126,8 @@ class SeenAdapter(Adapter):
                 f"the state has the parts {', '.join(state)}, "
                 f"but {type(module).__name__} needs {', '.join(self.parts)}."
             )
-        return dict(state)
+        known = any(axis is not None for axis in self.axes.values())
+        return dict(state) if known else {name: part.squeeze(0) for name, part in state.items()}
 
     def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
         """Refuse: a call of the module returns no state."""

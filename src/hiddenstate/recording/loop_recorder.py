@@ -58,8 +58,8 @@ class Crossed:
 
 
 def without_rows(layer: Layer) -> list[str]:
-    """Return the parts of a loop whose rows could not be told."""
-    parts = layer.seen.parts if layer.seen is not None and is_loop(layer) else ()
+    """Return the parts of a loop or cell whose rows could not be told."""
+    parts = layer.seen.parts if layer.seen is not None and (is_loop(layer) or layer.kind == "cell") else ()
     return [part.name for part in parts if part.batch_axis is None and len(part.shape) > 1]
 
 

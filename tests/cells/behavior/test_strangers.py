@@ -328,3 +328,39 @@ def test_a_first_step_before_the_loop_is_a_step_where_it_does_what_a_turn_does(a
         torch.testing.assert_close(value, state)
     assert (part.initial is None) == alike
     assert alike or torch.equal(part.initial, states[0])
+
+
+class OnAGraph(nn.Module):
+    """A cell over the nodes of one graph: there is no batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(7, 4)
+        self.register_buffer("edges", torch.rand(5, 5))
+
+    def forward(self, x: Tensor, h: Tensor | None = None) -> Tensor:
+        h = x.new_zeros(5, 4) if h is None else h
+        return torch.tanh(self.mix(self.edges @ torch.cat([x, h], 1)))
+
+
+class SteppedOnAGraph(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = OnAGraph()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = None, []
+        for step in x:
+            h = self.cell(step, h)
+            out.append(h)
+        return torch.stack(out)
+
+
+def test_a_cell_without_a_batch_is_recorded_as_one_row_and_that_is_said():
+    model, x = SteppedOnAGraph(), torch.randn(8, 5, 3)
+    with (
+        pytest.warns(RecordingWarning, match="the rows of h in cell, which could not be told"),
+        hs.record(model) as rec,
+    ):
+        out = model(x)
+    torch.testing.assert_close(rec["cell"].h, out.detach().flatten(1)[None])
