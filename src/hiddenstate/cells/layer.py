@@ -123,10 +123,10 @@ class Layers(list[Layer]):
         return self.seen is not None and not self.seen.unseen
 
     def doubts(self) -> list[str]:
-        """Return what could not be told in the call that was watched, but for what is inside a layer known by type."""
-        known = [layer.name for layer in self if layer.seen is None and not _is_guess(layer)]
+        """Return what could not be told in the call that was watched, but for steps of a layer that is known."""
+        known = [layer.name for layer in self if layer.seen is None]
         unsure = self.seen.unsure if self.seen is not None else ()
-        return [str(each) for each in unsure if not any(_inside(each.module, name) for name in known)]
+        return [str(each) for each in unsure if each.kept or not any(_inside(each.module, name) for name in known)]
 
     def explain(self) -> str:
         """Return what was found and by which evidence, what was not taken and why, and what was not examined."""
@@ -155,11 +155,7 @@ def _inside(path: str, name: str) -> bool:
 
 
 def _how(layer: Layer) -> str:
-    return "taken for one by its names and a trial" if _is_guess(layer) else "known by its type"
-
-
-def _is_guess(layer: Layer) -> bool:
-    return layer.kind in ("cell", "layer")
+    return "known by its type" if layer.kind not in ("cell", "layer") else "taken for one by its names and a trial"
 
 
 def _row(layer: Layer) -> tuple[str, ...]:

@@ -364,3 +364,15 @@ def test_a_cell_without_a_batch_is_recorded_as_one_row_and_that_is_said():
     ):
         out = model(x)
     torch.testing.assert_close(rec["cell"].h, out.detach().flatten(1)[None])
+
+
+class KeepsUnseen(GatedOutputs):
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        out = super().forward(x, hidden)
+        self.kept = torch.from_numpy(x[:, -1:].detach().numpy().copy())
+        return out
+
+
+def test_what_a_layer_known_by_its_names_keeps_and_could_not_be_told_is_said():
+    assert any("kept" in doubt for doubt in hs.layers(KeepsUnseen(), torch.randn(2, 6, 3)).doubts())
+    assert hs.layers(GatedOutputs(), torch.randn(2, 2, 3)).doubts() == []

@@ -75,7 +75,7 @@ def kept_states(call: ModelCall, kept: Attributes, analysis: Analysis) -> list[R
             continue
         from_input, line = kept.made.get(key, (None, ""))
         if from_input is None:
-            analysis.doubt((key[0], ""), f"{key[1]} changed during the call, and what wrote it was not seen")
+            analysis.doubt((key[0], ""), f"{key[1]} changed during the call, and what wrote it was not seen", kept=True)
         elif not from_input:
             analysis.leave((key[0], line), f"{key[1]} changes, but not by the call's input: a counter or constant")
         else:
@@ -87,7 +87,9 @@ def kept_states(call: ModelCall, kept: Attributes, analysis: Analysis) -> list[R
     for key in moved:
         where = (key[0], kept.made[key][1])
         if key not in second:
-            analysis.doubt(where, f"{key[1]} is kept, but a second call could not be made to see if it is read")
+            analysis.doubt(
+                where, f"{key[1]} is kept, but a second call could not be made to see if it is read", kept=True
+            )
         elif key not in read:
             analysis.leave(where, f"{key[1]} is written, and the next call does not read it")
         else:
@@ -248,11 +250,13 @@ def _recurrences(kept: Attributes, analysis: Analysis, second: dict[Key, Kept], 
         elif key in rows.axes:
             parts.setdefault(("attribute", key[0]), []).append(_part(kept, key, (first, later), rows.axes[key]))
         elif key in rows.doubts:
-            analysis.doubt(where, f"{key[1]} {rows.doubts[key]}")
+            analysis.doubt(where, f"{key[1]} {rows.doubts[key]}", kept=True)
         elif key in rows.shared:
             analysis.leave(where, f"{key[1]} {rows.shared[key]}")
         else:
-            analysis.doubt(where, f"{key[1]} is kept from call to call, but whether rows share it is unknown")
+            analysis.doubt(
+                where, f"{key[1]} is kept from call to call, but whether rows share it is unknown", kept=True
+            )
     made = []
     for (kind, path), group in parts.items():
         line = kept.made[path, group[0].name][1]

@@ -67,9 +67,9 @@ class Analysis:
     incomplete: set[Scope] = field(default_factory=set)  # loops in which more crosses than could be told apart
     timed: set[Scope] = field(default_factory=set)  # loops that take the call's input piece by piece
 
-    def doubt(self, where: tuple[str, str], why: str) -> None:
+    def doubt(self, where: tuple[str, str], why: str, *, kept: bool = False) -> None:
         """Name something that could not be decided."""
-        self.unsure[Unsure(*where, why)] = None
+        self.unsure[Unsure(*where, why, kept)] = None
 
     def leave(self, where: tuple[str, str], why: str) -> None:
         """Name something that is certainly no recurrence."""

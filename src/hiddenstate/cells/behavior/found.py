@@ -55,6 +55,7 @@ class Unsure:
     module: str
     line: str
     why: str
+    kept: bool = False  # it is about what a module keeps in an attribute
 
     def __str__(self) -> str:
         """Return the place and the reason as one sentence."""
