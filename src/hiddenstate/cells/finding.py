@@ -109,7 +109,7 @@ def _together(
     from .seen import seen_layers
 
     together = seen_layers(model, by_type, known, found)
-    return Layers((layer for layer in together if not _left_out(layer.name, left_out)), found)
+    return Layers((layer for layer in together if not _left_out(layer.name, left_out)), together.seen)
 
 
 def as_layer(module: nn.Module, sample: Tensor | None = None) -> Layer:

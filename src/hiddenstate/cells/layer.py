@@ -24,11 +24,12 @@ class Layer:
     name: str  # where it is in the model, "" where the model itself is the layer
     module: nn.Module
     adapter: Adapter
+    iterates: bool = False  # a cell that was seen to be stepped without time
 
     @property
     def kind(self) -> str:
         """The kind of layer: `lstm`, `gru_cell`, `cell` and so on."""
-        return self.adapter.kind
+        return "iteration" if self.iterates else self.adapter.kind
 
     @property
     def label(self) -> str:
@@ -130,10 +131,10 @@ class Layers(list[Layer]):
         return Layers(self, None if self.seen is None else replace(self.seen, live={}))
 
     def doubts(self) -> list[str]:
-        """Return what could not be told in the call that was watched, but for what is inside a layer that is known."""
+        """Return what could not be told in the call that was watched, but for steps of a layer that is known."""
         known = [layer.name for layer in self if layer.seen is None]
         unsure = self.seen.unsure if self.seen is not None else ()
-        return [str(each) for each in unsure if not any(_inside(each.module, name) for name in known)]
+        return [str(each) for each in unsure if each.kept or not any(_inside(each.module, name) for name in known)]
 
     def explain(self) -> str:
         """Return what was found and by which evidence, what was not taken and why, and what was not examined."""

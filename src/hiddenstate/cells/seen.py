@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,25 +13,30 @@ from ..errors import NotRecurrent, StateMismatch
 from ..state import Path, State, mapped, tensors
 from .adapter import Adapter, Spec, weights_like
 from .behavior import Found, Part, Recurrence
-from .layer import Layer
+from .layer import Layer, Layers
 from .native import Native
 
 
-def seen_layers(model: nn.Module, by_type: Sequence[Layer], known: Sequence[Layer], found: Found) -> list[Layer]:
+def seen_layers(model: nn.Module, by_type: Sequence[Layer], known: Sequence[Layer], found: Found) -> Layers:
     """Return the layers that types and a watched call tell of together; where names only hint, the call decides.
 
     `by_type` has modules that bear the names of a cell in place of what they hold; `known` has what is known for sure.
     """
     seen, sure = _named(model, found), {layer.module for layer in known}
     cells = {layer.module: layer for layer in seen if isinstance(layer.adapter, SeenCell)}
-    kept, parts = [], set()
+    against = {each.module: each for each in found.contradicted}
+    kept, parts, doubts = [], set(), []
     for layer in by_type:
         inside = [other for other in (*known, *seen) if other.module is not layer.module and _within(other, layer)]
         inside += [other for other in seen if other.module is layer.module and not isinstance(other.adapter, SeenCell)]
-        if layer.module in sure or layer.fused or not (inside or layer.module in cells):
+        if layer.module in sure or layer.fused:
+            kept.append(layer)
+        elif layer.name in against and layer.module not in cells:
+            doubts.append(against[layer.name])
+        elif not (inside or layer.module in cells):
             kept.append(layer)
         elif layer.module in cells:
-            if _same_axes(layer, cells[layer.module]):
+            if _same_state(layer, cells[layer.module]):
                 kept.append(layer)
                 parts.add(layer.module)
         elif layer.name and all(other.module in cells or other.module in sure for other in inside):
@@ -38,7 +44,9 @@ def seen_layers(model: nn.Module, by_type: Sequence[Layer], known: Sequence[Laye
             parts |= {other.module for other in inside}
         else:  # it only bears the names of a cell: what recurs is something in it
             kept += [other for other in known if _within(other, layer)]
-    return [*kept, *(layer for layer in seen if layer.module not in parts)]
+    kept = [replace(layer, iterates=layer.name in found.iterated) for layer in kept]
+    found = replace(found, unsure=(*found.unsure, *doubts))
+    return Layers([*kept, *(layer for layer in seen if layer.module not in parts)], found)
 
 
 def _named(model: nn.Module, found: Found) -> list[Layer]:
@@ -62,13 +70,23 @@ def _within(layer: Layer, outer: Layer) -> bool:
     return not outer.name or layer.name.startswith(f"{outer.name}.")
 
 
-def _same_axes(guess: Layer, seen: Layer) -> bool:
+def _same_state(guess: Layer, seen: Layer) -> bool:
+    """Say whether a guess is of as many parts as were seen, each with its rows and sizes as they were."""
     try:
         with torch.no_grad():
-            axes = list(guess.initial(2).batch_axis.values())
+            state = guess.initial(_ROWS)
     except Exception:  # a guess that cannot even start
         return False
-    return isinstance(seen.adapter, SeenAdapter) and axes == list(seen.adapter.axes.values())
+    parts = seen.seen.parts if seen.seen is not None else ()
+    axes = list(state.batch_axis.values())
+    shapes = [[*part.shape] for part in parts]
+    for part, shape in zip(parts, shapes, strict=True):
+        if part.batch_axis is not None:
+            shape[part.batch_axis] = _ROWS
+    return axes == [part.batch_axis for part in parts] and [list(t.shape) for t in state.values()] == shapes
+
+
+_ROWS = 2
 
 
 class SeenAdapter(Adapter):
@@ -93,8 +111,10 @@ class SeenAdapter(Adapter):
         raise NotRecurrent(self._refusal(module))
 
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
-        """Name the parts of a dict of them."""
+        """Name the parts of a dict of them; where no part has rows that could be told, all is shown as one row."""
         unknown = [name for name in self.parts if self.axes[name] is None]
+        if len(unknown) == len(self.parts):
+            return State.alike({name: part.unsqueeze(0) for name, part in native.items()}, 0)
         if unknown:
             raise StateMismatch(f"where the rows of {unknown[0]!r} are could not be told from the call that was seen.")
         return State(native, {name: axis for name, axis in self.axes.items() if axis is not None})
@@ -106,7 +126,8 @@ class SeenAdapter(Adapter):
                 f"the state has the parts {', '.join(state)}, "
                 f"but {type(module).__name__} needs {', '.join(self.parts)}."
             )
-        return dict(state)
+        known = any(axis is not None for axis in self.axes.values())
+        return dict(state) if known else {name: part.squeeze(0) for name, part in state.items()}
 
     def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
         """Refuse: a call of the module returns no state."""

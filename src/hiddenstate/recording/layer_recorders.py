@@ -75,7 +75,9 @@ class FusedRecorder:
             return
         if missing := [track for track in self.tracks.values() if track not in found]:
             what = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'}"
-            self._warn(what, "of a layer that does not call torch's kernels only the last outputs are seen")
+            self._warn(what, f"{_OUTPUTS}, which are not these states")
+        elif others := [part for part in after if part != self.layer.spec.parts[0]]:
+            self._warn(f"{', '.join(others)} {'is' if len(others) == 1 else 'are'}", _OUTPUTS)
         self._keep(found, {} if given is None else dict(given), dict(after))
 
     def _keep(self, found: dict[str, Any], given: dict[str, Tensor], after: dict[str, Tensor]) -> None:
@@ -90,6 +92,9 @@ class FusedRecorder:
         if not self.told:
             self.told = True
             _warn(f"{self.layer.label!r}: {what} not recorded, because {why.rstrip('.')}.")
+
+
+_OUTPUTS = "of a layer that does not call torch's kernels only the last outputs are seen"
 
 
 def _kernel(function: Any, args: tuple[Any, ...]) -> Any:

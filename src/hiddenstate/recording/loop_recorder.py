@@ -32,8 +32,8 @@ def is_kept(layer: Layer) -> bool:
 
 
 def without_rows(layer: Layer) -> list[str]:
-    """Return the parts of a loop whose rows could not be told."""
-    found = _parts(layer) if is_loop(layer) else ()
+    """Return the parts of a loop or cell whose rows could not be told."""
+    found = _parts(layer) if is_loop(layer) or layer.kind == "cell" else ()
     return [part.name for part in found if part.batch_axis is None and len(part.shape) > 1]
 
 
@@ -56,7 +56,8 @@ def kept_values(layer: Layer) -> dict[str, Tensor]:
     found = {}
     for part in _parts(layer):
         name, *steps = re.split(r"[\[\]]+", part.name.rstrip("]"))
-        value = getattr(layer.module, name, None)
+        held = [each for each in vars(layer.module).values() if isinstance(each, dict) and name in each]
+        value = getattr(layer.module, name, held[0][name] if held else None)
         for step in steps:
             with suppress(Exception):  # not there yet, before a first call
                 value = value[ast.literal_eval(step)]  # type: ignore[index]

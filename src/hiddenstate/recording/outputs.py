@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
@@ -39,7 +40,7 @@ class Outputs:
 
 
 def outputs(call: Call) -> dict[int, Outputs]:
-    """Return the outputs of the last layer by their place in the state; nothing where they are not as wide as h."""
+    """Return the outputs of the last layer by their place in the state; nothing where they are not what h was."""
     layer, spec, out = call.layer, call.layer.spec, call.output_native
     units = spec.sizes[spec.parts[0]]
     packed = out if isinstance(out, PackedSequence) else None
@@ -50,14 +51,13 @@ def outputs(call: Call) -> dict[int, Outputs]:
     first = (spec.layers - 1) * spec.directions
     given = call.given
     state = layer.initial(call.rows) if given is None else given
-    return {
-        first + d: Outputs(
-            layout.pad(values[..., d * units : (d + 1) * units]).clone(),
-            layout,
-            {name: _rows(state, name, first + d) for name in state},
-        )
-        for d in range(spec.directions)
-    }
+    found = {}
+    for d in range(spec.directions):
+        h = layout.pad(values[..., d * units : (d + 1) * units]).clone()
+        end = h[0] if d else h[layout.lengths.to(h.device) - 1, torch.arange(h.shape[1], device=h.device)]
+        if torch.allclose(end, _rows(call.state, spec.parts[0], first + d).to(end), 1e-3, 1e-5):
+            found[first + d] = Outputs(h, layout, {name: _rows(state, name, first + d) for name in state})
+    return found
 
 
 def _rows(state: State, name: str, place: int) -> Tensor:

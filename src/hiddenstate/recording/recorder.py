@@ -197,7 +197,8 @@ class Recorder(Recording):
             for layer in wanted
             if (parts := without_rows(layer))
         ]
-        doubts += [f"{layer.label}, a cache, which grows" for layer in found if layer.kind == "cache"]
+        caches = [layer for layer in found if layer.kind == "cache"]
+        doubts += [f"{', '.join(layer.spec.parts)} in {layer.label}, a cache, which grows" for layer in caches]
         self._warn(doubts)
         self._looks += 1
         self._examined = self._examined or found.decided or self._looks == _LOOKS

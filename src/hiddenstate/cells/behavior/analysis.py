@@ -10,7 +10,7 @@ from .cell_calls import take_chains
 from .crossing import Role, complete, roles_of
 from .loops import take_loop
 from .places import Scope
-from .repetition import Windows, from_input, windows_of
+from .repetition import Windows, from_input, where_of, windows_of
 from .trace import Trace
 from .traits import collects, grows_by_joining, pieces_of
 
@@ -30,19 +30,31 @@ def analyze(trace: Trace) -> Analysis:
         if len(before) >= _RUNS and not any(before):
             continue  # an inner loop that runs at every step: its first runs tell
         windows[loop] = windows_of(trace, loop)
-        roles[loop] = roles_of(windows[loop])
-        analysis.grown.update(*(role.members for role in roles[loop] if grows_by_joining(windows[loop], role)))
+        crossing = roles_of(windows[loop])
+        fixed = [role for role in crossing if _is_constant(role)]
+        if not complete(windows[loop], crossing):
+            analysis.incomplete.add(loop)
+        roles[loop] = [role for role in crossing if role not in fixed]
+        if fixed:
+            analysis.settled.update(*(role.members for role in fixed))
+            analysis.leave(
+                where_of(windows[loop]), "the first repetition makes something for all, which stays as it is"
+            )
+        analysis.settled.update(*(role.members for role in roles[loop] if grows_by_joining(windows[loop], role)))
         before.append(_in_time(analysis, windows[loop], roles[loop]))
         if before[-1]:
             analysis.timed.add(loop)
-        if not complete(windows[loop], roles[loop]):
-            analysis.incomplete.add(loop)
     loops = list(windows)
     take_chains(analysis, roles)
     for loop in loops:
         if roles[loop]:
             take_loop(analysis, loop, windows[loop], roles[loop])
     return analysis
+
+
+def _is_constant(role: Role) -> bool:
+    """Say whether the first turn makes something for itself and all others, which never changes."""
+    return role.initial is not None and all(value is role.initial for value in role.values)
 
 
 def _in_time(analysis: Analysis, windows: Windows, roles: list[Role]) -> bool:

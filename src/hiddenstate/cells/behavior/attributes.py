@@ -13,6 +13,7 @@ from .candidates import Analysis
 from .found import Found, Part, Recurrence
 from .memory import version_of
 from .names import module_tensors
+from .nested_loops import moved_from
 from .rows import axis_by_row, axis_by_size, batch_of, other_row, other_size, turned
 from .trace import Trace
 
@@ -73,14 +74,13 @@ def kept_states(call: ModelCall, kept: Attributes, analysis: Analysis, before: F
     """
     if before is not None:
         return [each for each in before.recurrences if each.kind == "attribute" and each.steps == 2]
-    inside = {(c.module, draft.name) for c in analysis.candidates for draft in c.drafts}
     moved = []
     for key in kept.moved:
-        if key in inside:
+        if _is_told(analysis, key, kept.new[key].tensor):
             continue
         from_input, line = kept.made.get(key, (None, ""))
         if from_input is None:
-            analysis.doubt((key[0], ""), f"{key[1]} changed during the call, and what wrote it was not seen")
+            analysis.doubt((key[0], ""), f"{key[1]} changed during the call, and what wrote it was not seen", kept=True)
         elif not from_input:
             analysis.leave((key[0], line), f"{key[1]} changes, but not by the call's input: a counter or constant")
         else:
@@ -92,12 +92,22 @@ def kept_states(call: ModelCall, kept: Attributes, analysis: Analysis, before: F
     for key in moved:
         where = (key[0], kept.made[key][1])
         if key not in second:
-            analysis.doubt(where, f"{key[1]} is kept, but a second call could not be made to see if it is read")
+            analysis.doubt(
+                where, f"{key[1]} is kept, but a second call could not be made to see if it is read", kept=True
+            )
         elif key not in read:
             analysis.leave(where, f"{key[1]} is written, and the next call does not read it")
         else:
             found.append(key)
     return _recurrences(kept, analysis, second, _Rows.of(call, kept, found)) if found else []
+
+
+def _is_told(analysis: Analysis, key: Key, tensor: Tensor) -> bool:
+    """Say whether a recurrence has an attribute as its part already; a variable may bear the same name."""
+    named = [c for c in analysis.candidates if c.module == key[0] and key[1] in {draft.name for draft in c.drafts}]
+    value = analysis.trace.peek(tensor) if named else None
+    known = [c for c in named if c.kind == "attribute" or (value and moved_from(analysis.trace, value, c.numbers))]
+    return bool(known)
 
 
 def _read_later(call: ModelCall, moved: list[Key]) -> tuple[set[Key], dict[Key, Kept]]:
@@ -245,11 +255,13 @@ def _recurrences(kept: Attributes, analysis: Analysis, second: dict[Key, Kept], 
         elif key in rows.axes:
             parts.setdefault(("attribute", key[0]), []).append(_part(kept, key, (first, later), rows.axes[key]))
         elif key in rows.doubts:
-            analysis.doubt(where, f"{key[1]} {rows.doubts[key]}")
+            analysis.doubt(where, f"{key[1]} {rows.doubts[key]}", kept=True)
         elif key in rows.shared:
             analysis.leave(where, f"{key[1]} {rows.shared[key]}")
         else:
-            analysis.doubt(where, f"{key[1]} is kept from call to call, but whether rows share it is unknown")
+            analysis.doubt(
+                where, f"{key[1]} is kept from call to call, but whether rows share it is unknown", kept=True
+            )
     made = []
     for (kind, path), group in parts.items():
         line = kept.made[path, group[0].name][1]

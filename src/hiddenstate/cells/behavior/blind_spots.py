@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
+from types import CodeType
 from typing import TypeAlias
 
 import torch
@@ -14,8 +15,8 @@ from .candidates import Analysis
 from .memory import Value
 from .operation import ESCAPES, Op
 from .operations import UNWRITTEN
-from .places import line_of
-from .repetition import owner_of, signature, windows_of
+from .places import Scope, in_torch
+from .repetition import owner_of, signature, where_of, windows_of
 from .trace import Trace
 
 Spot: TypeAlias = tuple[tuple[str, str], str]
@@ -33,6 +34,7 @@ def blind_spots(analysis: Analysis) -> Iterator[Spot]:
     yield from _kernels(analysis)
     yield from _scripts(analysis)
     yield from _written_out(analysis)
+    yield from _recursions(trace)
     yield from _numbers(trace)
     yield from _strangers(trace)
 
@@ -113,6 +115,37 @@ def _written_out(analysis: Analysis) -> Iterator[Spot]:
                 )
 
 
+def _recursions(trace: Trace) -> Iterator[Spot]:
+    """Functions that call themselves and use weights on what came back: trees, whose calls are no turns of a loop."""
+    around: dict[CodeType, list[Scope]] = defaultdict(list)
+    said: set[CodeType] = set()
+    for scope in trace.places.scopes:
+        code = scope.code
+        if scope.kind != "call" or code in said or code.co_name.endswith(("comp>", "expr>")):
+            continue
+        outer = around[code]
+        while outer and outer[-1].end <= scope.start:
+            outer.pop()
+        if outer and not in_torch(code) and _goes_up(trace, scope, outer[-1]):
+            said.add(code)
+            owner = owner_of(trace, scope.start, scope.end)
+            line = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+            why = f"{code.co_name} calls itself: a recursion, which was not examined"
+            yield (owner.path if owner is not None else "", line), why
+        outer.append(scope)
+
+
+def _goes_up(trace: Trace, inner: Scope, outer: Scope) -> bool:
+    """Say whether a call uses weights of the one it made on what that one gave."""
+    used = {value.number: number for number in range(inner.start, inner.end) for value in _weights(trace.ops[number])}
+    later = ((number, value.number) for number in range(inner.end, outer.end) for value in _weights(trace.ops[number]))
+    return any(weight in used and _follows(trace, used[weight], number) for number, weight in later)
+
+
+def _weights(op: Op) -> list[Value]:
+    return [value for value in op.ins if value.origin == "parameter"]
+
+
 def _follows(trace: Trace, one: int, other: int) -> bool:
     """Say whether an operation depends on what an earlier one gave."""
     todo, seen = [other], {other}
@@ -147,9 +180,8 @@ def _numbers(trace: Trace) -> Iterator[Spot]:
             for number, op in windows.of_turn(turn):
                 seen[windows.place(number)].update(_floats(signature(op.args)))
         if any(len(values) >= windows.count - 1 for values in seen.values()):
-            owner = owner_of(trace, loop.start, loop.end)
             why = "numbers leave for Python within the loop, and others come back: a state kept in them is not seen"
-            yield (owner.path if owner is not None else "", line_of(loop)), why
+            yield where_of(windows), why
 
 
 def _floats(thing: object) -> Iterator[float]:

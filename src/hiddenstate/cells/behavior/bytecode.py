@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType
@@ -16,9 +17,18 @@ class CodeLoop:
     code: CodeType
     head: int  # offset of the instruction that the loop jumps back to
     last: int  # offset of the last jump back
-    targets: tuple[str, ...]  # the variables of a `for`; none for a `while`
+    targets: tuple[str, ...]  # the variables of a `for` that nothing else in the loop sets; none for a `while`
     line: int
     lives: tuple[str, ...]  # local variables that a repetition reads before it writes them, in order of reading
+
+
+@dataclass(frozen=True)
+class Inlined:
+    """A variable of a comprehension that Python, from 3.12 on, runs in the frame of the function around it."""
+
+    name: str
+    start: int  # offset where what the function holds under that name is put aside
+    end: int  # offset where it is put back
 
 
 @dataclass(frozen=True)
@@ -27,10 +37,15 @@ class CodeLoops:
 
     code: CodeType
     loops: tuple[CodeLoop, ...]  # outermost first
+    inlined: tuple[Inlined, ...] = ()
 
     def around(self, offset: int) -> tuple[CodeLoop, ...]:
         """Return the loops that an instruction lies in, outermost first."""
         return tuple(loop for loop in self.loops if loop.head <= offset <= loop.last)
+
+    def hidden(self, offset: int) -> set[str]:
+        """Return the variables that are a comprehension's own where an instruction stands."""
+        return {each.name for each in self.inlined if each.start <= offset <= each.end}
 
     @cached_property
     def _lines(self) -> tuple[list[int], list[int]]:
@@ -62,12 +77,24 @@ def _read(code: CodeType) -> CodeLoops:
         target = instruction.argval
         if instruction.opcode in jumps and isinstance(target, int) and target <= instruction.offset:
             ends[target] = max(ends.get(target, 0), instruction.offset)
-    empty = CodeLoops(code, ())
-    loops = [_loop(code, instructions, (head, last), empty) for head, last in ends.items()]
-    return CodeLoops(code, tuple(sorted(loops, key=lambda loop: (loop.head, -loop.last))))
+    empty = CodeLoops(code, (), inlined_in(instructions))
+    loops = [_loop(instructions, (head, last), empty) for head, last in ends.items()]
+    return CodeLoops(code, tuple(sorted(loops, key=lambda loop: (loop.head, -loop.last))), empty.inlined)
 
 
-def _loop(code: CodeType, instructions: list[dis.Instruction], span: tuple[int, int], lines: CodeLoops) -> CodeLoop:
+def inlined_in(instructions: list[dis.Instruction]) -> tuple[Inlined, ...]:
+    """Return the variables of inlined comprehensions: each is cleared, then come the loop and what puts it back."""
+    found = []
+    for place, instruction in enumerate(instructions):
+        if instruction.opname == "LOAD_FAST_AND_CLEAR":
+            (name,), after = _names(instruction), instructions[place:]
+            over = next((i.argval for i in after if i.opname == "FOR_ITER"), instruction.offset)
+            stores = (i.offset for i in after if i.offset >= over and name in _stored(i))
+            found.append(Inlined(name, instruction.offset, next(stores, over)))
+    return tuple(found)
+
+
+def _loop(instructions: list[dis.Instruction], span: tuple[int, int], known: CodeLoops) -> CodeLoop:
     head, last = span
     body = [i for i in instructions if head <= i.offset <= last]
     targets: list[str] = []
@@ -77,26 +104,34 @@ def _loop(code: CodeType, instructions: list[dis.Instruction], span: tuple[int, 
                 continue
             if not instruction.opname.startswith("STORE_"):
                 break
-            targets += _names(instruction)[:1] if "LOAD" in instruction.opname else _names(instruction)
+            targets += _stored(instruction)
             if "LOAD" in instruction.opname:
                 break
-    return CodeLoop(code, head, last, tuple(targets), lines.line(head), _lives(body))
+    own = known.hidden(head)  # of the loop itself, where it is a comprehension's
+    stored = Counter(name for i in body for name in _stored(i) if name not in known.hidden(i.offset) - own)
+    alone = tuple(name for name in targets if stored[name] == 1)
+    return CodeLoop(known.code, head, last, alone, known.line(head), _lives(body, known))
 
 
-def _lives(body: list[dis.Instruction]) -> tuple[str, ...]:
+_SETS, _READS = ("STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL"), ("LOAD_FAST", "LOAD_DEREF")
+
+
+def _stored(instruction: dis.Instruction) -> list[str]:
+    """Return the variables that an instruction sets; it may read another one thereafter."""
+    if not instruction.opname.startswith(_SETS):
+        return []
+    return _names(instruction)[:1] if "LOAD" in instruction.opname else _names(instruction)
+
+
+def _lives(body: list[dis.Instruction], known: CodeLoops) -> tuple[str, ...]:
     first: dict[str, bool] = {}
     for instruction in body:
-        name, names = instruction.opname, _names(instruction)
-        if name.startswith("STORE_FAST_LOAD"):
-            first.setdefault(names[0], False)
-            first.setdefault(names[-1], True)
-        elif name.startswith(("LOAD_FAST", "LOAD_DEREF")):
-            for each in names:
-                first.setdefault(each, True)
-        elif name.startswith(("STORE_FAST", "STORE_DEREF")):
-            for each in names:
-                first.setdefault(each, False)
-    return tuple(name for name, read in first.items() if read)
+        hidden, stored = known.hidden(instruction.offset), _stored(instruction)
+        read = _names(instruction)[len(stored) :] if stored or instruction.opname.startswith(_READS) else []
+        for name, is_read in (*((name, False) for name in stored), *((name, True) for name in read)):
+            if name not in hidden:
+                first.setdefault(name, is_read)
+    return tuple(name for name, is_read in first.items() if is_read)
 
 
 def _names(instruction: dis.Instruction) -> list[str]:

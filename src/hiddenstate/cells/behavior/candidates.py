@@ -66,14 +66,14 @@ class Analysis:
     iterated: dict[str, None] = field(default_factory=dict)  # known modules that are only ever stepped so
     chains: list[Chain] = field(default_factory=list)  # modules that are handed what they gave before
     covered: set[int] = field(default_factory=set)  # values that chains account for
-    grown: set[int] = field(default_factory=set)  # values that lists and caches hold
+    settled: set[int] = field(default_factory=set)  # values that lists and caches hold, and constants made in a loop
     incomplete: set[Scope] = field(default_factory=set)  # loops in which more crosses than could be told apart
     timed: set[Scope] = field(default_factory=set)  # loops that take the call's input piece by piece
     cuts: Cuts | None = None  # where pieces of the input cannot give what the whole gives
 
-    def doubt(self, where: tuple[str, str], why: str) -> None:
+    def doubt(self, where: tuple[str, str], why: str, *, kept: bool = False) -> None:
         """Name something that could not be decided."""
-        self.unsure[Unsure(*where, why)] = None
+        self.unsure[Unsure(*where, why, kept)] = None
 
     def leave(self, where: tuple[str, str], why: str) -> None:
         """Name something that is certainly no recurrence."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
+from ..adapter import arguments
 from .candidates import TOO_FEW, Analysis, Candidate, Draft, how, problem_of
 from .chains import Chain, Link, chains_of
 from .crossing import Role
 from .found import Unsure
 from .memory import Value
+from .operation import Call
 from .part_names import Namer
 from .places import Scope
 from .repetition import Windows
@@ -63,6 +66,25 @@ def take_chains(analysis: Analysis, roles: dict[Scope, list[Role]]) -> None:
     analysis.iterated = dict.fromkeys(one.module for one in iterations if one.chain and not calls[one.chain.module])
 
 
+def no_cells(analysis: Analysis) -> Iterator[Unsure]:
+    """Yield modules that are called with a second argument as no cell is called with its state."""
+    calls: dict[nn.Module, list[Call]] = defaultdict(list)
+    for call in analysis.trace.calls:
+        calls[call.module].append(call)
+    for module, own in calls.items():
+        names = arguments(type(module))
+        places = [("args", 1), ("kwargs", names[1])] if len(names) > 1 else []
+        given = [{value.number: value for place, value in call.args if place[:2] in places} for call in own]
+        if not places or not all(given):
+            continue
+        where = (own[0].path, f"{os.path.basename(own[0].site[0])}:{own[0].site[1]}" if own[0].path else "")
+        if all(held.keys() <= {v.number for _, v in call.results} for held, call in zip(given, own, strict=True)):
+            yield Unsure(*where, f"{names[1]} comes back as it went in: no step makes a new state of it")
+        elif len(own) == 1 and own[0].path and all(v.op >= 0 and analysis.marks[n] for n, v in given[0].items()):
+            why = f"called once, with something made of the input as {names[1]}: nothing it gave was handed back"
+            yield Unsure(*where, why)
+
+
 def _carried(draft: Draft, finer: set[int]) -> bool:
     values = [value for value in draft.values[:-1] if value is not None]
     return bool(values) and all(value.number in finer for value in values)
@@ -98,7 +120,7 @@ def _of_chain(analysis: Analysis, chain: Chain, roles: dict[Scope, list[Role]]) 
             analysis.doubt(where, TOO_FEW)
         analysis.covered |= chain.on_the_way
         return None
-    crossing = {value.number for place in chain.parts for value in chain.values(place)} | chain.on_the_way
+    crossing = {v.number for place in chain.parts for v in chain.values(place) if v is not None} | chain.on_the_way
     problem = problem_of(windows, crossing, pieces.strange)
     if problem:
         analysis.doubt(where, problem)
@@ -162,7 +184,7 @@ def _chain_drafts(trace: Trace, chain: Chain, roles: dict[Scope, list[Role]]) ->
     namer = Namer.of(trace, loop)
     drafts = []
     for place, links in chain.parts.items():
-        values: list[Value | None] = [*chain.values(place)]
+        values = chain.values(place)
         role = _role_with(roles[loop], links, values) if loop is not None else None
         start = chain.initial(place)
         if role is not None:

@@ -39,11 +39,10 @@ class Chain:
     known: bool
     on_the_way: set[int] = field(default_factory=set)  # all values that carry its state
 
-    def values(self, argument: tuple[Any, ...]) -> list[Value]:
-        """Return what crosses after each call; after the last, what it gave."""
+    def values(self, argument: tuple[Any, ...]) -> list[Value | None]:
+        """Return what crosses after each call, None where nothing did; after the last, what it gave."""
         after = [_argument(call, argument) for call in self.calls[1:]]
-        last = dict(self.calls[-1].results)[self.parts[argument][-1].result]
-        return [*(value for value in after if value is not None), last]
+        return [*after, dict(self.calls[-1].results)[self.parts[argument][-1].result]]
 
     def initial(self, argument: tuple[Any, ...]) -> Value | None:
         """Return what the first call was handed."""

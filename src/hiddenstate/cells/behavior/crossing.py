@@ -141,7 +141,7 @@ def _crossings(windows: Windows) -> _Crossings:
             place = windows.place(number)
             for position, value in enumerate(op.ins):
                 site = (place, -1 if place in varying else position)
-                if turn < _EARLY and (place in varying or len(op.ins) == usual.get(place, len(op.ins))):
+                if turn < _EARLY and len(op.ins) == usual.get(place, len(op.ins)):
                     found.early.setdefault((site, turn), (value, op))
                 if begin <= value.op < start:
                     found.groups.join(("value", value.number), site)
@@ -156,7 +156,7 @@ def _crossings(windows: Windows) -> _Crossings:
 
 
 def _varying(windows: Windows) -> tuple[set[int], dict[int, int]]:
-    """Return the places where the number of operands changes from turn to turn: lists that grow; and the usual number.
+    """Return the places where the number of operands changes from turn to turn: lists that grow; and the most of each.
 
     The first turn does not count where there are others: it may have no state to read yet.
     """
@@ -167,6 +167,7 @@ def _varying(windows: Windows) -> tuple[set[int], dict[int, int]]:
             place = windows.place(number)
             if counts.setdefault(place, len(op.ins)) != len(op.ins):
                 varying.add(place)
+            counts[place] = max(counts[place], len(op.ins))
     return varying, counts
 
 
@@ -234,21 +235,24 @@ def _role(windows: Windows, found: _Crossings, group: tuple[list[int], list[list
     for turn in range(count - 1):
         if after[turn] is None:  # not read by the next turn: what was made at the same place
             after[turn] = made.get(turn) or (after[turn - 1] if turn else None)
-    after.append(made.get(count - 1) or _left(windows, after, makers))
+    after.append(made.get(count - 1) or _left(windows, after))
     readers = [op for number in members for op in found.readers[number]]
     maker_ops = [value.op for value in after if value is not None]
     return Role(after, _initial(found, members), set(members), readers, maker_ops)
 
 
-def _left(windows: Windows, after: list[Value | None], makers: dict[int, int]) -> Value | None:
+def _left(windows: Windows, after: list[Value | None]) -> Value | None:
     """Return what the last turn leaves where it does not make what turns before it made.
 
     Either it leaves the state as it is, or it stops on the way to it: a sampler adds no noise to its last sample.
-    What is read after the loop, or by nobody within it, tells.
+    The variable that holds the state tells; else what is read after the loop, or by nobody within it.
     """
     trace, last, before = windows.trace, windows.span(windows.count - 1), after[-1]
     if before is None or windows.turn(before.op) < 0:
         return before
+    held = _held_in_the_end(windows, after)
+    if held is not None and held.shape == before.shape and (held is before or last[0] <= held.op < last[1]):
+        return held
     turn = windows.turn(before.op)
     way = {windows.place(op) for op in reaching(trace, [before], windows.span(turn))}
     shape, dtype = before.shape, before.tensor.dtype
@@ -260,6 +264,16 @@ def _left(windows: Windows, after: list[Value | None], makers: dict[int, int]) -
     used = used_after(trace, (before.op, last[1]))
     handed = [value for value in (*ends, before) if value.number in used]
     return handed[0] if len(handed) == 1 else None  # None: which of them it is was not seen
+
+
+def _held_in_the_end(windows: Windows, after: list[Value | None]) -> Value | None:
+    """Return what the variable holds once the loop is over that held the state as the third turn began."""
+    trace, scope = windows.trace, windows.scope
+    if scope is None or len(after) < 2 or after[1] is None:
+        return None
+    held = trace.held.get(scope, {}).get(2, {}).get(id(after[1].tensor))
+    end = trace.ended.get(scope, {}).get(held.name) if held is not None and held.module is None else None
+    return None if end is None else trace.peek(end)
 
 
 def _initial(found: _Crossings, members: list[int]) -> Value | None:

@@ -20,6 +20,7 @@ from .attributes import Attributes, kept_states
 from .blind_spots import blind_spots
 from .calls import ModelCall
 from .candidates import Analysis, Candidate, Draft
+from .cell_calls import no_cells
 from .found import Found, Part, Recurrence, Unsure
 from .nested_loops import merge
 from .order import cuts_of
@@ -194,7 +195,7 @@ def _found(
     told = (tuple(analysis.unsure), tuple(analysis.passed), tuple(analysis.known), tuple(_unseen(analysis)))
     called = frozenset(call.module for call in analysis.trace.calls)
     left = analysis.cuts.beside(recurrences) if analysis.cuts is not None else ()
-    return Found(tuple(recurrences), *told, tuple(analysis.iterated), left, alive, called)
+    return Found(tuple(recurrences), *told, tuple(analysis.iterated), tuple(no_cells(analysis)), left, alive, called)
 
 
 def _has_rows(candidate: Candidate, axes: Axes, analysis: Analysis) -> bool:

@@ -59,6 +59,7 @@ class Unsure:
     module: str
     line: str
     why: str
+    kept: bool = False  # it is about what a module keeps in an attribute
 
     def __str__(self) -> str:
         """Return the place and the reason as one sentence."""
@@ -84,6 +85,7 @@ class Found:
     known: tuple[Unsure, ...] = ()  # modules known by their type whose state crosses: reported by others
     unseen: tuple[str, ...] = ()  # what was not examined
     iterated: tuple[str, ...] = ()  # paths of known modules that are stepped as iterations only: not to be carried
+    contradicted: tuple[Unsure, ...] = ()  # modules that may bear the names of a cell, and were called as none is
     cuts: tuple[Cut, ...] = ()  # where pieces of the input cannot give what the whole gives
     # By recurrence and part: what there was after each repetition, with its graph; held only as long as this is.
     live: Mapping[Recurrence, Mapping[str, list[Tensor]]] = field(default_factory=dict)

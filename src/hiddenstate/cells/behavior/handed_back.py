@@ -113,7 +113,7 @@ def summing_up(analysis: Analysis, inputs: list[list[Value]], loop: Scope | None
         return []
     trace, starts = analysis.trace, [turn.start for turn in loop.turns]
     states = {number for one in analysis.candidates for number in one.numbers}
-    states.update(analysis.grown, *(chain.on_the_way for chain in analysis.chains))
+    states.update(analysis.settled, *(chain.on_the_way for chain in analysis.chains))
     for values in inputs:
         todo: list[tuple[Value, int]] = [(values[-1], 0)]  # with how many turns it goes back
         seen = {values[-1].number}

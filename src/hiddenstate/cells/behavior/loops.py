@@ -7,22 +7,21 @@ from typing import Any
 
 from .candidates import TOO_FEW, Analysis, Candidate, Draft, how, problem_of
 from .crossing import Role
+from .first_steps import first_step
 from .found import Kind
 from .memory import Value
-from .names import Held
+from .names import Held, module_tensors
 from .operations import MOVES
 from .part_names import Namer
-from .places import Scope, line_of
-from .repetition import Windows, owner_of
+from .places import Scope
+from .repetition import Windows, owner_of, where_of
 from .trace import Trace
 from .traits import collects, grows_by_joining, pieces_of
 
 
 def take_loop(analysis: Analysis, loop: Scope, windows: Windows, roles: list[Role]) -> None:
     """Add what crosses in a loop and is not handed on by a module."""
-    trace = analysis.trace
-    owner = owner_of(trace, windows.starts[0], windows.end)
-    where = (owner.path if owner is not None else "", line_of(loop))
+    where = where_of(windows)
     roles = [role for role in roles if grows_by_joining(windows, role) or not _accounted(analysis, role)]
     if not roles:
         return
@@ -120,15 +119,21 @@ def _take_roles(analysis: Analysis, loop: Scope, windows: Windows, roles: list[R
         namer = Namer.of(analysis.trace, loop)
         drafts = [Draft(namer.name(r.values, f"state{i}"), r.values, r.initial) for i, r in enumerate(group)]
         names = ", ".join(draft.name for draft in drafts)
-        starts = [start for role, draft in zip(group, drafts, strict=True) if (start := _start(analysis, role, draft))]
-        evidence = [f"{names} cross{'es' if len(drafts) == 1 else ''} {windows.count - 1} times", how(own), *starts]
+        turns, starts = windows, [start for draft in drafts if (start := _start(analysis, draft))]
+        before = first_step(windows, drafts) if own and len(starts) == len(drafts) else None
+        if before is not None:
+            turns = Windows(windows.trace, [before, *windows.starts], windows.end, loop)
+            starts = [f"the first repetition is written before the loop, at {analysis.trace.ops[before].where}"]
+            for draft in drafts:
+                draft.values, draft.initial = [draft.initial, *draft.values], None
+        evidence = [f"{names} cross{'es' if len(drafts) == 1 else ''} {turns.count - 1} times", how(own), *starts]
         final: Kind = kind if own else "iteration"
-        analysis.candidates.append(Candidate(final, place, where[1], windows, drafts, evidence))
+        analysis.candidates.append(Candidate(final, place, where[1], turns, drafts, evidence))
 
 
-def _start(analysis: Analysis, role: Role, draft: Draft) -> str:
+def _start(analysis: Analysis, draft: Draft) -> str:
     """Say where a part starts, where an operation before the loop has made its start of the call's input."""
-    start = role.initial
+    start = draft.initial
     if start is None or start.op < 0 or not analysis.marks[start.number]:
         return ""
     return f"{draft.name} starts from what {analysis.trace.ops[start.op].where} made before the loop"
@@ -155,7 +160,7 @@ def _grouped(
     for role in roles:
         module = _keeper(analysis.trace, windows, role)
         held, start = namer.seen(role.values), role.initial
-        if module is None and start is not None and _goes_on_from(start, held):
+        if module is None and start is not None and _goes_on_from(analysis, start, held):
             module = start.label.rpartition(".")[0]
         if module is not None and held is not None and held.module is not None:
             module = analysis.trace.paths.get(held.module, module)
@@ -169,10 +174,16 @@ def _grouped(
         yield _loop_kind(analysis.trace, windows, own), where[0], own
 
 
-def _goes_on_from(start: Value, held: Held | None) -> bool:
-    """Say whether a loop starts from what an earlier call left in the attribute that holds the state."""
-    kept = start.origin in ("buffer", "attribute") and held is not None and held.module is not None
-    return kept and held is not None and start.label.split(".")[-1] == held.name
+def _goes_on_from(analysis: Analysis, start: Value, held: Held | None) -> bool:
+    """Say whether a loop starts from what an earlier call left in the attribute that holds the state.
+
+    Where this call leaves nothing there that depends on its input, neither did an earlier one: a start like others.
+    """
+    if held is None or held.module is None or start.origin not in ("buffer", "attribute"):
+        return False
+    left = analysis.trace.peek(dict(module_tensors(held.module)).get(held.name, start.tensor))
+    begins_anew = left is not None and not analysis.marks[left.number]
+    return start.label.split(".")[-1] == held.name and not begins_anew
 
 
 def _keeper(trace: Trace, windows: Windows, role: Role) -> str | None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
+
+from .bytecode import loops_of
 
 _DEPTH = 4
 _MOST = 512  # tensors that one look around takes in
@@ -24,9 +27,15 @@ class Held:
     module: nn.Module | None = None  # the module whose attribute it is
 
 
+def variables_of(frame: FrameType) -> dict[str, Any]:
+    """Return the variables of a frame, without those that only a comprehension binds that runs in it just now."""
+    hidden = loops_of(frame.f_code).hidden(frame.f_lasti)
+    return {name: value for name, value in frame.f_locals.items() if name not in hidden}
+
+
 def held_in_frame(frame: FrameType, first: tuple[str, ...]) -> dict[int, Held]:
     """Return where a frame holds its tensors, by id; `first` names win, and locals over attributes."""
-    variables = dict(frame.f_locals)
+    variables = variables_of(frame)
     found: dict[int, Held] = {}
     # What a repetition reads before it writes is what goes on; and a variable says more than a place in a list.
     live = {name: variables[name] for name in first if name in variables}
@@ -50,7 +59,7 @@ def names_in_forward(frame: FrameType | None, module: nn.Module) -> dict[int, st
     while frame is not None:
         code = frame.f_code
         if code.co_name == "forward" and code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is module:
-            return {id(value): name for name, value in frame.f_locals.items() if isinstance(value, Tensor)}
+            return {id(value): name for name, value in variables_of(frame).items() if isinstance(value, Tensor)}
         frame = frame.f_back
     return {}
 
@@ -76,7 +85,10 @@ def tensors_in(value: Any, name: str, depth: int = _DEPTH) -> Iterator[tuple[str
     elif depth == 0 or isinstance(value, str | bytes | int | float | nn.Module | type) or value is None:
         return
     elif isinstance(value, Mapping):
-        for key, inner in list(value.items())[:_MOST]:
+        items: list[tuple[Any, Any]] = []
+        with suppress(Exception):  # whatever a mapping of the user's own does when it is read
+            items = list(islice(value.items(), _MOST))
+        for key, inner in items:
             yield from tensors_in(inner, str(key), depth - 1)
     elif isinstance(value, tuple) and (fields := getattr(value, "_fields", None)):
         for key, inner in zip(fields, value, strict=False):

@@ -44,19 +44,9 @@ def _goes_on(trace: Trace, before: Candidate, after: Candidate) -> bool:
     """Say whether a loop starts from what another run of it ended in."""
     for one, other in zip(before.drafts, after.drafts, strict=True):
         end, start = one.values[-1], other.initial
-        if end is None or start is None or one.name != other.name or not _comes_from(trace, start, end):
+        if end is None or start is None or one.name != other.name or not moved_from(trace, start, {end.number}):
             return False
     return True
-
-
-def _comes_from(trace: Trace, value: Value, source: Value) -> bool:
-    for _ in range(8):
-        if value is source:
-            return True
-        if value.op < 0 or trace.ops[value.op].name not in MOVES or len(trace.ops[value.op].ins) != 1:
-            return False
-        value = trace.ops[value.op].ins[0]
-    return value is source
 
 
 def _append(before: Candidate, after: Candidate) -> None:
@@ -102,12 +92,13 @@ def _drop_coarser(analysis: Analysis) -> None:
         outer.drafts = [
             draft
             for draft in outer.drafts
-            if not all(_within(analysis.trace, value, finer) for value in draft.values if value is not None)
+            if not all(moved_from(analysis.trace, value, finer) for value in draft.values if value is not None)
         ]
     analysis.candidates = [candidate for candidate in analysis.candidates if candidate.drafts]
 
 
-def _within(trace: Trace, value: Value, numbers: set[int]) -> bool:
+def moved_from(trace: Trace, value: Value, numbers: set[int]) -> bool:
+    """Say whether a value is one of these, only moved."""
     for _ in range(8):
         if value.number in numbers:
             return True

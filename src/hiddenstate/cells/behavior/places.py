@@ -43,6 +43,7 @@ class _Level:
     scope: Scope  # a loop
     token: tuple[int, ...]
     offset: int  # of the last event in it
+    first: tuple[int, ...]  # its token at first
     early: bool = False  # the turn began at the head, before the variable changed
 
 
@@ -63,10 +64,12 @@ class _Activation:
 class Places:
     """Follows the interpreter's stack from operation to operation."""
 
-    def __init__(self, root: FrameType, on_turn: Callable[[Scope, FrameType], None]) -> None:
-        """Follow the calls made from `root`; tell `on_turn` whenever a loop begins another turn."""
+    def __init__(
+        self, root: FrameType, on_turn: Callable[[Scope, FrameType], None], on_end: Callable[[Scope, FrameType], None]
+    ) -> None:
+        """Follow the calls made from `root`; tell whenever a loop begins another turn, and once it is over."""
         self._root = root
-        self._on_turn = on_turn
+        self._on_turn, self._on_end = on_turn, on_end
         self.scopes: list[Scope] = [Scope("call", None, 0, root.f_code, 0)]
         self._stack: list[_Activation] = []
         self._depths: dict[FrameType, int] = {}  # by frame: where it is on the stack
@@ -93,9 +96,7 @@ class Places:
                 depth += 1
                 break
             depth += 1
-        for gone in stack[depth:]:
-            self._depths.pop(gone.frame, None)
-        del stack[depth:]
+        self._forget(depth)
         for each in frames[depth - base :]:
             self._enter(each, number)
         if not stack:
@@ -164,22 +165,36 @@ class Places:
             token = _token(activation.frame, loop)
             if depth < len(levels) and levels[depth].scope.loop is loop:
                 level = levels[depth]
-                innermost = depth == len(around) - 1
-                if self._next_turn(level, token, offset, innermost and depth == len(levels) - 1):
-                    del levels[depth + 1 :]
+                innermost = depth == len(around) - 1 == len(levels) - 1
+                begun = bool(token) or innermost or _begun(activation, around, depth + 1)
+                if self._next_turn(level, token, offset, innermost=innermost, begun=begun):
+                    self._end(activation, depth + 1)
                     self._turn(level, activation.frame, number)
                 level.token, level.offset = token, offset
                 continue
-            del levels[depth:]
+            self._end(activation, depth)
             scope = Scope("loop", activation.inner, loop.head, loop.code, number, loop=loop, owner=self.owner)
             self.scopes.append(scope)
-            level = _Level(scope, token, offset)
+            level = _Level(scope, token, offset, token)
             self._turn(level, activation.frame, number)
             levels.append(level)
-        del levels[len(around) :]
+        self._end(activation, len(around))
         activation.offset = offset
 
-    def _next_turn(self, level: _Level, token: tuple[int, ...], offset: int, innermost: bool) -> bool:
+    def _end(self, activation: _Activation, depth: int) -> None:
+        for level in activation.levels[depth:]:
+            self._on_end(level.scope, activation.frame)
+        del activation.levels[depth:]
+
+    def _forget(self, depth: int) -> None:
+        """Drop frames that have returned; what their variables held in the end is still there."""
+        for gone in self._stack[depth:]:
+            self._end(gone, 0)
+            self._depths.pop(gone.frame, None)
+        del self._stack[depth:]
+
+    def _next_turn(self, level: _Level, token: tuple[int, ...], offset: int, *, innermost: bool, begun: bool) -> bool:
+        """Say whether an instruction is of another turn; `begun`: the loops within that go on are at their first."""
         loop = level.scope.loop
         assert loop is not None
         if token != level.token:
@@ -188,10 +203,10 @@ class Places:
         if offset == loop.head and level.offset > offset:
             level.early = bool(token)
             return True
-        # Without a variable that moves, going back is all that tells.
+        # Without a variable that moves, going back is all that tells, unless it is a loop within that goes back.
         if token:
             return offset < level.offset and innermost and not level.early
-        return offset <= level.offset if innermost else offset < level.offset
+        return offset <= level.offset if innermost else offset < level.offset and begun
 
     def _turn(self, level: _Level, frame: FrameType, number: int) -> None:
         loop = level.scope
@@ -210,8 +225,13 @@ class Places:
             while above is not None and above.end < end:
                 above.end = end
                 above = above.parent
-        self._stack.clear()
-        self._depths.clear()
+        self._forget(0)
+
+
+def _begun(activation: _Activation, around: tuple[CodeLoop, ...], depth: int) -> bool:
+    """Say whether those of the loops from `depth` on in which the frame still is are where they were at first."""
+    same = [lv for lv, loop in zip(activation.levels[depth:], around[depth:], strict=False) if lv.scope.loop is loop]
+    return all(_token(activation.frame, level.scope.loop) == level.first != () for level in same)
 
 
 def _token(frame: FrameType, loop: CodeLoop | None) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from .memory import Value
 from .operation import Call, Op
 from .operations import DRAWS
-from .places import Scope
+from .places import Scope, line_of
 from .trace import Trace
 
 
@@ -153,6 +153,12 @@ def signature(arg: Any) -> Any:
     if arg is None or isinstance(arg, int | float | str | bool):
         return arg
     return type(arg).__name__
+
+
+def where_of(windows: Windows) -> tuple[str, str]:
+    """Return the module that a loop runs in, and its file and line."""
+    owner = owner_of(windows.trace, windows.starts[0], windows.end)
+    return (owner.path if owner is not None else "", line_of(windows.scope) if windows.scope is not None else "")
 
 
 def owner_of(trace: Trace, start: int, end: int) -> Call | None:

@@ -36,7 +36,7 @@ class Law:
         """Look at a recurrence among the others of its call."""
         self._candidate, self._windows, self._trace = candidate, candidate.windows, analysis.trace
         self._chain = candidate.chain
-        self._others = set(analysis.grown)
+        self._others = set(analysis.settled)
         self._others.update(*(chain.on_the_way for chain in analysis.chains if chain is not self._chain))
         for other in analysis.candidates:
             if other is not candidate:

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from .bytecode import CodeLoop
 from .memory import Memory, Origin, Slot, Store, Value, Write, box_of, storage_of, version_of
-from .names import Held, held_in_frame, names_in_forward
+from .names import Held, held_in_frame, names_in_forward, tensors_in
 from .operands import leaves, operands
 from .operation import ESCAPES, Call, Op
 from .operations import PASSIVE, SHAPE_OF, SHAPE_ONLY
@@ -70,7 +70,8 @@ class Trace(TorchFunctionMode):
         self.ops: list[Op] = []
         self.calls: list[Call] = []
         self.held: dict[Scope, dict[int, dict[int, Held]]] = {}  # by loop and turn: what was held as the turn began
-        self.places = Places(root, self._on_turn)
+        self.ended: dict[Scope, dict[str, Tensor]] = {}  # by loop: what was held once it was over, by name
+        self.places = Places(root, self._on_turn, self._on_end)
         self.paths: dict[nn.Module, str] = {}
         self.blind: dict[tuple[str, str], str] = {}  # modules that give what was made out of sight, and why
         self.turned: Counter[CodeLoop | None] = Counter()  # turns of each loop, over all its runs
@@ -350,6 +351,12 @@ class Trace(TorchFunctionMode):
                 self.held.setdefault(loop, {})[number] = held_in_frame(frame, lives)
             finally:
                 self.paused -= 1
+
+    def _on_end(self, loop: Scope, frame: FrameType) -> None:
+        lives = loop.loop.lives if loop.loop is not None else ()
+        if len(loop.turns) > 2 and self.turned[loop.loop] < _NAMES_UNTIL:
+            held = frame.f_locals
+            self.ended[loop] = dict(each for name in lives if name in held for each in tensors_in(held[name], name))
 
 
 _TORCH = torch.__path__[0]
