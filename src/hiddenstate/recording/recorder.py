@@ -132,7 +132,7 @@ class Recorder(Recording):
             if found is not None:
                 self._begin_with(found)
         if entry.module is self._model and self._watches():
-            run = partial(watched, entry, run, self._look, self._seen if self._examined else None)
+            run = partial(watched, entry, run, self._look, before=self._seen if self._examined else None)
         alone = entry.module in self._hearing.recorders
         if not alone:
             self.close_runs(here)
