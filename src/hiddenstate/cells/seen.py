@@ -49,6 +49,9 @@ def seen_layers(model: nn.Module, by_type: Sequence[Layer], known: Sequence[Laye
     return Layers([*kept, *(layer for layer in seen if layer.module not in parts)], found)
 
 
+_REPEATS = 3  # repetitions within one call
+
+
 def _named(model: nn.Module, found: Found) -> list[Layer]:
     made: dict[str, Layer] = {}
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -58,8 +61,10 @@ def _named(model: nn.Module, found: Found) -> list[Layer]:
         module = modules.get(recurrence.module, model)
         placed = all(part.argument and part.result is not None for part in recurrence.parts)
         is_cell = recurrence.kind == "cell" and placed
+        # Whether a loop is in time, or goes on from what was kept, may change from call to call: not so its name.
+        word = "loop" if recurrence.steps >= _REPEATS and recurrence.kind != "cache" else recurrence.kind
         number = recurrence.line.rpartition(":")[2]
-        name = recurrence.module if is_cell else ".".join(filter(None, (recurrence.module, recurrence.kind + number)))
+        name = recurrence.module if is_cell else ".".join(filter(None, (recurrence.module, word + number)))
         while name in made:
             name += "_"
         made[name] = Layer(name, module, (SeenCell if is_cell else SeenAdapter)(recurrence))

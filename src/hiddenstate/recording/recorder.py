@@ -36,7 +36,7 @@ from .cell_runs import CellRuns, CellTrack
 from .folder import Folder, Loaded
 from .fused_runs import FusedRuns
 from .layer_recorders import CellRecorder, FusedRecorder, LayerRecorder, StackRecorder
-from .loop_recorder import is_kept, is_loop, kept_take, kept_values, starts_of, takes_of, without_rows
+from .loop_recorder import is_kept, is_loop, kept_take, kept_values, left_take, starts_of, takes_of, without_rows
 from .opening import Tracks
 from .recording import Recording
 from .takes import Options, Take
@@ -97,8 +97,11 @@ class Recorder(Recording):
         self.close_runs()
         if kind is None:
             self._hearing.report_silent()
+            seen = self._seen.seen if self._seen is not None else None
             if self._own_code and not self._examined and not self._tracks():
-                self._warn(["anything: the model was not called as a whole, with steps enough to tell what recurs"])
+                self._warn(["anything: the model was not called as a whole, with steps enough to tell what recurs"], 3)
+            elif seen is not None and seen.later:
+                self._warn(list(seen.later), 3)
         if self._folder is not None:
             self._hand_over(everything=True)
             self._folder.close()
@@ -161,7 +164,10 @@ class Recorder(Recording):
         self._seen = found.settled()
         self._warn(found.doubts())
         takes = takes_of(found, first, self.options)
-        takes += [kept_take(layer, starts_of(layer), self.options) for layer in self._kept if layer.name not in kept]
+        for layer in self._kept:
+            if layer.name not in kept:  # what the call before left is seen now, by what this one began from
+                takes += [left_take(layer, self.options)] if self._looks > 1 else []
+                takes.append(kept_take(layer, starts_of(layer), self.options))
         for take in takes:
             if take is not None and take.track in self._chosen:
                 self.keep(take)
@@ -217,7 +223,7 @@ class Recorder(Recording):
             self._cells.forget(track)
             self._fused.forget(track)
 
-    def _warn(self, doubts: list[str]) -> None:
+    def _warn(self, doubts: list[str], stacklevel: int = 7) -> None:
         new = [doubt for doubt in doubts if doubt not in self._told]
         self._told.update(new)
         if new:
@@ -225,7 +231,7 @@ class Recorder(Recording):
                 f"not recorded: {'; '.join(new)}. "
                 f"hs.layers(model, *inputs).explain() says more; hs.register teaches what is missing.",
                 RecordingWarning,
-                stacklevel=7,
+                stacklevel=stacklevel,
             )
 
     def _listen(self, recorders: Iterable[LayerRecorder]) -> Handle:

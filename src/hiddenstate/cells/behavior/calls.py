@@ -47,6 +47,11 @@ class ModelCall:
         self._before: Snapshot | None = None  # the model before the user's own call
         self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # those that a call writes, as they were
 
+    @property
+    def is_real(self) -> bool:
+        """Whether the user has made the call: then we make none that can be avoided."""
+        return self._before is not None
+
     def real(self, run: Callable[[], Any], taps: Taps | None = None) -> tuple[Trace, Any]:
         """Trace the call that the user makes, which goes on by `run`, and tap it."""
         self._before = Snapshot(self.model, weights=False)

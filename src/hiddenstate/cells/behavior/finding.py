@@ -195,7 +195,8 @@ def _found(
     told = (tuple(analysis.unsure), tuple(analysis.passed), tuple(analysis.known), tuple(_unseen(analysis)))
     called = frozenset(call.module for call in analysis.trace.calls)
     left = analysis.cuts.beside(recurrences) if analysis.cuts is not None else ()
-    return Found(tuple(recurrences), *told, tuple(analysis.iterated), tuple(no_cells(analysis)), left, alive, called)
+    apart = (tuple(analysis.iterated), tuple(no_cells(analysis)), left)
+    return Found(tuple(recurrences), *told, *apart, alive, called, tuple(analysis.later))
 
 
 def _has_rows(candidate: Candidate, axes: Axes, analysis: Analysis) -> bool:

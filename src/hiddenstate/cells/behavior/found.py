@@ -90,6 +90,7 @@ class Found:
     # By recurrence and part: what there was after each repetition, with its graph; held only as long as this is.
     live: Mapping[Recurrence, Mapping[str, list[Tensor]]] = field(default_factory=dict)
     called: frozenset[nn.Module] = frozenset()  # what the call reached
+    later: tuple[str, ...] = ()  # what only a second call can tell: attributes of which it is not known who reads them
     plan: Plan | None = None  # where loops make their states, so that later calls need not be traced
 
     def explain(self) -> str:
@@ -107,6 +108,7 @@ class Found:
             ("not sure", self.unsure),
             ("looked at and not taken", self.passed),
             ("not examined", self.unseen),
+            ("for a second call to tell", self.later),
         ):
             if things:
                 lines.append(f"{title}:")
