@@ -46,7 +46,9 @@ class Choice:
 
 def _can_be_carried(layer: Layer) -> bool:
     axes = layer.seen.parts if layer.seen is not None else ()
-    return layer.seen is None or (layer.kind == "cell" and all(part.batch_axis is not None for part in axes))
+    return layer.seen is None or (
+        layer.kind == "cell" and all(p.batch_axis is not None and not p.counted for p in axes)
+    )
 
 
 def _left_out(layer: Layer) -> str:

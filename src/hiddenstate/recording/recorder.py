@@ -206,6 +206,19 @@ class Recorder(Recording):
         caches = [layer for layer in found if layer.kind == "cache"]
         doubts += [f"{', '.join(layer.spec.parts)} in {layer.label}, a cache, which grows" for layer in caches]
         self._warn(doubts)
+        changed = {cut.module: cut for cut in (found.seen.cuts if found.seen is not None else ()) if cut.changed}
+        but = [
+            f"{layer.label} as it gives its state, not as the model hands it on ({changed[layer.name].line})"
+            for layer in called
+            if layer.name in changed
+        ]
+        but += [
+            f"{part.name} of {layer.label} with its rows along axis {part.batch_axis}, by their number alone"
+            for layer in wanted
+            for part in (layer.seen.parts if layer.seen is not None else ())
+            if part.counted
+        ]
+        self._warn(but, what="recorded, but mind: ")
         self._looks += 1
         self._examined = self._examined or found.decided or self._looks == _LOOKS
         return [layer for layer in unheard if layer.seen is not None]
@@ -223,12 +236,12 @@ class Recorder(Recording):
             self._cells.forget(track)
             self._fused.forget(track)
 
-    def _warn(self, doubts: list[str], stacklevel: int = 7) -> None:
+    def _warn(self, doubts: list[str], stacklevel: int = 7, what: str = "not recorded: ") -> None:
         new = [doubt for doubt in doubts if doubt not in self._told]
         self._told.update(new)
         if new:
             warnings.warn(
-                f"not recorded: {'; '.join(new)}. "
+                f"{what}{'; '.join(new)}. "
                 f"hs.layers(model, *inputs).explain() says more; hs.register teaches what is missing.",
                 RecordingWarning,
                 stacklevel=stacklevel,

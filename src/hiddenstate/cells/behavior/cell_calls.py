@@ -151,6 +151,9 @@ def _iterated(analysis: Analysis, chain: Chain, roles: dict[Scope, list[Role]]) 
     results = [[dict(call.results).get(links[-1].result) for links in chain.parts.values()] for call in chain.calls]
     targets = [[value for value in each if value is not None] for each in results]
     moving = any(analysis.moves[value.number] for each in targets for value in each)
+    taken = [[value.shape for place, value in call.args if place not in chain.parts] for call in chain.calls]
+    if any(shapes != taken[-1] for shapes in taken):
+        return None  # one of them reads more than the others: a beginning, along time
     if len(chain.calls) < 3 or not moving or pieces_of(windows, targets, analysis.marks).own:
         return None
     loop, drafts = _chain_drafts(analysis.trace, chain, roles)

@@ -206,7 +206,8 @@ def _has_rows(candidate: Candidate, axes: Axes, analysis: Analysis) -> bool:
     unknown = [
         draft
         for draft in candidate.drafts
-        if draft not in shared and (axes.of(candidate, draft) is None or axes.mixed(candidate, draft))
+        if draft not in shared
+        and (axes.of(candidate, draft) is None or axes.mixed(candidate, draft) or axes.by_number(candidate, draft))
     ]
     for draft in shared:
         analysis.leave(where, f"{draft.name} is shared by all rows: a statistic, not a state")
@@ -238,7 +239,10 @@ def _hold_to_the_law(analysis: Analysis) -> None:
 
 
 def _recurrence(candidate: Candidate, axes: Axes, live: bool) -> Recurrence:
-    parts = tuple(_part(draft, axes.of(candidate, draft), live) for draft in candidate.drafts)
+    parts = tuple(
+        replace(_part(draft, axes.of(candidate, draft), live), counted=axes.by_number(candidate, draft))
+        for draft in candidate.drafts
+    )
     place = (candidate.module, candidate.line)
     return Recurrence(candidate.kind, *place, candidate.windows.count, parts, tuple(candidate.evidence))
 

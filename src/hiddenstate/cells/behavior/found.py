@@ -33,6 +33,7 @@ class Part:
     initial: Tensor | None  # None where the first repetition was handed nothing
     argument: tuple[Any, ...] | None = None  # of a cell: ("args", 1, 0) is the first item of the second argument
     result: tuple[Any, ...] | None = None  # of a cell: where in what it returns
+    counted: bool = False  # the batch axis is only known by its size, which is the number of rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +74,7 @@ class Cut(Unsure):
 
     carried: bool = False  # whether it is worth carrying all the same
     usual: bool = False  # and nobody needs to be told
+    changed: bool = False  # what it gives is changed before it is handed back
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,5 +121,6 @@ class Found:
 def _described(part: Part) -> str:
     kind = str(part.dtype).removeprefix("torch.")
     rows = "rows unknown" if part.batch_axis is None else f"rows along axis {part.batch_axis}"
+    rows += ", by their number" if part.counted else ""
     start = "started by itself" if part.initial is None else "starts from a tensor"
     return f"{part.name}: {tuple(part.shape)} {kind}, {rows}, {start}"

@@ -1,7 +1,7 @@
 """Where each part has its rows: read from the call itself, run again with another input in one row.
 
-Where that does not tell (there is one row only, rows reach each other, numbers went through memory by index), calls of
-the model with other rows do, which are stopped as soon as they tell.
+Where that does not tell (rows reach each other, say), calls of the model with other rows do, which are stopped as soon
+as they tell; beside a call that the user makes, there are none.
 """
 
 from __future__ import annotations
@@ -41,11 +41,18 @@ class Axes:
         default_factory=set
     )  # sized, and compared after something else in one row
     fixed: set[tuple[str, str, str]] = field(default_factory=set)  # of the same size whatever the number of rows
+    along: int = 0  # the axis of the call's input along which its rows lie
+    counted: dict[tuple[str, str, str], int] = field(default_factory=dict)  # the only axis as long as the rows are many
 
     def of(self, candidate: Candidate, draft: Draft) -> int | None:
         """Return the batch axis of a part."""
         key = _key(candidate, draft)
-        return self.sized.get(key, self.reached.get(key))
+        return self.sized.get(key, self.reached.get(key, self.counted.get(key)))
+
+    def by_number(self, candidate: Candidate, draft: Draft) -> bool:
+        """Say whether only its size tells the batch axis of a part."""
+        key = _key(candidate, draft)
+        return key in self.counted and key not in self.sized and key not in self.reached
 
     def shared(self, candidate: Candidate, draft: Draft) -> bool:
         """Say whether all rows are known to share a part."""
@@ -70,7 +77,13 @@ def axes_of(call: ModelCall, analysis: Analysis, before: Found | None = None) ->
             ((each.module, each.line, part.name), part.batch_axis)
             for each in before.recurrences
             for part in each.parts
-            if part.batch_axis is not None
+            if part.batch_axis is not None and not part.counted
+        )
+        axes.counted.update(
+            ((each.module, each.line, part.name), part.batch_axis)
+            for each in before.recurrences
+            for part in each.parts
+            if part.batch_axis is not None and part.counted
         )
         asked = {(each.module, each.line, part.name) for each in before.recurrences for part in each.parts}
         if all(_key(c, d) in asked for c in analysis.candidates for d in c.drafts):
@@ -79,8 +92,9 @@ def axes_of(call: ModelCall, analysis: Analysis, before: Found | None = None) ->
         if not axes.reached and analysis.candidates:  # rows that lie along one axis of the input lie along no other
             _by_running_again(axes, call, analysis, axis)
             if axes.reached:
+                axes.along = axis
                 _by_other_state(axes, analysis, batch_of(inputs_of(call, analysis.trace), axis) or 0)
-    for axis in (0, 1) if _missing(axes, analysis) else ():
+    for axis in (0, 1) if not call.is_real and _missing(axes, analysis) else ():
         changed = other_size(call.inputs, axis)
         other = _again(call, changed[0], analysis) if changed is not None else None
         if other is not None and changed is not None:
@@ -95,7 +109,19 @@ def axes_of(call: ModelCall, analysis: Analysis, before: Found | None = None) ->
             _by_row(axes, _both(analysis, other), batch_of(call.inputs, axis) or 0)
         if not _missing(axes, analysis):
             break
+    if call.is_real:
+        _by_number(axes, analysis, batch_of(inputs_of(call, analysis.trace), axes.along) or 0)
     return axes
+
+
+def _by_number(axes: Axes, analysis: Analysis, rows: int) -> None:
+    """Take the only axis with as many entries as there are rows, where nothing else tells; it is said."""
+    for candidate in analysis.candidates:
+        for draft in candidate.drafts:
+            shape = next((value.shape for value in draft.values if value is not None), ())
+            fits = [axis for axis, size in enumerate(shape) if size == rows]
+            if axes.of(candidate, draft) is None and len(fits) == 1 and candidate.kind != "cache":
+                axes.counted[_key(candidate, draft)] = fits[0]
 
 
 def _by_running_again(axes: Axes, call: ModelCall, analysis: Analysis, axis: int) -> None:
@@ -310,7 +336,8 @@ def other_row(inputs: Any, axis: int, row: int = 0) -> Any | None:
         if tensor.is_floating_point() or tensor.is_complex():
             first.copy_(0.6 * second + 0.3 * first.flip(0) + 0.05)
         elif tensor.dtype is not torch.bool:
-            first.copy_(second if not torch.equal(first, second) else first.flip(-1))
+            others = [second, first.flip(-1), (first - 1).abs()]  # zero becomes one, and nothing leaves its range
+            first.copy_(next((other for other in others if not torch.equal(other, first)), first))
         return new
 
     return _changed(inputs, axis, altered)
