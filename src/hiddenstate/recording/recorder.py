@@ -98,10 +98,10 @@ class Recorder(Recording):
         if kind is None:
             self._hearing.report_silent()
             seen = self._seen.seen if self._seen is not None else None
-            if self._own_code and not self._examined and not self._tracks():
-                self._warn(["anything: the model was not called as a whole, with steps enough to tell what recurs"], 3)
-            elif seen is not None and seen.later:
+            if seen is not None and seen.later:
                 self._warn(list(seen.later), 3)
+            elif self._own_code and not self._examined and not self._tracks():
+                self._warn(["anything: the model was not called as a whole, with steps enough to tell what recurs"], 3)
         if self._folder is not None:
             self._hand_over(everything=True)
             self._folder.close()
