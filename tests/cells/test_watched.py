@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -145,3 +146,43 @@ def test_what_the_first_call_leaves_holds_its_graph_where_that_is_asked_for(deta
         model(x)
         (part,) = carry.state.values()
     assert part.requires_grad is not detach
+
+
+class Held(NamedTuple):
+    v: Tensor
+    i: Tensor
+
+
+class Spiking(nn.Module):
+    """A cell that takes its state by name, as the container that it gives it back in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor, state: Held | None = None) -> tuple[Tensor, Held]:
+        state = Held(x.new_zeros(len(x), 4), x.new_zeros(len(x), 4)) if state is None else state
+        i = 0.8 * state.i + self.read(x)
+        v = 0.9 * state.v + i
+        return torch.tanh(v), Held(v, i)
+
+
+class Driven(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.neuron = Spiking()
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, out = None, []
+        for frame in x.unbind(1):
+            y, state = self.neuron(frame, state)
+            out.append(y)
+        return torch.stack(out, 1)
+
+
+def test_a_cell_gets_its_state_back_in_the_container_that_it_gave_from_the_second_call_on():
+    model, x = Driven(), torch.randn(2, 12, 3)
+    whole = model(x)
+    with hs.Carry(model):
+        pieces = [model(piece) for piece in x.split(4, 1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), whole)

@@ -57,7 +57,7 @@ def _left_out(layer: Layer) -> str:
     why = {
         "attribute": "which the model keeps itself, from call to call",
         "cache": "which grows",
-        "cell": "whose rows could not be told",
+        "cell": "which is handed in within an object of its own" if layer.seen.hidden else "whose rows are not sure",
         "iteration": "which has no time",
     }
     return f"{parts} of the {layer.kind} at {layer.seen.line}, {why.get(layer.kind, 'which begins anew in every call')}"

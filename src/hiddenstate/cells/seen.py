@@ -160,7 +160,8 @@ class SeenCell(SeenAdapter):
         self._into = {part.name: _place(part) for part in recurrence.parts}
         self._out = {part.name: tuple(part.result or ()) for part in recurrence.parts}
         self._starts = {part.name: part.initial for part in recurrence.parts}
-        self._nesting: Any = None  # how a result nests the state, with the names of the parts in place of tensors
+        # How a result nests the state, with the names of the parts in place of tensors.
+        self._nesting: Any = _nesting(recurrence.returned, self._out)
 
     def initial(self, module: nn.Module, batch: int) -> State:
         """Return zeros where the model was seen to start from zeros, or from nothing."""
@@ -188,8 +189,6 @@ class SeenCell(SeenAdapter):
                 f"where it was. hs.register({type(module).__name__}, adapter) teaches what its calls look like."
             )
         native = {name: found[place] for name, place in self._out.items()}
-        if self._nesting is None:
-            self._nesting = _nesting(result, self._out)
         others = [tensor for place, tensor in found.items() if place not in self._out.values()]
         return (others[0] if others else next(iter(native.values()))), native
 

@@ -189,6 +189,7 @@ def _heard(
         call = Call(len(trace.calls), module, path, trace.inside, len(trace.ops), known=known)
         call.site = _site(sys._getframe(1))
         call.args = trace.safely(_values, trace, {"args": args, "kwargs": kwargs}) or []
+        call.given = {"args": args, "kwargs": kwargs}
         trace.open(call)
         try:
             result = _opaque(module, forward, trace, (args, kwargs)) if opaque else forward(*args, **kwargs)
@@ -196,7 +197,7 @@ def _heard(
             trace.shut(call)
         if trace.broken is not None:
             return result
-        call.results = trace.safely(_values, trace, result) or []
+        call.results, call.returned = trace.safely(_values, trace, result) or [], result
         if any(value.op < 0 and value.origin in ("outside", "unseen") for _, value in call.results):
             trace.blind[path, f"{os.path.basename(call.site[0])}:{call.site[1]}" if path else ""] = _BLIND
         return result

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import BadInput
+from ...state import mapped, tensors
 from ..unheard import unheard
 from ..untouched import untouched
 from .analysis import analyze
@@ -243,8 +244,13 @@ def _recurrence(candidate: Candidate, axes: Axes, live: bool) -> Recurrence:
         replace(_part(draft, axes.of(candidate, draft), live), counted=axes.by_number(candidate, draft))
         for draft in candidate.drafts
     )
-    place = (candidate.module, candidate.line)
-    return Recurrence(candidate.kind, *place, candidate.windows.count, parts, tuple(candidate.evidence))
+    returned, hidden = None, False
+    if candidate.kind == "cell" and candidate.chain is not None:
+        last = candidate.chain.calls[-1]
+        returned = mapped(last.returned, lambda _, end: torch.empty(0) if isinstance(end, Tensor) else end)
+        hidden = any(part.argument not in tensors(last.given) for part in parts)
+    made = (candidate.module, candidate.line, candidate.windows.count)
+    return Recurrence(candidate.kind, *made, parts, tuple(candidate.evidence), returned, hidden)
 
 
 def _part(draft: Draft, axis: int | None, live: bool) -> Part:

@@ -46,6 +46,8 @@ class Recurrence:
     steps: int
     parts: tuple[Part, ...]
     evidence: tuple[str, ...]
+    returned: Any = None  # of a cell: what a call returns, with empty tensors in it
+    hidden: bool = False  # of a cell: its state is handed in within an object that nobody else can make
 
     def __repr__(self) -> str:
         """Return kind, place and parts on one line."""
