@@ -45,7 +45,6 @@ KNOWN: dict[tuple[str, str], str] = {
     ("recorded", "one_cell_two_sequences"): "two sequences, each from zeros, are one run of 12 steps",
     ("recorded", "packed_by_hand"): "a loop whose rows are not known is one row of 15 units",
     ("recorded", "quantized_lstm"): "c is not there; the model's own filter hides the warning that says so",
-    ("carried in truth", "dict_of_state_and_window"): "a loop that goes on from an attribute is said to begin anew",
     ("diagnosed", "pointer_network"): "HS102: a decoder that points into all of its input is said to see the future",
     ("diagnosed", "message_passing"): "HS204: the two rows of an edge list pass for two rows of a batch",
     ("diagnosed", "dict_state"): "inputs by keyword are not taken",

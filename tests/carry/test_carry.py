@@ -823,7 +823,7 @@ def test_what_recurs_without_being_carried_is_named_once():
     model, x = Loop(), torch.randn(2, 6, 3)
     expected = model(x)
     with Carry(model) as carry:
-        with pytest.warns(CarryWarning, match=r"not carried: memory of the loop at test_carry.py:\d+, which begins"):
+        with pytest.warns(CarryWarning, match=r"not carried: memory of the loop at test_carry.py:\d+, to which no"):
             assert torch.equal(model(x), expected)
         assert torch.equal(model(x), expected)
         assert carry.state is None

@@ -60,4 +60,4 @@ def _left_out(layer: Layer) -> str:
         "cell": "which is handed in within an object of its own" if layer.seen.hidden else "whose rows are not sure",
         "iteration": "which has no time",
     }
-    return f"{parts} of the {layer.kind} at {layer.seen.line}, {why.get(layer.kind, 'which begins anew in every call')}"
+    return f"{parts} of the {layer.kind} at {layer.seen.line}, {why.get(layer.kind, 'to which no state can be handed')}"

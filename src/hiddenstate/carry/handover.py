@@ -142,7 +142,7 @@ class HandOver(Listener):
         self._looks = 0 if found.decided else self._looks - 1
         if not found and not found.doubts() and found.decided:
             raise not_recurrent(self._model)
-        choice = Choice.of(found, self._layers, final=not self._looks)
+        choice = Choice.of(found, self._layers, final=not self._looks or not (found.seen and found.seen.later))
         new = choice.new
         self._layers[:] = [*choice.stays, *new]
         names = {layer.name for layer in self._layers}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 _DEPTH = 5  # of containers and plain objects within attributes
+_SMALL = 64  # entries of a container outside the model that may be a state, and is no dataset
 # Libraries whose objects hold a world of their own, and no state of the model.
 _FOREIGN = {
     *("torch", "builtins", "numpy", "collections", "hiddenstate", "threading", "logging", "weakref"),
@@ -43,8 +44,8 @@ class Snapshot:
                 if isinstance(module, torch.jit.ScriptModule):
                     self._modes.append((module, module.training))
                 self._keep(module.__dict__, 0)
-                for default in getattr(getattr(type(module), "forward", None), "__defaults__", None) or ():
-                    self._keep(default, 1)  # `def forward(self, x, seen=[])` is a state too
+                for thing in _beside(getattr(type(module), "forward", None)):
+                    self._keep(thing, 1)
         self._alive = (model, *others)
 
     def restore(self) -> None:
@@ -114,6 +115,20 @@ class Snapshot:
             self._tensors.append((tensor, tensor.detach().clone(), version, counted))
             value = None if grad is None else grad.detach().clone()
             self._grads.append((tensor, grad, value, tensor.requires_grad))
+
+
+def _beside(forward: Any) -> Iterator[Any]:
+    """Yield what a forward reaches without its module and may change: `seen=[]`, closures, containers in its file."""
+    yield from getattr(forward, "__defaults__", None) or ()
+    code, names = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
+    found = [names[name] for name in (code.co_names if code is not None else ()) if name in names]
+    for cell in getattr(forward, "__closure__", None) or ():
+        with suppress(ValueError):  # a variable that nothing was put into yet
+            found.append(cell.cell_contents)
+    for thing in found:
+        small = isinstance(thing, dict | list | set | deque) and len(thing) <= _SMALL
+        if small or _stream(thing) is not None:
+            yield thing
 
 
 def _stream(thing: Any) -> tuple[Callable[[Any], Any], Any] | None:

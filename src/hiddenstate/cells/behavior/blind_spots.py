@@ -14,7 +14,7 @@ import torch
 from .candidates import Analysis
 from .memory import Value
 from .operation import ESCAPES, Op
-from .operations import UNWRITTEN
+from .operations import GROWS, UNWRITTEN
 from .places import Scope, in_torch
 from .repetition import owner_of, signature, where_of, windows_of
 from .trace import Trace
@@ -170,6 +170,10 @@ def _strangers(trace: Trace) -> Iterator[Spot]:
 def _from_outside(analysis: Analysis) -> Iterator[Spot]:
     """Loops that meet other tensors in every turn that nothing seen has made: by way of numpy, say, or of vmap."""
     trace = analysis.trace
+    for op in trace.ops if not trace.lazy else ():
+        many = {value.number for value in op.ins if value.origin == "outside" and value.tensor.dim()}
+        if op.name in GROWS and len(many) > 2:
+            yield _where(trace, op), f"{op.name} joins {len(many)} tensors that nothing seen has made, as a loop would"
     for loop in trace.places.scopes if not trace.lazy else ():
         if loop.kind != "loop" or len(loop.turns) < 3 or in_torch(loop.code):
             continue

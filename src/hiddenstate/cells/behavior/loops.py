@@ -120,6 +120,10 @@ def _take_roles(analysis: Analysis, loop: Scope, windows: Windows, roles: list[R
             analysis.leave(where, "what crosses changes its size from repetition to repetition")
         return
     for kind, place, group in _grouped(analysis, loop, windows, roles, where):
+        if kind == "attribute" and not any(analysis.marks[number] for role in group for number in role.members):
+            analysis.leave((place, where[1]), "what is kept there does not depend on the call's input: a statistic")
+            analysis.settled.update(*(role.members for role in group))
+            continue
         namer = Namer.of(analysis.trace, loop)
         drafts = [Draft(namer.name(r.values, f"state{i}"), r.values, r.initial) for i, r in enumerate(group)]
         names = ", ".join(draft.name for draft in drafts)
