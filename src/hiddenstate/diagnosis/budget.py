@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..state import ends
-from .inputs import Cut, Inputs, Slot
+from .inputs import Argument, Excerpt, Inputs
 from .patient import Patient
 from .probes.parameters import objective
 
@@ -62,7 +62,7 @@ def cut_down(patient: Patient, seconds: float, most: int) -> bool:
 
 def _ways(inputs: Inputs) -> Iterator[tuple[Callable[[Inputs, int], Inputs], int]]:
     """Yield how steps may be cut, and how far: of all sequences, of those as long as the main one, or not at all."""
-    if inputs.steps > SHORT and inputs.slot(inputs.main).time is not None:
+    if inputs.steps > SHORT and inputs.argument(inputs.main).time is not None:
         yield Inputs.shortened, STEPS
         yield lambda piece, steps: piece.shortened(steps, others=False), STEPS
     yield lambda piece, _: piece, inputs.steps
@@ -80,23 +80,23 @@ def _some_rows(inputs: Inputs, rows: int) -> Inputs:
 
 def _with_targets(inputs: Inputs, targets: Any) -> Inputs:
     """Return the call with its targets as a last argument, so that rows and steps are cut from both alike."""
-    place, slot = len(inputs.args), inputs.slot(inputs.main)
-    slots = []
+    place, argument = len(inputs.args), inputs.argument(inputs.main)
+    arguments = []
     for path, end in ends(targets, (place,)):
         rows = time_axis = None
         if isinstance(end, Tensor) and inputs.batched:
-            axes = [axis for axis in (slot.rows or 0, 0, 1) if axis < end.dim() and end.shape[axis] == inputs.batch]
+            axes = [axis for axis in (argument.rows or 0, 0, 1) if axis < end.dim() and end.shape[axis] == inputs.batch]
             rows = axes[0] if axes else None
         if isinstance(end, Tensor) and rows in (0, 1) and end.dim() > 1 and end.shape[1 - rows] == inputs.steps:
             time_axis = 1 - rows
-        slots.append(Slot(path, "sequence", rows, time_axis, inputs.steps if time_axis is not None else 0))
-    return replace(inputs, args=(*inputs.args, targets), slots=(*inputs.slots, *slots))
+        arguments.append(Argument(path, "sequence", rows, time_axis, inputs.steps if time_axis is not None else 0))
+    return replace(inputs, args=(*inputs.args, targets), arguments=(*inputs.arguments, *arguments))
 
 
 def _parted(piece: Inputs) -> tuple[Inputs, Any]:
     *args, targets = piece.args
-    slots = tuple(slot for slot in piece.slots if slot.path[0] < len(args))
-    return replace(piece, args=tuple(args), slots=slots), targets
+    arguments = tuple(argument for argument in piece.arguments if argument.path[0] < len(args))
+    return replace(piece, args=tuple(args), arguments=arguments), targets
 
 
 def _trial(patient: Patient, piece: Inputs) -> tuple[float, bool] | None:
@@ -127,6 +127,6 @@ def _take(patient: Patient, piece: Inputs, *, with_targets: bool) -> None:
     patient.inputs, targets = _parted(piece)
     if with_targets:
         patient.whole, patient.targets = patient.inputs, targets
-    patient.cut = Cut(piece.batch, whole.batch, piece.steps, whole.steps)
+    patient.cut = Excerpt(piece.batch, whole.batch, piece.steps, whole.steps)
     alone = "" if with_targets else ", and again with the loss"
     patient.assumed.append(f"the whole input was run once{alone}; all else was {patient.cut}")

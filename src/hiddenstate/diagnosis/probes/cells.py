@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ...cells import Call, Layer, unheard
 from ...state import State, tensors
-from ..equal import same
-from ..patient import Patient, probe
-from ..substitutes import another_state, spread
-from ..tracing import Trace, Tracer
-from .gradients import backward, projected
-from .shapes import base
+from ..difference import same
+from ..inputs import another_state, spread
+from ..outcome import Operations, Tracer
+from ..patient import Patient, PatientProbe
+from .calls import PlainCall
+from .gradients import Backward, projected
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,21 +31,21 @@ class Trial:
     cut: str  # "" or what shows that no gradient reaches the state
 
 
-def own_cells(patient: Patient) -> list[Layer]:
-    """Return the layers that the user wrote: torch's own do what they say."""
-    return [layer for layer in patient.layers if not layer.fused and layer.kind == "cell"]
+class CellTrials(tuple[Trial, ...], PatientProbe):
+    """One step of every cell that the user wrote, tried with other inputs and other states."""
 
-
-@probe
-def trials(patient: Patient) -> list[Trial]:
-    """Try every cell of the user's own with other inputs and other states."""
-    found = []
-    for layer in own_cells(patient):
-        calls = base(patient).calls.of(layer)
-        usable = [call for call in calls if call.given is not None] or calls
-        if usable:
-            found.append(_trial(patient, layer, usable[len(usable) // 2]))
-    return found
+    @classmethod
+    def measure(cls, patient: Patient) -> CellTrials:
+        """Take for each cell a call in the middle of the sequence, where it is given a state."""
+        found = []
+        for layer in patient.layers:
+            if layer.fused or layer.kind != "cell":
+                continue
+            calls = patient[PlainCall].calls.of(layer)
+            usable = [call for call in calls if call.given is not None] or calls
+            if usable:
+                found.append(_trial(patient, layer, usable[len(usable) // 2]))
+        return cls(found)
 
 
 def step(call: Call, state: State, x: Any = None) -> Any:
@@ -123,7 +123,7 @@ def _cut(patient: Patient, call: Call, by_part: dict[str, float]) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class Steps:
+class StepCalls:
     """All calls, one step each, that one forward makes of a cell, or of a layer used as one."""
 
     calls: list[Call]
@@ -169,20 +169,23 @@ class Steps:
         return count
 
 
-@probe
-def steps_of_cells(patient: Patient) -> dict[str, Steps]:
-    """Return, for every cell that a forward steps along time, all its calls."""
-    found = {}
-    for layer in patient.layers:
-        calls = base(patient).calls.of(layer)
-        many = len(calls) >= 3 or (len(calls) == 2 == patient.inputs.steps)
-        if many and all(call.steps == 1 for call in calls) and len({call.rows for call in calls}) == 1:
-            try:
-                graph = backward(patient).run.calls.of(layer)
-            except Exception:  # reported where gradients are asked for
-                graph = []
-            found[layer.label] = Steps(calls, graph)
-    return found
+class SteppedCells(dict[str, StepCalls], PatientProbe):
+    """For every layer that a forward steps along time, by its label, all its calls."""
+
+    @classmethod
+    def measure(cls, patient: Patient) -> SteppedCells:
+        """Take the calls of the plain call, and those of one with gradients."""
+        found = cls()
+        for layer in patient.layers:
+            calls = patient[PlainCall].calls.of(layer)
+            many = len(calls) >= 3 or (len(calls) == 2 == patient.inputs.steps)
+            if many and all(call.steps == 1 for call in calls) and len({call.rows for call in calls}) == 1:
+                try:
+                    graph = patient[Backward].run.calls.of(layer)
+                except Exception:  # reported where gradients are asked for
+                    graph = []
+                found[layer.label] = StepCalls(calls, graph)
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,23 +195,26 @@ class Drive:
     name: str
     bounds: dict[str, float]  # part -> largest |value| on the way
     last: dict[str, Tensor]
-    traces: list[Trace]  # of a few steps with inputs of ordinary size
+    traces: list[Operations]  # of a few steps with inputs of ordinary size
     states: list[State]  # the states those steps were given
     results: list[Any]
     next_state: Tensor  # the first part of the state after the last of them
 
 
-@probe
-def drives(patient: Patient) -> list[Drive]:
-    """Drive every cell of the user's own with large inputs, and write down a few ordinary steps."""
-    found = []
-    for trial in trials(patient):
-        if not _input(trial.call).is_floating_point():
-            continue
-        with patient.afresh(), torch.no_grad():
-            patient.model.eval()
-            found.append(_drive(trial))
-    return found
+class CellDrives(tuple[Drive, ...], PatientProbe):
+    """Every cell that the user wrote, driven by large inputs."""
+
+    @classmethod
+    def measure(cls, patient: Patient) -> CellDrives:
+        """Drive each cell with large inputs, and write down a few ordinary steps."""
+        found = []
+        for trial in patient[CellTrials]:
+            if not _input(trial.call).is_floating_point():
+                continue
+            with patient.afresh(), torch.no_grad():
+                patient.model.eval()
+                found.append(_drive(trial))
+        return cls(found)
 
 
 def _drive(trial: Trial) -> Drive:

@@ -1,4 +1,4 @@
-"""Where gradients of the output arrive: at each step of the input, at each layer, at each parameter."""
+"""Where gradients of the output arrive: at each step of the input, and at each layer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from ...cells import Call
-from ..equal import same
+from ...state import tensors
+from ..difference import same
 from ..inputs import Inputs, packed, unpacked
-from ..patient import Patient, Run, probe
-from .shapes import by_rows, final, layout
+from ..outcome import Outcome
+from ..patient import Patient, PatientProbe
+from .layout import OutputLayout, by_rows, final
 
 
 @dataclass(slots=True, eq=False)
@@ -27,32 +29,24 @@ class Arrival:
 
 
 @dataclass(slots=True, eq=False)
-class Backward:
-    """The gradients of one run."""
+class Backward(PatientProbe):
+    """The gradients of one call."""
 
-    run: Run
+    run: Outcome
     connected: bool  # the output has a graph at all
     steps: dict[str, Tensor] = field(default_factory=dict)  # where -> (batch, time) size of d final output / d step
     arrivals: list[Arrival] = field(default_factory=list)
 
-
-@probe
-def backward(patient: Patient) -> Backward:
-    """Take the gradient of the final output to every step, and of the main output to every layer's results."""
-    seen = _to_steps(patient, patient.inputs)
-    seen.arrivals = _arrivals(patient, seen.run) if seen.connected else []
-    return seen
-
-
-@probe
-def one_step_less(patient: Patient) -> Backward:
-    """Take the gradient of the final output to every step of a sequence that ends one step earlier."""
-    inputs = patient.inputs
-    paths = [slot.path for slot in inputs.slots if slot.time is not None and slot.steps == inputs.steps]
-    return _to_steps(patient, inputs.crop(int(inputs.last.max()), paths))
+    @classmethod
+    def measure(cls, patient: Patient) -> Backward:
+        """Take the gradient of the final output to every step, and of the main output to every layer's results."""
+        seen = backward_to_steps(patient, patient.inputs)
+        seen.arrivals = _arrivals(patient, seen.run) if seen.connected else []
+        return seen
 
 
-def _to_steps(patient: Patient, inputs: Inputs) -> Backward:
+def backward_to_steps(patient: Patient, inputs: Inputs) -> Backward:
+    """Take the gradient of the final output to every step of these inputs; `arrivals` stays empty."""
     inputs, leaf = with_leaf(inputs)
     run = patient.run(inputs, grad=True, collect=True)
     last = final(patient, run)
@@ -110,10 +104,10 @@ class _Source:
     arrange: Callable[[Tensor], Tensor]  # its gradient -> (batch, time, ...)
 
 
-def _sources(run: Run, leaf: Tensor | None) -> list[_Source]:
+def _sources(run: Outcome, leaf: Tensor | None) -> list[_Source]:
     inputs = run.inputs
-    slot, x = inputs.slot(inputs.main), inputs.get(inputs.main)
-    rows, time = slot.rows if inputs.batched else None, slot.time
+    argument, x = inputs.argument(inputs.main), inputs.get(inputs.main)
+    rows, time = argument.rows if inputs.batched else None, argument.time
     found: list[_Source] = []
     if leaf is not None and time is not None:
         packed_input = isinstance(x, PackedSequence)
@@ -150,8 +144,8 @@ def _arranged(gradient: Tensor, rows: int | None, time: int) -> Tensor:
     return gradient.movedim(time, 0)[None] if rows is None else gradient.movedim((rows, time), (0, 1))
 
 
-def _arrivals(patient: Patient, run: Run) -> list[Arrival]:
-    leaf = layout(patient).main
+def _arrivals(patient: Patient, run: Outcome) -> list[Arrival]:
+    leaf = patient[OutputLayout].main
     tensor = run.outputs.get(leaf.path) if leaf is not None else None
     if leaf is None or tensor is None or not tensor.requires_grad:
         return []
@@ -170,3 +164,26 @@ def _arrivals(patient: Patient, run: Run) -> list[Arrival]:
 
 def _as_output(call: Call, gradient: Tensor) -> Tensor:
     return call.returned(call.layer.join(_like(call.output_native, gradient), call.state_native)).output
+
+
+class Summaries(tuple[Arrival, ...], PatientProbe):
+    """Fused layers whose results end in one value for each row, and go into no further layer."""
+
+    @classmethod
+    def measure(cls, patient: Patient) -> Summaries:
+        """Pick them from the backward pass."""
+        leaf = patient[OutputLayout].main
+        if leaf is None or leaf.stepwise or leaf.state or not patient[Backward].connected:
+            return cls()
+        found = patient[Backward]
+        fed = {id(t) for call in found.run.calls for t in tensors((call.input, call.given_native)).values()}
+
+        def handed_on(call: Call) -> bool:
+            return any(id(t) in fed for t in tensors((call.output_native, call.state_native)).values())
+
+        return cls(arrival for arrival in found.arrivals if not handed_on(arrival.call))
+
+
+def arrives(*gradients: Tensor | None) -> bool:
+    """Say whether any of these gradients is there, and not all zero."""
+    return any(gradient is not None and bool(gradient.abs().max() > 0) for gradient in gradients)
