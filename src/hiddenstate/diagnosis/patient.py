@@ -58,13 +58,13 @@ class Patient:
 
     def __post_init__(self) -> None:
         """Find the layers, registered or not, and keep what calls may change."""
-        self.hidden: list[Unregistered] = unregistered(self.model)
-        others = [thing.value for thing in self.hidden if isinstance(thing.value, nn.Module)]
+        self.unregistered: list[Unregistered] = unregistered(self.model)
+        others = [thing.value for thing in self.unregistered if isinstance(thing.value, nn.Module)]
         self.layers: list[Layer] = list(layers(self.model))
         if self.alone:  # the cell that was given, not what it is made of
             cell = as_layer(getattr(self.model, "cell"))  # noqa: B009
             self.layers = [Layer("cell", cell.module, cell.adapter)]
-        for thing in self.hidden:
+        for thing in self.unregistered:
             if isinstance(thing.value, nn.Module):
                 for layer in layers(thing.value):
                     name = f"{thing.name}.{layer.name}" if layer.name else thing.name
@@ -120,7 +120,7 @@ class Patient:
 
     def check_recurrent(self) -> None:
         """Refuse a model in which nothing recurrent was seen."""
-        if not (self.layers or self.seen or self.doubts or self.hidden):
+        if not (self.layers or self.seen or self.doubts or self.unregistered):
             raise NotRecurrent(
                 f"nothing recurrent was seen in {type(self.model).__name__}, so there is no hidden state to examine. "
                 f"hs.layers(model, *inputs).explain() shows what was looked at; hs.register teaches a new kind."

@@ -72,7 +72,7 @@ def check(patient: Patient) -> Symptom | None:
     if seen is None or not seen.cuts or _decodes(patient):
         return None
     local = seen.back <= max(3, patient.inputs.steps // 3) and seen.back < patient.inputs.steps - 1
-    reason = _allowed(patient, local=local)
+    reason = _allowed(patient)
     summed = _sums_to_one_over_time(patient)
     cause = (
         summed
@@ -83,14 +83,12 @@ def check(patient: Patient) -> Symptom | None:
             else "a mean, norm, softmax, flip or the final state is taken over all steps and given to each of them"
         )
     )
+    unsure = reason or (patient[OutputLayout].guessed and not _normalizes_time(patient))
     return Symptom(
-        "note"
-        if (reason or (patient[OutputLayout].guessed and not _normalizes_time(patient))) and not summed
-        else "error",
+        "note" if unsure and not summed else "error",
         _looking_ahead(patient) or "the model",
         f"with all steps after a cut replaced, outputs up to {seen.back} steps before it changed, by "
-        f"{seen.share:.2g} of "
-        f"the largest change (limit {seen.limit:.1g}), at {seen.cuts} of {seen.tried} cuts.",
+        f"{seen.share:.2g} of the largest change (limit {seen.limit:.1g}), at {seen.cuts} of {seen.tried} cuts.",
         cause,
         "softmax over the classes: dim=-1; statistics over the past only: x.cumsum(1) / steps; a mask on attention: "
         "scores.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)",
@@ -115,26 +113,19 @@ def _leak(patient: Patient) -> _Leak | None:
     leaf = found.main
     if leaf is None or not leaf.stepwise or not found.aligned:
         return None
-    argument = inputs.argument(found.aligned[0])
-    before = patient[PlainCall]
-    old = by_rows(before.outputs[leaf.path], leaf, inputs.batch)
+    sequence, plain = inputs.argument(found.aligned[0]), patient[PlainCall].outputs[leaf.path]
+    old = by_rows(plain, leaf, inputs.batch)
     steps = old.shape[1]
-    if steps != (argument.steps if inputs.lengths is None else int(inputs.lengths.max())) or steps < 2:
+    if steps != (sequence.steps if inputs.lengths is None else int(inputs.lengths.max())) or steps < 2:
         return None
-    return _leak_over(patient, old, steps, argument_steps=argument.steps)
-
-
-def _leak_over(patient: Patient, old: Tensor, steps: int, *, argument_steps: int) -> _Leak | None:
-    inputs, leaf = patient.inputs, patient[OutputLayout].main
-    assert leaf is not None
     share, back, hit, limit, tried = 0.0, 0, 0, patient.thresholds.leak, 0
     for cut in sorted({1, (steps + 1) // 2, steps - 1}):
-        mask = (torch.arange(argument_steps) >= cut).expand(inputs.batch, -1)
-        if argument_steps == inputs.steps:
+        mask = (torch.arange(sequence.steps) >= cut).expand(inputs.batch, -1)
+        if sequence.steps == inputs.steps:
             mask = mask & inputs.valid
-        run = patient.run(inputs.other_steps(mask, patient[OutputLayout].aligned, seed=cut))
+        run = patient.run(inputs.other_steps(mask, found.aligned, seed=cut))
         new = run.outputs.get(leaf.path)
-        if new is None or new.shape != patient[PlainCall].outputs[leaf.path].shape:
+        if new is None or new.shape != plain.shape:
             continue
         tried += 1
         gaps = change(old, by_rows(new, leaf, inputs.batch)).reshape(*old.shape[:2], -1).max(2).values  # (batch, steps)
@@ -183,6 +174,7 @@ def _normalizes_time(patient: Patient) -> bool:
 
 
 def _runs_backwards(patient: Patient) -> bool:
+    """Whether a layer reads the sequence from its end, so that every step may follow later ones."""
     calls = patient[PlainCall].calls
     if any(call.layer.fused and call.layer.spec.bidirectional for call in calls):
         return True
@@ -191,7 +183,7 @@ def _runs_backwards(patient: Patient) -> bool:
     return {"forwards", "backwards"} <= set(patient[Directions].values())  # two layers by hand
 
 
-def _allowed(patient: Patient, *, local: bool) -> str:
+def _allowed(patient: Patient) -> str:
     """Return a reason for which a model may well look ahead, "" where there is none."""
     modules = list(patient.model.modules())
     attention = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
@@ -203,6 +195,7 @@ def _allowed(patient: Patient, *, local: bool) -> str:
 
 
 def _attends(patient: Patient) -> bool:
+    """Whether the result of a softmax is multiplied with something, as attention does."""
     trace = patient[TracedCall].trace
     if trace.named("scaled_dot_product_attention", "multi_head_attention_forward"):
         return True
@@ -247,6 +240,7 @@ def _chained(call: Call, others: list[Call]) -> bool:
 
 
 def _constant_input(calls: list[Call], name: str) -> bool:
+    """Whether a layer is fed the same at all steps, as a decoder of one summary is."""
     own = [call for call in calls if call.layer.name == name]
     if len({call.layer.name for call in calls}) < 2 or isinstance(own[0].input, PackedSequence):
         return False
@@ -255,6 +249,7 @@ def _constant_input(calls: list[Call], name: str) -> bool:
 
 
 def _sums_to_one_over_time(patient: Patient) -> str:
+    """Return the cause where the output is a softmax over the wrong axis, "" where it is not."""
     leaf = patient[OutputLayout].main
     if leaf is None or leaf.time is None or len(leaf.shape) < 3 or leaf.shape[-1] < 2:
         return ""

@@ -66,6 +66,7 @@ def check(patient: Patient) -> Symptom | None:
 
 
 def _handed_in(patient: Patient) -> Symptom | None:
+    """Report a state among the arguments of forward that no output follows."""
     states = [argument for argument in patient.inputs.arguments if argument.kind == "state"]
     if not states or patient.alone:
         return None
@@ -85,6 +86,7 @@ def _handed_in(patient: Patient) -> Symptom | None:
 
 
 def _cell_forgets(patient: Patient) -> Symptom | None:
+    """Report a cell whose next state does not follow the last one, or a part of it."""
     for trial in patient[CellTrials]:
         unused = [part for part, moved in trial.by_part.items() if moved == 0]
         if unused and len(unused) == len(trial.by_part):
@@ -105,6 +107,7 @@ def _cell_forgets(patient: Patient) -> Symptom | None:
 
 
 def _never_handed_on(patient: Patient) -> Symptom | None:
+    """Report a loop that calls its cell with the same state at every step."""
     for name, steps in patient[SteppedCells].items():
         constant = steps.constant_parts()
         if steps.starts_anew or constant:
@@ -120,6 +123,7 @@ def _never_handed_on(patient: Patient) -> Symptom | None:
 
 
 def _nothing_earlier(patient: Patient) -> Symptom | None:
+    """Report a last output that no step but the last moves."""
     if patient.inputs.steps < 2 or not _recurrent(patient):
         return None
     seen = patient[Reach]
@@ -137,6 +141,7 @@ def _nothing_earlier(patient: Patient) -> Symptom | None:
 
 
 def _recurrent(patient: Patient) -> bool:
+    """Whether the model has recurrent layers, or by its names is meant to be recurrent."""
     if patient[PlainCall].calls or patient.layers:
         return True
     words = ("rnn", "lstm", "gru", "recur", "hidden", "_hh", "w_h", "h2", "2h", "cell", "u_")

@@ -73,12 +73,12 @@ def check(patient: Patient) -> Symptom | None:
                 {"change": 0.0, "limit": limit},
             )
     seen = patient[Reach]
-    if seen.all is not None and seen.all <= limit and gap(patient[PlainCall], _all_replaced(patient)) <= limit:
+    if seen.all is not None and seen.all <= limit and _nothing_moves(patient):
         return Symptom(
             "error",
             patient[PlainCall].calls.labels,
-            f"with every step of the input replaced, the output moved by {seen.all:.2g} of its size (limit "
-            f"{limit:.0e}).",
+            f"with every step of the input replaced, the output moved by {seen.all:.2g} of its size "
+            f"(limit {limit:.0e}).",
             "the output is computed from something else: another variable, a constant, a first state",
             "follow x through forward: each result must be passed on, as in x = self.embed(x); out, _ = self.lstm(x)",
             {"change": seen.all, "limit": limit},
@@ -86,11 +86,14 @@ def check(patient: Patient) -> Symptom | None:
     return _second_input_unused(patient) or _one_step_late(patient)
 
 
-def _all_replaced(patient: Patient) -> Outcome:
-    return patient.run(patient.inputs.other_rows(torch.ones(patient.inputs.batch, dtype=torch.bool), seed=9))
+def _nothing_moves(patient: Patient) -> bool:
+    """Whether none of the outputs, the final one or others, moves when every row is replaced."""
+    rows = torch.ones(patient.inputs.batch, dtype=torch.bool)
+    return gap(patient[PlainCall], patient.run(patient.inputs.other_rows(rows, seed=9))) <= patient.thresholds.reach
 
 
 def _second_input_unused(patient: Patient) -> Symptom | None:
+    """Report a second sequence that no output follows."""
     limit = patient.thresholds.reach
     for argument in patient.inputs.arguments:
         if argument.kind != "sequence" or argument.path == patient.inputs.main or argument.time is None:
@@ -121,15 +124,12 @@ def _replaced_everywhere(patient: Patient, path: Path, *, train: bool = False) -
 
 
 def _one_step_late(patient: Patient) -> Symptom | None:
+    """Report an output that follows earlier steps, and not its own."""
     leaf = patient[OutputLayout].main
     seen = patient[Reach]
-    if (
-        leaf is None
-        or not leaf.stepwise
-        or seen.last is None
-        or seen.last > patient.thresholds.reach
-        or not seen.earlier
-    ):
+    if leaf is None or not leaf.stepwise or not seen.earlier:
+        return None
+    if seen.last is None or seen.last > patient.thresholds.reach:
         return None
     return Symptom(
         "note",

@@ -77,6 +77,7 @@ def check(patient: Patient) -> Symptom | None:
 
 
 def _whole_cut(patient: Patient) -> Symptom | None:
+    """Report earlier steps that move the final output, and get no gradient from it."""
     seen = patient[Reach]
     if not seen.earlier or seen.earlier <= patient.thresholds.reach:
         return None

@@ -109,6 +109,7 @@ def _symptom(patient: Patient, what: str, moved: float) -> Symptom:
 
 
 def _moved(patient: Patient, leaf: OutputTensor, run: Outcome) -> float | None:
+    """Return how far the output at real steps is from the plain call's; None where they cannot be compared."""
     inputs = patient.inputs
     new = run.outputs.get(leaf.path)
     if new is None or new.dim() != len(leaf.shape):
@@ -140,7 +141,7 @@ def _knows_lengths(inputs: Inputs) -> bool:
 
 
 def _other_values(patient: Patient, leaf: OutputTensor) -> float | None:
-    """Only where the model is told the lengths: one that is not may know padding by its value."""
+    """Put other values into the padding, where the model is told the lengths; else it may know padding by its value."""
     inputs = patient.inputs
     padding = ~inputs.valid
     if not _knows_lengths(inputs) or not bool(padding.any()):
@@ -150,6 +151,7 @@ def _other_values(patient: Patient, leaf: OutputTensor) -> float | None:
 
 
 def _more(patient: Patient, leaf: OutputTensor) -> float | None:
+    """Add steps of padding."""
     longer = _padded(patient.inputs)
     if longer is None:
         return None
@@ -216,7 +218,7 @@ def _trimmed(patient: Patient, leaf: OutputTensor) -> float | None:
 
 
 def _in_the_loss(patient: Patient, leaf: OutputTensor) -> Symptom | None:
-    """Ask whether the loss follows the output at padded steps."""
+    """Report a loss that follows the output at padded steps."""
     if patient.loss is None or not leaf.stepwise or leaf.merged or not bool((~patient.whole.valid).any()):
         return None
     inputs = patient.whole
@@ -239,8 +241,8 @@ def _in_the_loss(patient: Patient, leaf: OutputTensor) -> Symptom | None:
     return Symptom(
         "warning",
         "the loss",
-        f"the gradient of the loss at padded steps is {share:.2g} of its largest (limit "
-        f"{patient.thresholds.padding:.1g}).",
+        f"the gradient of the loss at padded steps is {share:.2g} of its largest "
+        f"(limit {patient.thresholds.padding:.1g}).",
         "the loss averages over all steps, padded ones among them",
         "F.cross_entropy(out.transpose(1, 2), targets, ignore_index=pad), or loss[mask].mean()",
         {"share": share, "limit": patient.thresholds.padding},

@@ -66,8 +66,12 @@ from ..rule import Rule, Symptom
 def check(patient: Patient) -> Symptom | None:
     """Two pieces with the state handed over differ from the whole."""
     inputs = patient.inputs
-    argument = inputs.argument(inputs.main)
-    if argument.time is None or inputs.steps < 3 or not inputs.batched or inputs.lengths is not None:
+    if (
+        inputs.argument(inputs.main).time is None
+        or inputs.steps < 3
+        or not inputs.batched
+        or inputs.lengths is not None
+    ):
         return None
     if patient[OtherSeed].gap > 0 or not isinstance(inputs.get(inputs.main), Tensor):
         return None
@@ -104,18 +108,18 @@ def _state_argument(patient: Patient) -> int | None:
 
 
 def _pieces(inputs: Inputs) -> tuple[Inputs, Inputs, int]:
+    """Return the call in two pieces, and the step at which it was cut."""
     cut = inputs.steps // 2
-    paths = [
-        argument.path for argument in inputs.arguments if argument.time is not None and argument.steps == inputs.steps
-    ]
+    paths = [a.path for a in inputs.arguments if a.time is not None and a.steps == inputs.steps]
     return inputs.crop(cut, paths), inputs.tail(cut, paths), cut
 
 
 def _handed_over(patient: Patient, place: int) -> Symptom | None:
+    """Compare the whole with two calls, the second of which is given the state that the first returned."""
     first, second, cut = _pieces(patient.inputs)
     whole = patient[PlainCall]
     state = whole.result[1]
-    if not tensors(state) or not _state_shaped(patient, state):
+    if not tensors(state) or not _state_shaped(patient):
         return None
     one = patient.run(first)
     args = (*second.args[:place], one.result[1], *second.args[place + 1 :])
@@ -132,13 +136,14 @@ def _handed_over(patient: Patient, place: int) -> Symptom | None:
     return _compared(patient, (whole.result, one.result, two.result), cut)
 
 
-def _state_shaped(patient: Patient, state: Any) -> bool:
+def _state_shaped(patient: Patient) -> bool:
     """Whether what is returned second is a state: it has rows and no steps."""
     steps = [leaf for leaf in patient[OutputLayout].leaves if leaf.path[:1] == (1,)]
     return bool(steps) and all(not leaf.stepwise and leaf.rows is not None for leaf in steps)
 
 
 def _carried(patient: Patient) -> Symptom | None:
+    """Compare the whole with two calls of a model that keeps its state itself, or has it carried."""
     if patient[RepeatedCall].gap == 0:
         return None
     first, second, cut = _pieces(patient.inputs)

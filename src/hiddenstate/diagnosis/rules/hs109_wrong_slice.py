@@ -60,35 +60,33 @@ from ..rule import Rule, Symptom
 
 def check(patient: Patient) -> Symptom | None:
     """What enters the head is not the final h of the last layer."""
-    return _swapped(patient) or _mixture(patient) or _slice(patient)
+    found = _swapped(patient) or _mixture(patient)
+    if found is not None:
+        return found
+    slices = (_wrong_part(arrival) or _wrong_layer(arrival) or _wrong_step(arrival) for arrival in patient[Summaries])
+    return next(filter(None, slices), None)
 
 
-def _slice(patient: Patient) -> Symptom | None:
-    for arrival in patient[Summaries]:
-        found = _wrong_part(arrival) or _wrong_layer(arrival) or _wrong_step(patient, arrival)
-        if found is not None:
-            evidence, cause, advice, severity = found
-            name = arrival.call.layer.label
-            return Symptom(severity, name, evidence, cause, advice, {"used": 1.0})  # type: ignore[arg-type]
-    return None
-
-
-def _wrong_part(arrival: Arrival) -> tuple[str, str, str, str] | None:
+def _wrong_part(arrival: Arrival) -> Symptom | None:
+    """Report a head that is given the cell state instead of h."""
     if not {"h", "c"} <= arrival.state.keys() or not arrives(arrival.state["c"]):
         return None
     if arrives(arrival.state["h"], arrival.output):
         return None
-    return (
+    return Symptom(
+        "error",
+        arrival.call.layer.label,
         "all that leaves the layer is c_n: its gradient is above 0, those of h_n and of the output are 0 "
         "(needed: h_n).",
         "nn.LSTM returns out, (h_n, c_n): taking the second of the pair, or unpacking it in the wrong order, "
         "gives the cell state",
         "out, (h_n, c_n) = self.lstm(x); self.head(h_n[-1])",
-        "error",
+        {"used": 1.0},
     )
 
 
-def _wrong_layer(arrival: Arrival) -> tuple[str, str, str, str] | None:
+def _wrong_layer(arrival: Arrival) -> Symptom | None:
+    """Report a head that is given the final state of a lower layer, or of one direction of two."""
     gradient, spec = arrival.state.get("h"), arrival.call.layer.spec
     stacked = arrival.call.state.batch_axis.get("h") == 1  # (layers × directions, batch, unit)
     if gradient is None or not stacked or arrives(arrival.output, arrival.state.get("c")):
@@ -99,42 +97,48 @@ def _wrong_layer(arrival: Arrival) -> tuple[str, str, str, str] | None:
         return None
     top = max(depth for depth, _ in places)
     if top < spec.layers - 1:
-        return (
-            f"of {spec.layers} layers, the final state of layer {top} is the last that is used (needed: "
-            f"{spec.layers - 1}).",
+        return Symptom(
+            "error",
+            arrival.call.layer.label,
+            f"of {spec.layers} layers, the final state of layer {top} is the last that is used "
+            f"(needed: {spec.layers - 1}).",
             "h_n is (layers × directions, batch, unit): h_n[0] is the first layer, not the last",
             "h_n[-1] for one direction, torch.cat([h_n[-2], h_n[-1]], dim=1) for two",
-            "error",
+            {"used": 1.0},
         )
     if spec.directions == 2 and len({way for depth, way in places if depth == top}) == 1:
         way = "reverse" if places[-1][1] else "forward"
-        return (
+        return Symptom(
+            "warning",
+            arrival.call.layer.label,
             f"of the two directions of the last layer, only the {way} one is used: 1 of 2 (needed: 2).",
             "h_n[-1] of a bidirectional layer is its reverse direction alone",
             "torch.cat([h_n[-2], h_n[-1]], dim=1), and a head with twice the units",
-            "warning",
+            {"used": 1.0},
         )
     return None
 
 
-def _wrong_step(patient: Patient, arrival: Arrival) -> tuple[str, str, str, str] | None:
-    """The output of a one-way layer is used at its first step alone."""
+def _wrong_step(arrival: Arrival) -> Symptom | None:
+    """Report an output of a one-way layer that is used at its first step alone."""
     if arrival.output is None or arrives(*arrival.state.values()) or arrival.call.layer.spec.bidirectional:
         return None
     used = arrival.output.abs().sum(2) > 0  # (batch, time)
     steps = used.shape[1]
     if steps < 2 or not bool(used[:, 0].any()) or bool(used[:, 1:].any()):
         return None
-    return (
+    return Symptom(
+        "error",
+        arrival.call.layer.label,
         f"of {steps} steps of the layer's output, only the first is used, which has seen 1 step (needed: the last).",
         "out[:, 0] is the first step",
         "out[:, -1] takes the last step of each row, or h_n[-1]",
-        "error",
+        {"used": 1.0},
     )
 
 
 def _swapped(patient: Patient) -> Symptom | None:
-    """A state's h and c change places on the way from one call to the next."""
+    """Report a state whose h and c change places on the way from one call to the next."""
     groups = [(name, steps.calls) for name, steps in patient[SteppedCells].items()]
     calls = [call for call in patient[PlainCall].calls if call.layer.fused]
     groups += [(b.layer.label, [a, b]) for a in calls for b in calls if a is not b]
@@ -161,7 +165,7 @@ def _is_swapped(before: Call, after: Call) -> bool:
 
 
 def _mixture(patient: Patient) -> Symptom | None:
-    """Rows are apart in the layers, and mixed where the final state is taken apart."""
+    """Report rows that are apart in the layers, and mixed where the final state is taken apart."""
     leaks = [influence for influence in patient[RowInfluences] if influence.leaks and influence.sources is None]
     lost = patient[RowlessOutput].evidence if not leaks else ""
     if not leaks and (not lost or patient[MisreadLayer].layer is not None):
@@ -185,8 +189,7 @@ def _mixture(patient: Patient) -> Symptom | None:
         "error",
         calls[-1].layer.label,
         f"what enters the head is {state}, and {leaks[0].others} of {patient.inputs.batch} of its rows follow "
-        "rows that "
-        f"are not theirs (limit: 0).",
+        "rows that are not theirs (limit: 0).",
         "h_n is (layers × directions, batch, unit): view or reshape to (batch, -1) mixes rows",
         "h_n.transpose(0, 1).reshape(batch, -1), or torch.cat([h_n[-2], h_n[-1]], dim=1)",
         {"rows": leaks[0].others},
@@ -194,6 +197,7 @@ def _mixture(patient: Patient) -> Symptom | None:
 
 
 def _layers_keep_rows(patient: Patient) -> bool:
+    """Whether each layer has fewer rows when a row of the input is left out."""
     fewer = patient[FewerRows].outcome
     if fewer is None:
         return False

@@ -78,6 +78,7 @@ def check(patient: Patient) -> Symptom | None:
 
 
 def _after_permuting(patient: Patient) -> Symptom | None:
+    """Report outputs that stay behind when the rows of the input, of unequal lengths, are moved by one place."""
     inputs = patient.inputs
     spread = torch.linspace(max(1, inputs.steps // 3), inputs.steps, inputs.batch).long()
     lengths = inputs.lengths if inputs.lengths is not None and len(set(inputs.lengths.tolist())) > 1 else spread
@@ -108,22 +109,16 @@ def _after_permuting(patient: Patient) -> Symptom | None:
 
 
 def _lost(patient: Patient, seen: str, number: float) -> Symptom:
-    operations = _line_of_sort(patient)
+    sorts = patient[TracedCall].trace.named("sort", "argsort")
     return Symptom(
         "error",
-        operations or "the model",
+        next((operation.line for operation in sorts if operation.line), "the model"),
         f"{seen} ({number:.2g} of the output's size, limit 0.001).",
         "the rows were sorted by length for packing, and the result was never put back in order",
         "pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False) keeps the order by itself; "
         "otherwise out[order.argsort()]",
         {"share": number, "limit": 1e-3},
     )
-
-
-def _line_of_sort(patient: Patient) -> str:
-    """Return the line on which rows are sorted, "" where there is none."""
-    operations = patient[TracedCall].trace.named("sort", "argsort")
-    return next((operation.line for operation in operations if operation.line), "")
 
 
 RULE = Rule(

@@ -52,7 +52,7 @@ from __future__ import annotations
 
 from ..patient import Patient
 from ..probes.calls import RepeatedCall
-from ..rule import Rule, Symptom
+from ..rule import Rule, Severity, Symptom
 
 
 def check(patient: Patient) -> Symptom | None:
@@ -61,14 +61,10 @@ def check(patient: Patient) -> Symptom | None:
     if seen.gap == 0:
         return None
     names = ", ".join(seen.changed) or "some attribute"
+    severity: Severity = "note"
     if patient.carry is not None:
-        severity, cause, advice = (
-            "note",
-            "an hs.Carry is attached, which carries the state",
-            "carry.reset() starts anew",
-        )
+        cause, advice = "an hs.Carry is attached, which carries the state", "carry.reset() starts anew"
     elif patient.reset_method:
-        severity = "note"
         cause = f"the model keeps its state between calls on purpose: it has {patient.reset_method}()"
         advice = f"call model.{patient.reset_method}() before each new sequence, also before validation"
     else:
@@ -77,7 +73,7 @@ def check(patient: Patient) -> Symptom | None:
         advice = "start each call anew (out, _ = self.lstm(x)), or give the model a method reset_state() and call it"
     size = "another shape" if seen.gap == float("inf") else f"{seen.gap:.2g} of the output's size"
     return Symptom(
-        severity,  # type: ignore[arg-type]
+        severity,
         names,
         f"the same input and seed twice in eval mode: the outputs differ by {size} (limit 0).",
         cause,

@@ -48,28 +48,15 @@ x = torch.randn(4, 10, 3)
 from __future__ import annotations
 
 from ..difference import same
-from ..outcome import Calls
+from ..outcome import Calls, Operation
 from ..patient import Patient
 from ..probes.calls import OtherSeed, TracedCall
 from ..rule import Rule, Symptom
 
 _DRAWS = {
-    *(
-        "randn",
-        "rand",
-        "randn_like",
-        "rand_like",
-        "normal",
-        "normal_",
-        "uniform_",
-        "bernoulli",
-        "bernoulli_",
-        "randint",
-    ),
-    *("multinomial", "poisson", "exponential_", "rrelu", "gumbel_softmax", "sample", "rsample", "randperm"),
+    *("randn", "rand", "randn_like", "rand_like", "randint", "randperm", "normal", "normal_", "uniform_", "bernoulli"),
+    *("bernoulli_", "multinomial", "poisson", "exponential_", "rrelu", "gumbel_softmax", "sample", "rsample"),
 }
-
-
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "dropout_"}
 
 
@@ -82,7 +69,7 @@ def check(patient: Patient) -> Symptom | None:
     layer = _random_start(seen.first.calls, seen.second.calls)
     operations = patient[TracedCall].trace
     drawn = [operation for operation in operations if operation.name in _DRAWS and operation.line]
-    dropped = [e for e in operations if e.name in _DROPOUTS and _active(e.args, e.kwargs)]
+    dropped = [operation for operation in operations if operation.name in _DROPOUTS and _active(operation)]
     evidence = (
         f"two seeds in eval mode give outputs that differ by {apart:.2g} of their size; "
         f"one seed gives one output (limit 0)."
@@ -110,11 +97,9 @@ def check(patient: Patient) -> Symptom | None:
             title="random in eval",
         )
     where = drawn[0].line if drawn else "the model"
-    unknown = not patient.layers and any(
-        operation.name in ("randn", "rand", "normal_", "uniform_") for operation in drawn
-    )
+    noise = {operation.name for operation in drawn} & {"randn", "rand", "normal_", "uniform_"}
     return Symptom(
-        "warning" if unknown else "note",
+        "warning" if noise and not patient.layers else "note",
         where,
         evidence,
         f"`{drawn[0].name}` draws numbers in eval mode" if drawn else "something draws numbers in eval mode",
@@ -124,13 +109,16 @@ def check(patient: Patient) -> Symptom | None:
     )
 
 
-def _active(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+def _active(dropout: Operation) -> bool:
+    """Whether a functional dropout drops anything."""
+    args, kwargs = dropout.args, dropout.kwargs
     training = kwargs.get("training", args[2] if len(args) > 2 else True)
     p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
     return bool(training) and bool(p)
 
 
 def _random_start(first: Calls, second: Calls) -> str:
+    """Return the first layer that starts from another state with another seed, "" where none does."""
     seen: set[str] = set()
     for a, b in zip(first, second, strict=False):
         if a.layer.name in seen:

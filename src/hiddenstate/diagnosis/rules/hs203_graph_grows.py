@@ -52,7 +52,6 @@ The healthy model still keeps its state between calls, and says so by having a m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from ...state import tensors
@@ -64,43 +63,27 @@ from ..unregistered import held_tensors
 
 def check(patient: Patient) -> Symptom | None:
     """The graph of one call reaches back into the call before."""
-    seen = _growth(patient)
-    if not seen.shared:
+    with patient.afresh():
+        outcomes = [patient.call(train=True, grad=True) for _ in range(3)]
+        holders = [name for name, tensor in held_tensors(patient.model).items() if tensor.grad_fn is not None]
+    first, second, third = map(_graph, outcomes)
+    shared = len(first & second)
+    if not shared:
         return None
-    where = ", ".join(seen.holders) or "the model"
     return Symptom(
         "error",
-        where,
-        f"the graph of three calls in a row has {seen.nodes[0]}, {seen.nodes[1]}, {seen.nodes[2]} nodes, and "
-        "the second "
-        f"holds {seen.shared} of the first (limit 0): a second backward fails, or takes ever longer.",
+        ", ".join(holders) or "the model",
+        f"the graph of three calls in a row has {len(first)}, {len(second)}, {len(third)} nodes, and the second "
+        f"holds {shared} of the first (limit 0): a second backward fails, or takes ever longer.",
         "a state is kept from call to call with its graph",
         "keep it without: self.hidden = tuple(part.detach() for part in hidden)",
-        {"shared": seen.shared, "first": seen.nodes[0], "second": seen.nodes[1], "third": seen.nodes[2]},
+        {"shared": shared, "first": len(first), "second": len(second), "third": len(third)},
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Growth:
-    """Calls in training mode, one after the other: what the later graphs still hold of the earlier ones."""
-
-    nodes: tuple[int, ...]  # in the graph of each call's output
-    shared: int  # nodes of the first call's graph that the second one's reaches
-    holders: tuple[str, ...]  # attributes that hold a tensor with a graph after a call
-
-
-def _growth(patient: Patient) -> _Growth:
-    """Call the model three times in training mode, and look at what is reachable from each output."""
-    with patient.afresh():
-        runs = [patient.call(train=True, grad=True) for _ in range(3)]
-        holders = tuple(name for name, t in held_tensors(patient.model).items() if t.grad_fn is not None)
-    graphs = [_graph(run) for run in runs]
-    return _Growth(tuple(len(graph) for graph in graphs), len(graphs[0] & graphs[1]), holders)
-
-
-def _graph(run: Outcome) -> set[Any]:
+def _graph(outcome: Outcome) -> set[Any]:
     """Return every node reachable from a call's outputs, except those that belong to parameters."""
-    waiting = [t.grad_fn for t in tensors(run.result).values() if t.grad_fn is not None]
+    waiting = [t.grad_fn for t in tensors(outcome.result).values() if t.grad_fn is not None]
     found: set[Any] = set()
     while waiting:
         node = waiting.pop()

@@ -79,7 +79,7 @@ def check(patient: Patient) -> Symptom | None:
 
 
 def _another_size(patient: Patient, error: str) -> Symptom | None:
-    """Of a model that cannot be called at all: with some other number of rows it can."""
+    """Report a model that fails with the rows it was given, and runs with some other number of them."""
     inputs = patient.inputs
     if not inputs.batched:
         return None

@@ -62,7 +62,7 @@ from ..unregistered import Unregistered, unregistered
 
 def check(patient: Patient) -> Symptom | None:
     """Modules, parameters or tensors that `.to()` and `.parameters()` miss."""
-    modules = [thing for thing in patient.hidden if isinstance(thing.value, nn.Module) and _matters(thing)]
+    modules = [thing for thing in patient.unregistered if isinstance(thing.value, nn.Module) and _trainable(thing)]
     if modules:
         holder = modules[0].holder
         count = len(modules)
@@ -75,7 +75,7 @@ def check(patient: Patient) -> Symptom | None:
             else "the attribute was set without registering the module",
             f"self.{holder.rpartition('.')[2]} = nn.ModuleList([...])",
         )
-    parameters = [thing for thing in patient.hidden if isinstance(thing.value, nn.Parameter)]
+    parameters = [thing for thing in patient.unregistered if isinstance(thing.value, nn.Parameter)]
     if parameters:
         holder = parameters[0].holder
         return _missed(
@@ -87,7 +87,7 @@ def check(patient: Patient) -> Symptom | None:
     return _plain_tensor(patient)
 
 
-def _matters(thing: Unregistered) -> bool:
+def _trainable(thing: Unregistered) -> bool:
     return any(parameter.requires_grad for parameter in thing.value.parameters())
 
 
@@ -100,7 +100,8 @@ def _missed(holder: str, evidence: str, cause: str, advice: str) -> Symptom:
 
 
 def _plain_tensor(patient: Patient) -> Symptom | None:
-    held = [t for t in patient.hidden if isinstance(t.value, Tensor) and t.value.dim() > 0 and t.value.is_leaf]
+    """Report a tensor in a plain attribute that forward uses, and that no call replaces."""
+    held = [t for t in patient.unregistered if isinstance(t.value, Tensor) and t.value.dim() > 0 and t.value.is_leaf]
     if not held or patient.reset_method:
         return None
     used = {id(tensor) for operation in patient[TracedCall].trace for tensor in operation.inputs}

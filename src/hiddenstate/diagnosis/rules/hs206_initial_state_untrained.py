@@ -62,7 +62,7 @@ _INITIAL = re.compile(rf"(^|[._]){_STATE}_?(0|{_FIRST})$|(^|[._]){_FIRST}_?{_STA
 
 def check(patient: Patient) -> Symptom | None:
     """A first state that wants to be learned and is not."""
-    for thing in patient.hidden:
+    for thing in patient.unregistered:
         value = thing.value
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.is_leaf and value.requires_grad:
             return _untrained(

@@ -84,15 +84,15 @@ def check(patient: Patient) -> Symptom | None:
             if _TANH_OF_ONE - 2e-3 < bound <= _TANH_OF_ONE + 1e-5:
                 return _double(
                     f"{drive.name} part {part}",
-                    f"driven by inputs of size 100, |{part}| stays below {bound:.4f}, which is tanh(1) = "
-                    f"{_TANH_OF_ONE:.4f} "
-                    f"(needed: up to 1).",
+                    f"driven by inputs of size 100, |{part}| stays below {bound:.4f}, which is "
+                    f"tanh(1) = {_TANH_OF_ONE:.4f} (needed: up to 1).",
                     "tanh",
                 )
     return None
 
 
 def _twice_in_a_row(trace: Operations, first_index: int = 0) -> Symptom | None:
+    """Report the first operation, from an index on, that squashes the result of one of its kind."""
     made = trace.makers()
     for operation in trace[first_index:]:
         outer = operation.name.rstrip("_") if operation.name != "log_softmax" else operation.name
@@ -116,6 +116,7 @@ def _twice_in_a_row(trace: Operations, first_index: int = 0) -> Symptom | None:
 
 
 def _in_the_loss(patient: Patient) -> Symptom | None:
+    """Report a loss that squashes what the model has squashed already."""
     if patient.loss is None:
         return None
     with patient.afresh(), torch.no_grad():

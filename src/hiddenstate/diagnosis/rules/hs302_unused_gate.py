@@ -82,7 +82,7 @@ def check(patient: Patient) -> Symptom | None:
 
 
 def _unused_block(patient: Patient) -> Symptom | None:
-    """One gate of several that share a weight."""
+    """Report one gate of several that share a weight."""
     found = patient[ParameterGradients]
     skipped = in_torch_layers(patient.model) | {
         f"{name}.weight" for name, module in patient.model.named_modules() if isinstance(module, nn.Embedding)
@@ -102,8 +102,7 @@ def _unused_block(patient: Patient) -> Symptom | None:
                     return _unused(
                         f"{name}, gate {block} of {gates}",
                         f"the gradient of {length // gates} of its {length} rows is exactly 0 on "
-                        f"{found.batches} batches "
-                        f"(limit: above 0), that of the others is not",
+                        f"{found.batches} batches (limit: above 0), that of the others is not",
                     )
     return None
 

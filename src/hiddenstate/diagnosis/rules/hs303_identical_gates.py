@@ -74,7 +74,7 @@ def check(patient: Patient) -> Symptom | None:
 
 def _identical(drive: Drive) -> tuple[str, str] | None:
     """Return two squashed values that are equal in every traced step and come from different places."""
-    steps = [[e for e in trace if e.name in SIGMOIDS and isinstance(e.output, Tensor)] for trace in drive.traces]
+    steps = [[o for o in trace if o.name in SIGMOIDS and isinstance(o.output, Tensor)] for trace in drive.traces]
     if not steps or len({len(step) for step in steps}) != 1:
         return None
     for a in range(len(steps[0])):
@@ -99,6 +99,7 @@ def _only_subtracted(gate: Tensor, trace: Operations) -> bool:
 
 
 def _identical_blocks(module: nn.Module) -> tuple[str, str] | None:
+    """Return two gates of one of torch's layers that have the same weights."""
     gates = {"LSTM": 4, "LSTMCell": 4, "GRU": 3, "GRUCell": 3}.get(type(module).__name__)
     names = {4: ("input", "forget", "candidate", "output"), 3: ("reset", "update", "candidate")}.get(gates or 0)
     if gates is None or names is None:

@@ -50,8 +50,6 @@ model, inputs = Cell(), ()
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...state import tensors
 from ..outcome import SIGMOIDS, Operation
 from ..patient import Patient
@@ -72,8 +70,7 @@ def check(patient: Patient) -> Symptom | None:
                 "warning",
                 operation.line or drive.name,
                 f"a state is multiplied by a gate that goes from {low:.2g} to {high:.2g} (limits 0 and 1), in "
-                "a cell with "
-                f"other gates that are squashed.",
+                f"a cell with other gates that are squashed.",
                 "the sigmoid on this gate is missing",
                 "f = torch.sigmoid(self.forget(xh))",
                 {"low": low, "high": high, "limit": 1.0},
@@ -85,6 +82,7 @@ def check(patient: Patient) -> Symptom | None:
 
 
 def _raw_gate(drive: Drive) -> tuple[Operation, float, float] | None:
+    """Return a product of a state with a sum that nothing squashes, and the ends of its range."""
     for trace, state in zip(drive.traces, drive.states, strict=True):
         if not any(operation.name in SIGMOIDS for operation in trace):
             return None
@@ -106,7 +104,7 @@ def _raw_gate(drive: Drive) -> tuple[Operation, float, float] | None:
 
 
 def _beyond(drive: Drive) -> Symptom | None:
-    """A gated cell with a tanh whose h leaves [-1, 1] when driven hard."""
+    """Report a gated cell with a tanh whose h leaves [-1, 1] when driven hard."""
     names = {operation.name for trace in drive.traces for operation in trace}
     open_ended = {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "exp", "layer_norm", "selu"}
     if not (names & SIGMOIDS) or not ({"tanh", "tanh_"} & names) or names & open_ended:
@@ -142,14 +140,13 @@ def _made_with_tanh(drive: Drive) -> bool:
 
 def _ends_linear(drive: Drive) -> bool:
     """Whether h is the result of a linear map, a projection that has no bound."""
-    trace, result = drive.traces[-1], drive.results[-1]
-    made = trace.makers()
-    firsts: list[Any] = list(tensors(result).values())[:2]
+    made = drive.traces[-1].makers()
+    firsts = list(tensors(drive.results[-1]).values())[:2]
     return any((maker := made.origin(t)) is not None and maker.name in ("linear", "matmul", "addmm") for t in firsts)
 
 
 def _recorded_gates(patient: Patient) -> Symptom | None:
-    """Named intermediates of a cell (hs.tap) that call themselves gates."""
+    """Report named intermediates of a cell (hs.tap) that call themselves gates, and are none."""
     for name, trajectory in patient[RecordedStates].items():
         for gate, values in trajectory.gates.items():
             squashed = gate in ("input", "forget", "output", "reset", "update") or gate.endswith("gate")

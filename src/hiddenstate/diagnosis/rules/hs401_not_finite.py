@@ -69,7 +69,7 @@ def check(patient: Patient) -> Symptom | None:
 
 
 def _infinite_values(run: Outcome) -> Symptom | None:
-    """Of what enters and leaves the layers in one run."""
+    """Report NaN or Inf in what enters and leaves the layers in one call of the model."""
     for call in run.calls:
         found = _infinite_call(run.inputs, call)
         if found is not None:

@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from ..patient import Patient
 from ..probes.states import RecordedStates, VariedStates, real
-from ..rule import Rule, Symptom
+from ..rule import Rule, Severity, Symptom
 
 
 def check(patient: Patient) -> Symptom | None:
@@ -76,6 +76,7 @@ def check(patient: Patient) -> Symptom | None:
 
 
 def _still_dead(patient: Patient, name: str, dead: float, limit: float) -> bool:
+    """Whether as many units are dead when all rows and steps of the input differ."""
     again = patient[VariedStates].get(name)
     if again is None:
         return True
@@ -83,9 +84,9 @@ def _still_dead(patient: Patient, name: str, dead: float, limit: float) -> bool:
     return float(((values.amax(0) - values.amin(0)) < dead).float().mean()) > limit
 
 
-def _dead(where: str, seen: str, severity: str, share: float) -> Symptom:
+def _dead(where: str, seen: str, severity: Severity, share: float) -> Symptom:
     return Symptom(
-        severity,  # type: ignore[arg-type]
+        severity,
         where,
         f"{seen}.",
         "weights of zero, a ReLU pushed below zero for good, or an input that is all zero",

@@ -59,8 +59,7 @@ def check(patient: Patient) -> Symptom | None:
         "warning" if worst.ratio > limit else "note",
         worst.name,
         f"the gradient of the last state at the first of {worst.steps} steps is {worst.ratio:.2g} times that "
-        "at the last "
-        f"(limit {limit:.0e}); a factor of {worst.per_step:.2f} per step"
+        f"at the last (limit {limit:.0e}); a factor of {worst.per_step:.2f} per step"
         f"{over_all_steps(patient, worst, crossed=worst.ratio > limit)}.",
         "the recurrent weights amplify: their spectral radius is above 1",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0); nn.init.orthogonal_(rnn.weight_hh_l0)",
