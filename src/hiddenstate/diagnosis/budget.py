@@ -127,6 +127,6 @@ def _take(patient: Patient, piece: Inputs, *, with_targets: bool) -> None:
     patient.inputs, targets = _parted(piece)
     if with_targets:
         patient.whole, patient.targets = patient.inputs, targets
-    patient.cut = Excerpt(piece.batch, whole.batch, piece.steps, whole.steps)
+    patient.excerpt = Excerpt(piece.batch, whole.batch, piece.steps, whole.steps)
     alone = "" if with_targets else ", and again with the loss"
-    patient.assumed.append(f"the whole input was run once{alone}; all else was {patient.cut}")
+    patient.assumed.append(f"the whole input was run once{alone}; all else was {patient.excerpt}")

@@ -100,10 +100,10 @@ def _examined(patient: Patient, name: str, unwanted: frozenset[str]) -> Report:
             first, seconds = timed(lambda: patient.run(collect=True))
             unheard = _unheard(patient, first)
             settle(patient, first, seconds)
-            if patient.cut is not None:  # a piece may well not show what the whole does
+            if patient.excerpt is not None:  # a piece may well not show what the whole does
                 found = [(rule, rule.check_whole(first)) for rule in RULES if rule.check_whole is not None]
                 findings += [_finding(rule, symptom) for rule, symptom in found if symptom is not None]
-            patient[PlainCall]
+            patient[PlainCall]  # what all rules begin with: where it fails, the model cannot be examined
         except Exception as error:  # the user's model itself fails: what needs no call can still be said
             broken = f"{type(error).__name__}: {error}"
             found = [
@@ -121,7 +121,7 @@ def _examined(patient: Patient, name: str, unwanted: frozenset[str]) -> Report:
                     failed[rule.code] = f"{type(error).__name__}: {_first_line(error)}"
                 continue
             symptoms = [seen] if isinstance(seen, Symptom) else seen or ()
-            measured_on = "" if rule.static or patient.cut is None else str(patient.cut)
+            measured_on = "" if rule.static or patient.excerpt is None else str(patient.excerpt)
             findings += [_finding(rule, symptom, measured_on) for symptom in symptoms]
     if unheard:  # here, since all warnings within the examination are the model's own, and silenced
         warnings.warn(f"hs.diagnose({name}): {unheard}.", HiddenStateWarning, stacklevel=3)

@@ -19,12 +19,12 @@ _STATE_NAMES = ("hidden", "state", "hx", "h0", "h_0", "prev", "carry", "memory",
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One tensor among the arguments: what it is, and where its rows and steps are."""
+    """One tensor or number among the arguments: what it is, and where its rows and steps are."""
 
     path: Path
     kind: Kind
-    rows: int | None = None
-    time: int | None = None
+    rows: int | None = None  # the axis of rows, None where it has none
+    time: int | None = None  # the axis of steps
     steps: int = 0
 
 
@@ -49,7 +49,7 @@ class Inputs:
     """The arguments of one call, and what is known of them."""
 
     args: tuple[Any, ...]
-    arguments: tuple[Argument, ...]
+    arguments: tuple[Argument, ...]  # what is known of each tensor and number in `args`
     batch: int  # rows; 1 where there is no batch axis
     batched: bool
     steps: int  # of the main sequence
@@ -74,11 +74,7 @@ class Inputs:
         """Return the lengths as the user told them, or as they are among the arguments: (batch,)."""
         if self.lengths is not None:
             return self.lengths
-        found = [
-            self.get(argument.path)
-            for argument in self.arguments
-            if argument.kind == "lengths" and argument.rows is not None
-        ]
+        found = [self.get(a.path) for a in self.arguments if a.kind == "lengths" and a.rows is not None]
         return torch.as_tensor(found[0]).detach().cpu().long() if found else None
 
     def argument(self, path: Path) -> Argument:

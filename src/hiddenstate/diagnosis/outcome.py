@@ -45,11 +45,11 @@ class Outcome:
     result: Any
     inputs: Inputs
     calls: Calls  # of its layers, where they were to be collected
-    trace: Operations
+    trace: Operations  # where it was to be traced
 
     @classmethod
     def of(cls: type[OutcomeType], outcome: Outcome) -> OutcomeType:
-        """Return an outcome as one of this type."""
+        """Return an outcome as one of a subclass, such as a probe."""
         return cls(outcome.result, outcome.inputs, outcome.calls, outcome.trace)
 
     @property
@@ -68,7 +68,7 @@ class Embedded:
 
 
 class Calls(list[Call]):
-    """The calls of all layers in one run of a model, in their order."""
+    """The calls of all layers in one call of a model, in their order."""
 
     def __init__(self) -> None:
         """Start with none."""

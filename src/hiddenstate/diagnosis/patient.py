@@ -53,7 +53,7 @@ class Patient:
     optimizers: tuple[torch.optim.Optimizer, ...] = ()
     assumed: list[str] = field(default_factory=list)
     alone: bool = False  # a cell or layer by itself, rather than a model around one
-    cut: Excerpt | None = None  # where the inputs are a piece of what the user gave
+    excerpt: Excerpt | None = None  # where the inputs are a piece of what the user gave
     unbatched: bool = False  # an input of two axes that the layers read as one sequence
 
     def __post_init__(self) -> None:

@@ -30,9 +30,9 @@ class Arrival:
 
 @dataclass(slots=True, eq=False)
 class Backward(PatientProbe):
-    """The gradients of one call."""
+    """Where the gradients of one call arrive."""
 
-    run: Outcome
+    outcome: Outcome
     connected: bool  # the output has a graph at all
     steps: dict[str, Tensor] = field(default_factory=dict)  # where -> (batch, time) size of d final output / d step
     arrivals: list[Arrival] = field(default_factory=list)
@@ -41,13 +41,13 @@ class Backward(PatientProbe):
     def measure(cls, patient: Patient) -> Backward:
         """Take the gradient of the final output to every step, and of the main output to every layer's results."""
         seen = backward_to_steps(patient, patient.inputs)
-        seen.arrivals = _arrivals(patient, seen.run) if seen.connected else []
+        seen.arrivals = _arrivals(patient, seen.outcome) if seen.connected else []
         return seen
 
 
 def backward_to_steps(patient: Patient, inputs: Inputs) -> Backward:
     """Take the gradient of the final output to every step of these inputs; `arrivals` stays empty."""
-    inputs, leaf = with_leaf(inputs)
+    inputs, leaf = _with_leaf(inputs)
     run = patient.run(inputs, grad=True, collect=True)
     last = final(patient, run)
     if last is None or not last.requires_grad:
@@ -66,7 +66,7 @@ def backward_to_steps(patient: Patient, inputs: Inputs) -> Backward:
     return seen
 
 
-def with_leaf(inputs: Inputs) -> tuple[Inputs, Tensor | None]:
+def _with_leaf(inputs: Inputs) -> tuple[Inputs, Tensor | None]:
     """Return the call with its main sequence as a leaf that wants a gradient; tokens cannot."""
     x = inputs.get(inputs.main)
     if isinstance(x, PackedSequence):
@@ -176,7 +176,7 @@ class Summaries(tuple[Arrival, ...], PatientProbe):
         if leaf is None or leaf.stepwise or leaf.state or not patient[Backward].connected:
             return cls()
         found = patient[Backward]
-        fed = {id(t) for call in found.run.calls for t in tensors((call.input, call.given_native)).values()}
+        fed = {id(t) for call in found.outcome.calls for t in tensors((call.input, call.given_native)).values()}
 
         def handed_on(call: Call) -> bool:
             return any(id(t) in fed for t in tensors((call.output_native, call.state_native)).values())

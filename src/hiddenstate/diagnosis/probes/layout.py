@@ -39,8 +39,7 @@ class OutputLayout(PatientProbe):
 
     leaves: tuple[OutputTensor, ...]
     aligned: tuple[Path, ...]  # the inputs that have one step for each step of the output
-    croppable: bool  # the model takes a shorter sequence
-    guessed: bool = False  # it does not, and the steps of the output were told by their number
+    guessed: bool = False  # the model takes no shorter sequence: steps of the output were told by their number
 
     @property
     def main(self) -> OutputTensor | None:
@@ -66,10 +65,10 @@ class OutputLayout(PatientProbe):
             for path, tensor in plain.outputs.items()
         ]
         if croppable:
-            return cls(tuple(leaves), aligned, croppable)
+            return cls(tuple(leaves), aligned)
         guesses = [_guessed(leaf, patient.inputs) for leaf in leaves]
         sure = guesses == leaves
-        return cls(tuple(guesses), () if sure else (patient.inputs.main,), croppable, guessed=not sure)
+        return cls(tuple(guesses), () if sure else (patient.inputs.main,), guessed=not sure)
 
 
 def _guessed(leaf: OutputTensor, inputs: Inputs) -> OutputTensor:
@@ -81,13 +80,10 @@ def _guessed(leaf: OutputTensor, inputs: Inputs) -> OutputTensor:
 
 
 def _groups(inputs: Inputs) -> list[tuple[Path, ...]]:
-    sequences = [
-        argument.path for argument in inputs.arguments if argument.kind == "sequence" and argument.time is not None
-    ]
-    equal = tuple(s.path for s in inputs.arguments if s.time is not None and s.steps == inputs.steps)
-    marks = tuple(
-        argument.path for argument in inputs.arguments if argument.kind == "mask" and argument.time is not None
-    )
+    """Return which sequences are shortened together: each by itself, then all that are as long as the main one."""
+    sequences = [a.path for a in inputs.arguments if a.kind == "sequence" and a.time is not None]
+    equal = tuple(a.path for a in inputs.arguments if a.time is not None and a.steps == inputs.steps)
+    marks = tuple(a.path for a in inputs.arguments if a.kind == "mask" and a.time is not None)
     if inputs.main not in sequences:
         return []
     single = [(path, *(marks if path == inputs.main else ())) for path in sequences]

@@ -50,7 +50,7 @@ class Slopes(tuple[Slope, ...], PatientProbe):
         """Take, for each layer, the gradient of its last state to its input at every step."""
         found = []
         done: set[str] = set()
-        for call in patient[Backward].run.calls:
+        for call in patient[Backward].outcome.calls:
             if call.layer.fused and call.steps > 1 and call.layer.name not in done:
                 done.add(call.layer.name)
                 sizes = _fused(patient, call)
@@ -71,8 +71,8 @@ def _slope(patient: Patient, name: str, sizes: Tensor) -> Slope | None:
         return None  # not faded, but cut: by a reset, a mask, or a detach
     if not (first >= 0 and last > 0):
         return Slope(name, float("inf"), len(sizes), float("inf")) if first > 0 and last == 0 else None
-    factor, cut = per_step(sizes), patient.cut
-    left_out = cut.all_steps - cut.steps if cut is not None and cut.steps == len(sizes) else 0
+    factor, piece = per_step(sizes), patient.excerpt
+    left_out = piece.all_steps - piece.steps if piece is not None and piece.steps == len(sizes) else 0
     beyond = math.exp(max(-700.0, min(700.0, left_out * math.log(factor)))) if left_out and factor > 0 else 1.0
     return Slope(name, first / last, len(sizes), factor, beyond)
 
@@ -118,6 +118,6 @@ def _stepped(calls: list[Call]) -> Tensor | None:
 
 def over_all_steps(patient: Patient, slope: Slope, *, crossed: bool) -> str:
     """Say what all steps would make of a ratio that has not `crossed` its limit over those that were measured."""
-    if crossed or patient.cut is None:
+    if crossed or patient.excerpt is None:
         return ""
-    return f", which over all {patient.cut.all_steps} steps would make {slope.whole:.2g}"
+    return f", which over all {patient.excerpt.all_steps} steps would make {slope.whole:.2g}"

@@ -93,7 +93,7 @@ def _whole_cut(patient: Patient) -> Symptom | None:
 
 def _reaches_back(found: Backward) -> bool:
     """Whether the gradient of a final output reaches any step before the last."""
-    inputs = found.run.inputs
+    inputs = found.outcome.inputs
     largest = 0.0
     for sizes in found.steps.values():
         if sizes.shape[1] < 2:
