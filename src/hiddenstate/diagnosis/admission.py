@@ -13,7 +13,7 @@ from ..cells import Layer, as_layer, invented_inputs, layers, unheard, untouched
 from ..errors import BadInput, NotRecurrent
 from .arguments import read_inputs
 from .budget import cut_down
-from .inputs import Argument, Inputs, spread
+from .inputs import Argument, ModelInputs, spread
 from .outcome import Outcome
 from .patient import Patient
 from .thresholds import Thresholds
@@ -148,7 +148,7 @@ def settle(patient: Patient, run: Outcome, seconds: float) -> None:
         )
 
 
-def _with_vocabulary(patient: Patient, inputs: Inputs) -> Inputs:
+def _with_vocabulary(patient: Patient, inputs: ModelInputs) -> ModelInputs:
     tables = [module for module in patient.model.modules() if isinstance(module, nn.Embedding)]
     if not tables:
         return inputs
@@ -160,7 +160,7 @@ def _with_vocabulary(patient: Patient, inputs: Inputs) -> Inputs:
     )
 
 
-def _with_time(patient: Patient, inputs: Inputs, run: Outcome) -> Inputs:
+def _with_time(patient: Patient, inputs: ModelInputs, run: Outcome) -> ModelInputs:
     """Find the axis of time by what the layers saw; unknown where none of them saw as many steps."""
     x = inputs.get(inputs.main)
     if isinstance(x, PackedSequence):
@@ -185,7 +185,7 @@ def _with_time(patient: Patient, inputs: Inputs, run: Outcome) -> Inputs:
     return _on_axis(inputs, argument, x, steps)
 
 
-def _on_axis(inputs: Inputs, argument: Argument, x: Tensor, steps: int) -> Inputs:
+def _on_axis(inputs: ModelInputs, argument: Argument, x: Tensor, steps: int) -> ModelInputs:
     fits = [axis for axis in range(x.dim()) if axis != argument.rows and x.shape[axis] == steps]
     if argument.time in fits or steps == inputs.batch or steps == 1:
         return inputs
@@ -196,7 +196,7 @@ def _on_axis(inputs: Inputs, argument: Argument, x: Tensor, steps: int) -> Input
     return inputs if x.dim() <= 3 else _without_time(inputs, argument)
 
 
-def _without_time(inputs: Inputs, argument: Argument) -> Inputs:
+def _without_time(inputs: ModelInputs, argument: Argument) -> ModelInputs:
     arguments = tuple(replace(s, time=None) if s.path == argument.path else s for s in inputs.arguments)
     return replace(inputs, arguments=arguments)
 
@@ -207,7 +207,7 @@ def _enough(run: Outcome) -> int:
     return _ROWS if numbers > _LARGE * max(1, run.inputs.batch) else _MOST_ROWS
 
 
-def _fair_rows(patient: Patient, inputs: Inputs, most: int) -> Inputs | None:
+def _fair_rows(patient: Patient, inputs: ModelInputs, most: int) -> ModelInputs | None:
     """Return the call with no more rows than needed, or with enough to tell them apart, where the model takes it."""
     if not inputs.batched or 3 <= inputs.batch <= most:
         return None

@@ -12,10 +12,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import BadInput
 from ..state import Path, ends, numbers
-from .inputs import Argument, Inputs, lengths_of, state_named, unpacked
+from .inputs import Argument, ModelInputs, lengths_of, state_named, unpacked
 
 
-def read_inputs(model: nn.Module, args: tuple[Any, ...], *, batch_axis: int, lengths: Any) -> Inputs:
+def read_inputs(model: nn.Module, args: tuple[Any, ...], *, batch_axis: int, lengths: Any) -> ModelInputs:
     """Return the arguments with all that can be told of them before the model has run."""
     found = dict(ends(args))
     names = _names(model, len(args))
@@ -48,7 +48,7 @@ def read_inputs(model: nn.Module, args: tuple[Any, ...], *, batch_axis: int, len
         for argument in arguments
     ]
     arguments = [_as_lengths(argument, found[argument.path], told, batch, steps) for argument in arguments]
-    read = Inputs(args, tuple(arguments), batch, batched, steps, main, told)
+    read = ModelInputs(args, tuple(arguments), batch, batched, steps, main, told)
     by_name = [s for s in arguments if s.kind == "lengths" and s.rows is not None and "len" in names[s.path[0]].lower()]
     return replace(read, lengths=read.known_lengths()) if by_name and batched else read
 

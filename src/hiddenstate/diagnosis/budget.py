@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..state import ends
-from .inputs import Argument, Excerpt, Inputs
+from .inputs import Argument, Excerpt, ModelInputs
 from .patient import Patient
 from .probes.parameters import objective
 
@@ -60,15 +60,15 @@ def cut_down(patient: Patient, seconds: float, most: int) -> bool:
     return False
 
 
-def _ways(inputs: Inputs) -> Iterator[tuple[Callable[[Inputs, int], Inputs], int]]:
+def _ways(inputs: ModelInputs) -> Iterator[tuple[Callable[[ModelInputs, int], ModelInputs], int]]:
     """Yield how steps may be cut, and how far: of all sequences, of those as long as the main one, or not at all."""
     if inputs.steps > SHORT and inputs.argument(inputs.main).time is not None:
-        yield Inputs.shortened, STEPS
+        yield ModelInputs.shortened, STEPS
         yield lambda piece, steps: piece.shortened(steps, others=False), STEPS
     yield lambda piece, _: piece, inputs.steps
 
 
-def _some_rows(inputs: Inputs, rows: int) -> Inputs:
+def _some_rows(inputs: ModelInputs, rows: int) -> ModelInputs:
     """Return the call with so many of its rows, in their order; of unequal lengths, long and short ones."""
     if not inputs.batched or inputs.batch <= rows:
         return inputs
@@ -78,7 +78,7 @@ def _some_rows(inputs: Inputs, rows: int) -> Inputs:
     return inputs.select(sorted(order[torch.linspace(0, inputs.batch - 1, rows).long()].tolist()))
 
 
-def _with_targets(inputs: Inputs, targets: Any) -> Inputs:
+def _with_targets(inputs: ModelInputs, targets: Any) -> ModelInputs:
     """Return the call with its targets as a last argument, so that rows and steps are cut from both alike."""
     place, argument = len(inputs.args), inputs.argument(inputs.main)
     arguments = []
@@ -93,13 +93,13 @@ def _with_targets(inputs: Inputs, targets: Any) -> Inputs:
     return replace(inputs, args=(*inputs.args, targets), arguments=(*inputs.arguments, *arguments))
 
 
-def _parted(piece: Inputs) -> tuple[Inputs, Any]:
+def _parted(piece: ModelInputs) -> tuple[ModelInputs, Any]:
     *args, targets = piece.args
     arguments = tuple(argument for argument in piece.arguments if argument.path[0] < len(args))
     return replace(piece, args=tuple(args), arguments=arguments), targets
 
 
-def _trial(patient: Patient, piece: Inputs) -> tuple[float, bool] | None:
+def _trial(patient: Patient, piece: ModelInputs) -> tuple[float, bool] | None:
     """Return the seconds of one forward and backward, and whether the loss takes the piece too; None: nothing does."""
     before = patient.inputs, patient.targets, patient.loss
     patient.inputs, patient.targets = _parted(piece)
@@ -122,7 +122,7 @@ def _forward_and_backward(patient: Patient) -> None:
         torch.autograd.grad(total, wanted, allow_unused=True)
 
 
-def _take(patient: Patient, piece: Inputs, *, with_targets: bool) -> None:
+def _take(patient: Patient, piece: ModelInputs, *, with_targets: bool) -> None:
     whole = patient.inputs
     patient.inputs, targets = _parted(piece)
     if with_targets:

@@ -45,7 +45,7 @@ class Excerpt:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Inputs:
+class ModelInputs:
     """The arguments of one call, and what is known of them."""
 
     args: tuple[Any, ...]
@@ -85,7 +85,7 @@ class Inputs:
         """Return one argument."""
         return dict(ends(self.args))[path]
 
-    def select(self, rows: Sequence[int]) -> Inputs:
+    def select(self, rows: Sequence[int]) -> ModelInputs:
         """Return the call with these rows only, in this order."""
 
         def pick(argument: Argument, end: Any) -> Any:
@@ -101,7 +101,7 @@ class Inputs:
         lengths = None if self.lengths is None else self.lengths[list(rows)]
         return replace(self._with(pick), batch=len(rows), lengths=lengths)
 
-    def crop(self, steps: int, paths: Iterable[Path]) -> Inputs:
+    def crop(self, steps: int, paths: Iterable[Path]) -> ModelInputs:
         """Return the call with the first `steps` steps of these sequences."""
         chosen = set(paths)
 
@@ -121,7 +121,7 @@ class Inputs:
         lengths = None if self.lengths is None else self.lengths.clamp(max=steps)
         return replace(cropped, steps=steps, lengths=lengths)
 
-    def tail(self, start: int, paths: Iterable[Path]) -> Inputs:
+    def tail(self, start: int, paths: Iterable[Path]) -> ModelInputs:
         """Return the call with the steps from `start` on; for sequences without lengths."""
         chosen = set(paths)
 
@@ -132,7 +132,7 @@ class Inputs:
 
         return replace(self._with(cut), steps=self.steps - start)
 
-    def shortened(self, steps: int, *, others: bool = True) -> Inputs:
+    def shortened(self, steps: int, *, others: bool = True) -> ModelInputs:
         """Return the call with `steps` steps: of each row's real ones as large a share as of its padding.
 
         Other sequences, of other lengths, keep so many of their steps too, unless `others` is false.
@@ -168,7 +168,7 @@ class Inputs:
             self._with(cut), arguments=arguments, steps=steps, lengths=fewer if self.lengths is not None else None
         )
 
-    def other_rows(self, rows: Tensor, *, seed: int = 0) -> Inputs:
+    def other_rows(self, rows: Tensor, *, seed: int = 0) -> ModelInputs:
         """Return the call with these rows (a mask) holding other values, in everything that has rows."""
 
         def change(argument: Argument, end: Any) -> Any:
@@ -194,7 +194,7 @@ class Inputs:
 
         return self._with(change)
 
-    def other_steps(self, steps: Tensor, paths: Iterable[Path], *, seed: int = 0) -> Inputs:
+    def other_steps(self, steps: Tensor, paths: Iterable[Path], *, seed: int = 0) -> ModelInputs:
         """Return the call with these steps, a mask (batch, steps), holding other values in these sequences."""
         chosen = set(paths)
 
@@ -208,11 +208,11 @@ class Inputs:
 
         return self._with(change)
 
-    def put(self, path: Path, value: Any) -> Inputs:
+    def put(self, path: Path, value: Any) -> ModelInputs:
         """Return the call with one argument replaced."""
         return replace(self, args=mapped(self.args, lambda at, end: value if at == path else end))
 
-    def with_lengths(self, lengths: Tensor) -> Inputs:
+    def with_lengths(self, lengths: Tensor) -> ModelInputs:
         """Return the call with other lengths, also among the arguments."""
 
         def change(argument: Argument, end: Any) -> Any:
@@ -231,7 +231,7 @@ class Inputs:
         order = end.movedim((argument.rows, argument.time), (0, 1))
         return _other_values(order, mask, self, seed=seed).movedim((0, 1), (argument.rows, argument.time))
 
-    def _with(self, change: Callable[[Argument, Any], Any]) -> Inputs:
+    def _with(self, change: Callable[[Argument, Any], Any]) -> ModelInputs:
         known = {argument.path: argument for argument in self.arguments}
         args = mapped(self.args, lambda path, end: change(known[path], end) if path in known else end)
         return replace(self, args=_laid_out_as(self.args, args))
@@ -288,7 +288,7 @@ def state_named(name: str) -> bool:
     return name in ("h", "c", "hs", "past") or any(word in name for word in _STATE_NAMES)
 
 
-def _other_values(x: Tensor, mask: Tensor, inputs: Inputs, *, seed: int) -> Tensor:
+def _other_values(x: Tensor, mask: Tensor, inputs: ModelInputs, *, seed: int) -> Tensor:
     """Return `x (batch, time, ...)` with the steps in `mask (batch, time)` holding other values.
 
     They come from other places of the same tensor, so that they are of its kind: counts stay counts.
@@ -349,7 +349,7 @@ def _unlike(x: Tensor, new: Tensor, steps: Tensor, generator: torch.Generator) -
     return new
 
 
-def _other_tokens(x: Tensor, inputs: Inputs, generator: torch.Generator) -> Tensor:
+def _other_tokens(x: Tensor, inputs: ModelInputs, generator: torch.Generator) -> Tensor:
     top = inputs.vocabulary if inputs.vocabulary is not None else int(x.max()) + 1
     known = torch.unique(x)
     if inputs.pad_token is not None:

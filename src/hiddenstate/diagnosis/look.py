@@ -29,7 +29,7 @@ class LayerOutput:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Place:
+class _ExpectedGradient:
     """Where the gradient of one call belongs, and by what the call is known when it runs again."""
 
     sizes: list[Tensor]
@@ -59,12 +59,12 @@ class Look:
         self.gradient = float("nan")  # of all parameters
         self.without: list[str] = []  # parameters without gradient
         self.nodes = 0
-        self._waiting: list[_Place] = []  # of calls without a graph, which a backward pass may run again
+        self._waiting: list[_ExpectedGradient] = []  # of calls without a graph, which a backward pass may run again
 
     def enter(self, call: Call) -> Call:
         """See that gradients to the layer's input are noticed; return the call, with another input where need be."""
         sizes = self.back.setdefault(call.layer.name or "model", [])
-        place = _Place(sizes, len(sizes), [] if torch.is_grad_enabled() else _arguments(call))
+        place = _ExpectedGradient(sizes, len(sizes), [] if torch.is_grad_enabled() else _arguments(call))
         sizes.append(torch.empty(0))
         if torch.is_grad_enabled():
             return _noticed(call, place)
@@ -121,7 +121,7 @@ def _arguments(call: Call) -> list[Tensor]:
     return [tensor if tensor.is_complex() else tensor.float() for tensor in found]
 
 
-def _noticed(call: Call, place: _Place) -> Call:
+def _noticed(call: Call, place: _ExpectedGradient) -> Call:
     try:
         call = with_gradient(call)
         x = call.input

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from ..cells import Call, Layer, Listener, Proceed, around, listen, may_be_recomputed
 from ..state import Path, State, tensors
 from .difference import same
-from .inputs import Inputs
+from .inputs import ModelInputs
 
 _OURS = (str(FilePath(torch.__file__).parent), str(FilePath(__file__).parents[1]))
 _CALLER = str(FilePath(__file__).with_name("patient.py"))
@@ -43,8 +43,8 @@ class Outcome:
     """What one call of the model gave."""
 
     result: Any
-    inputs: Inputs
-    calls: Calls  # of its layers, where they were to be collected
+    inputs: ModelInputs
+    calls: LayerCalls  # of its layers, where they were to be collected
     trace: Operations  # where it was to be traced
 
     @classmethod
@@ -67,7 +67,7 @@ class Embedded:
     vectors: Tensor
 
 
-class Calls(list[Call]):
+class LayerCalls(list[Call]):
     """The calls of all layers in one call of a model, in their order."""
 
     def __init__(self) -> None:
@@ -88,9 +88,9 @@ class Calls(list[Call]):
 
 
 @contextmanager
-def collected(model: nn.Module, layers: list[Layer], *, leaves: bool = False) -> Iterator[Calls]:
+def collected(model: nn.Module, layers: list[Layer], *, leaves: bool = False) -> Iterator[LayerCalls]:
     """Collect every call of `layers`; with `leaves`, inputs to which no gradient would come back get one."""
-    calls = Calls()
+    calls = LayerCalls()
     heard = [layer for layer in layers if not isinstance(layer.module, torch.jit.ScriptModule)]
     with ExitStack() as stack:
         stack.callback(listen(model, heard, _Collector(calls, leaves=leaves)).remove)
@@ -101,7 +101,7 @@ def collected(model: nn.Module, layers: list[Layer], *, leaves: bool = False) ->
 
 
 class _Collector(Listener):
-    def __init__(self, calls: Calls, *, leaves: bool) -> None:
+    def __init__(self, calls: LayerCalls, *, leaves: bool) -> None:
         self._calls, self._leaves = calls, leaves
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
@@ -130,7 +130,7 @@ class _Collector(Listener):
 
 
 def _embedding(
-    calls: Calls, name: str, leaves: bool, arguments: tuple[Any, dict[str, Any]], run: Callable[[Any], Tensor]
+    calls: LayerCalls, name: str, leaves: bool, arguments: tuple[Any, dict[str, Any]], run: Callable[[Any], Tensor]
 ) -> Tensor:
     args, kwargs = arguments
     tokens, vectors = args[0] if args else kwargs.get("input"), run(arguments)

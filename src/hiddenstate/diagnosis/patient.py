@@ -18,8 +18,8 @@ from ..carry import Carry
 from ..cells import Layer, Snapshot, as_layer, has_own_code, layers, random_streams_kept, seed, unheard
 from ..errors import NotRecurrent
 from ..state import Path, mapped
-from .inputs import Excerpt, Inputs
-from .outcome import Calls, Operations, Outcome, Tracer, collected
+from .inputs import Excerpt, ModelInputs
+from .outcome import LayerCalls, Operations, Outcome, Tracer, collected
 from .thresholds import Thresholds
 from .unregistered import Unregistered, unregistered
 
@@ -46,7 +46,7 @@ class Patient:
     """A model, its inputs, and everything that probes have learned of it so far."""
 
     model: nn.Module
-    inputs: Inputs
+    inputs: ModelInputs
     thresholds: Thresholds = field(default_factory=Thresholds)
     targets: Any = None
     loss: Callable[[Any, Any], Tensor] | None = None
@@ -152,7 +152,7 @@ class Patient:
 
     def call(
         self,
-        inputs: Inputs | None = None,
+        inputs: ModelInputs | None = None,
         *,
         train: bool = False,
         number: int = 0,
@@ -170,13 +170,13 @@ class Patient:
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(grad))
             stack.enter_context(torch.backends.cudnn.flags(enabled=not grad, deterministic=True, benchmark=False))
-            calls = stack.enter_context(collected(self.model, self.layers, leaves=grad)) if collect else Calls()
+            calls = stack.enter_context(collected(self.model, self.layers, leaves=grad)) if collect else LayerCalls()
             seed(number)
             tracer = stack.enter_context(Tracer()) if trace else None
             result = self.model(*(inputs.args if own else copied(inputs.args)))
         return Outcome(result, inputs, calls, tracer.trace if tracer is not None else Operations())
 
-    def run(self, inputs: Inputs | None = None, **how: Any) -> Outcome:
+    def run(self, inputs: ModelInputs | None = None, **how: Any) -> Outcome:
         """Call the model once, from the state it was found in."""
         with self.afresh():
             return self.call(inputs, **how)

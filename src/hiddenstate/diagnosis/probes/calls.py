@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...state import mapped
 from ..difference import gap
-from ..inputs import Inputs
+from ..inputs import ModelInputs
 from ..outcome import Outcome
 from ..patient import Patient, PatientProbe
 from ..unregistered import held_tensors
@@ -47,7 +47,7 @@ class FewerRows(PatientProbe):
         return cls(attempt(patient, inputs.select(range(inputs.batch - 1))))
 
 
-def attempt(patient: Patient, inputs: Inputs) -> Outcome | None:
+def attempt(patient: Patient, inputs: ModelInputs) -> Outcome | None:
     """Call the model with other inputs; None where it does not take them."""
     try:
         return patient.run(inputs, collect=True)

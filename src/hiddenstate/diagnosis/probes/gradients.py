@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ...cells import Call
 from ...state import tensors
 from ..difference import same
-from ..inputs import Inputs, packed, unpacked
+from ..inputs import ModelInputs, packed, unpacked
 from ..outcome import Outcome
 from ..patient import Patient, PatientProbe
 from .layout import OutputLayout, by_rows, final
@@ -45,7 +45,7 @@ class Backward(PatientProbe):
         return seen
 
 
-def backward_to_steps(patient: Patient, inputs: Inputs) -> Backward:
+def backward_to_steps(patient: Patient, inputs: ModelInputs) -> Backward:
     """Take the gradient of the final output to every step of these inputs; `arrivals` stays empty."""
     inputs, leaf = _with_leaf(inputs)
     run = patient.run(inputs, grad=True, collect=True)
@@ -66,7 +66,7 @@ def backward_to_steps(patient: Patient, inputs: Inputs) -> Backward:
     return seen
 
 
-def _with_leaf(inputs: Inputs) -> tuple[Inputs, Tensor | None]:
+def _with_leaf(inputs: ModelInputs) -> tuple[ModelInputs, Tensor | None]:
     """Return the call with its main sequence as a leaf that wants a gradient; tokens cannot."""
     x = inputs.get(inputs.main)
     if isinstance(x, PackedSequence):
@@ -96,7 +96,7 @@ def gradients(total: Tensor, wanted: list[Tensor]) -> list[Tensor | None]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Source:
+class _StepSource:
     """A tensor that holds steps of the input, or what was made of them."""
 
     name: str
@@ -104,27 +104,27 @@ class _Source:
     arrange: Callable[[Tensor], Tensor]  # its gradient -> (batch, time, ...)
 
 
-def _sources(run: Outcome, leaf: Tensor | None) -> list[_Source]:
+def _sources(run: Outcome, leaf: Tensor | None) -> list[_StepSource]:
     inputs = run.inputs
     argument, x = inputs.argument(inputs.main), inputs.get(inputs.main)
     rows, time = argument.rows if inputs.batched else None, argument.time
-    found: list[_Source] = []
+    found: list[_StepSource] = []
     if leaf is not None and time is not None:
         packed_input = isinstance(x, PackedSequence)
-        found.append(_Source("the input", leaf, lambda g: g if packed_input else _arranged(g, rows, time)))
+        found.append(_StepSource("the input", leaf, lambda g: g if packed_input else _arranged(g, rows, time)))
     for place, seen in enumerate(run.calls.embedded):
         name, tokens, vectors = f"{seen.name}#{place}", seen.tokens, seen.vectors
         if not isinstance(x, Tensor) or not vectors.requires_grad or time is None:
             continue
         if same(tokens, x):
-            found.append(_Source(name, vectors, lambda g: _arranged(g, rows, time)))
+            found.append(_StepSource(name, vectors, lambda g: _arranged(g, rows, time)))
         elif tokens.dim() == 2 and rows is not None and same(tokens.T, x):
-            found.append(_Source(name, vectors, lambda g: _arranged(g, time, rows)))
+            found.append(_StepSource(name, vectors, lambda g: _arranged(g, time, rows)))
     for place, call in enumerate(run.calls):
         data = _data(call.input)
         if data.requires_grad:
             name = f"{call.layer.label}#{place}" if call.layer.fused else call.layer.label
-            found.append(_Source(name, data, partial(_as_input, call)))
+            found.append(_StepSource(name, data, partial(_as_input, call)))
     return found
 
 

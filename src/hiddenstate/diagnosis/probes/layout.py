@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...state import Path, tensors
 from ..difference import same
-from ..inputs import Inputs
+from ..inputs import ModelInputs
 from ..outcome import Outcome
 from ..patient import Patient, PatientProbe
 from .calls import FewerRows, PlainCall, attempt
@@ -71,7 +71,7 @@ class OutputLayout(PatientProbe):
         return cls(tuple(guesses), () if sure else (patient.inputs.main,), guessed=not sure)
 
 
-def _guessed(leaf: OutputTensor, inputs: Inputs) -> OutputTensor:
+def _guessed(leaf: OutputTensor, inputs: ModelInputs) -> OutputTensor:
     """Take an axis that has as many entries as there are steps, in their place, for the steps."""
     axis = inputs.argument(inputs.main).time
     if axis is None or leaf.rows is None or axis == leaf.rows or len(leaf.shape) < 3 or inputs.steps < 2:
@@ -79,7 +79,7 @@ def _guessed(leaf: OutputTensor, inputs: Inputs) -> OutputTensor:
     return replace(leaf, time=axis) if leaf.shape[axis] == inputs.steps and not leaf.state else leaf
 
 
-def _groups(inputs: Inputs) -> list[tuple[Path, ...]]:
+def _groups(inputs: ModelInputs) -> list[tuple[Path, ...]]:
     """Return which sequences are shortened together: each by itself, then all that are as long as the main one."""
     sequences = [a.path for a in inputs.arguments if a.kind == "sequence" and a.time is not None]
     equal = tuple(a.path for a in inputs.arguments if a.time is not None and a.steps == inputs.steps)
@@ -91,7 +91,7 @@ def _groups(inputs: Inputs) -> list[tuple[Path, ...]]:
     return [group for group in groups if inputs.argument(group[0]).steps > 1]
 
 
-def _one_step_less(inputs: Inputs, group: tuple[Path, ...]) -> Inputs:
+def _one_step_less(inputs: ModelInputs, group: tuple[Path, ...]) -> ModelInputs:
     steps = inputs.argument(group[0]).steps
     if inputs.lengths is not None and group[0] == inputs.main:
         steps = int(inputs.lengths.max())
@@ -104,7 +104,13 @@ def _shrank(run: Outcome, shorter: Outcome) -> bool:
 
 
 def _leaf(
-    path: Path, tensor: Tensor, inputs: Inputs, *, fewer: Outcome | None, shorter: Outcome | None, finals: list[Tensor]
+    path: Path,
+    tensor: Tensor,
+    inputs: ModelInputs,
+    *,
+    fewer: Outcome | None,
+    shorter: Outcome | None,
+    finals: list[Tensor],
 ) -> OutputTensor:
     shape = tuple(tensor.shape)
     rows, pairs, folded = _row_axis(shape, path, inputs, fewer)
@@ -125,7 +131,7 @@ def _leaf(
 
 
 def _row_axis(
-    shape: tuple[int, ...], path: Path, inputs: Inputs, fewer: Outcome | None
+    shape: tuple[int, ...], path: Path, inputs: ModelInputs, fewer: Outcome | None
 ) -> tuple[int | None, bool, bool]:
     batch = inputs.batch
     if not inputs.batched:

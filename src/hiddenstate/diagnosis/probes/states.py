@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...measure import saturation
 from ...recording import Trajectory, record
-from ..inputs import Inputs
+from ..inputs import ModelInputs
 from ..patient import Patient, PatientProbe
 
 
@@ -37,7 +37,7 @@ class VariedStates(dict[str, Trajectory], PatientProbe):
         return cls(_recorded(patient, inputs.other_rows(everywhere, seed=101), gates=False))
 
 
-def _recorded(patient: Patient, inputs: Inputs, *, gates: bool) -> dict[str, Trajectory]:
+def _recorded(patient: Patient, inputs: ModelInputs, *, gates: bool) -> dict[str, Trajectory]:
     if not patient.layers and not patient.seen:
         return {}
     with patient.afresh():

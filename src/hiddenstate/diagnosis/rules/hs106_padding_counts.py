@@ -61,7 +61,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ...state import tensors
 from ..difference import change, eps
-from ..inputs import Inputs
+from ..inputs import ModelInputs
 from ..outcome import Outcome
 from ..patient import Patient
 from ..probes.calls import OtherSeed, PlainCall
@@ -136,7 +136,7 @@ def _relative(old: Tensor, new: Tensor, valid: Tensor) -> float:
     return share if share > 64 * eps(old) else 0.0
 
 
-def _knows_lengths(inputs: Inputs) -> bool:
+def _knows_lengths(inputs: ModelInputs) -> bool:
     return any(argument.kind in ("lengths", "mask") and argument.rows is not None for argument in inputs.arguments)
 
 
@@ -161,7 +161,7 @@ def _more(patient: Patient, leaf: OutputTensor) -> float | None:
         return None
 
 
-def _padded(inputs: Inputs) -> Inputs | None:
+def _padded(inputs: ModelInputs) -> ModelInputs | None:
     changed = inputs
     for argument in inputs.arguments:
         if argument.time is None or argument.steps != inputs.steps or argument.kind not in ("sequence", "mask"):
@@ -178,7 +178,7 @@ def _padded(inputs: Inputs) -> Inputs | None:
     return replace(changed, arguments=arguments, steps=inputs.steps + _MORE)
 
 
-def _pad_value(inputs: Inputs, kind: str, x: Tensor) -> float:
+def _pad_value(inputs: ModelInputs, kind: str, x: Tensor) -> float:
     if kind == "mask" or x.is_floating_point():
         return 0
     if inputs.pad_token is not None:

@@ -56,7 +56,7 @@ import torch
 from torch import Tensor, nn
 
 from ...state import tensors
-from ..inputs import Inputs, state_named
+from ..inputs import ModelInputs, state_named
 from ..patient import Patient
 from ..probes.calls import OtherSeed, PlainCall, RepeatedCall
 from ..probes.layout import OutputLayout, by_rows
@@ -107,7 +107,7 @@ def _state_argument(patient: Patient) -> int | None:
     return given if given < len(taken) and state_named(taken[given].name) else None
 
 
-def _pieces(inputs: Inputs) -> tuple[Inputs, Inputs, int]:
+def _pieces(inputs: ModelInputs) -> tuple[ModelInputs, ModelInputs, int]:
     """Return the call in two pieces, and the step at which it was cut."""
     cut = inputs.steps // 2
     paths = [a.path for a in inputs.arguments if a.time is not None and a.steps == inputs.steps]

@@ -48,7 +48,7 @@ x = torch.randn(4, 10, 3)
 from __future__ import annotations
 
 from ..difference import same
-from ..outcome import Calls, Operation
+from ..outcome import LayerCalls, Operation
 from ..patient import Patient
 from ..probes.calls import OtherSeed, TracedCall
 from ..rule import Rule, Symptom
@@ -117,7 +117,7 @@ def _active(dropout: Operation) -> bool:
     return bool(training) and bool(p)
 
 
-def _random_start(first: Calls, second: Calls) -> str:
+def _random_start(first: LayerCalls, second: LayerCalls) -> str:
     """Return the first layer that starts from another state with another seed, "" where none does."""
     seen: set[str] = set()
     for a, b in zip(first, second, strict=False):

@@ -51,7 +51,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ...cells import Call
 from ...state import ends, spelled
-from ..inputs import Inputs
+from ..inputs import ModelInputs
 from ..outcome import Outcome, steps_of_rows
 from ..patient import Patient
 from ..probes.calls import PlainCall
@@ -77,7 +77,7 @@ def _infinite_values(run: Outcome) -> Symptom | None:
     return None
 
 
-def _infinite_call(inputs: Inputs, call: Call) -> Symptom | None:
+def _infinite_call(inputs: ModelInputs, call: Call) -> Symptom | None:
     name = call.layer.label
     source, lengths = call.x, steps_of_rows(call)
     bad = _first_bad(source, lengths)
