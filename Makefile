@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 
-.PHONY: help demo test test-long bench docs lint format clean
+.PHONY: help demo test test-long bench docs pages lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 11
@@ -24,6 +24,9 @@ bench: $(STAMP)  ## every benchmark, one after the other; ratios within one run
 
 docs: $(STAMP)  ## build the site into site/, offline and strictly: a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+pages: $(STAMP)  ## write docs/findings from the docstrings of the rules
+	$(BIN)/python mkdocs_findings.py
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from hiddenstate.diagnosis.reading import read_inputs
+from hiddenstate.diagnosis.arguments import read_inputs
 from hiddenstate.state import ends
 
 
@@ -80,7 +80,7 @@ def test_states_lengths_and_masks_are_told_apart():
     state = (torch.zeros(2, 4, 5), torch.zeros(2, 4, 5))
     mask = torch.arange(6) < lengths.unsqueeze(1)
     inputs = read(x, state, lengths, mask, lengths=lengths)
-    assert {slot.path: (slot.kind, slot.rows) for slot in inputs.slots} == {
+    assert {a.path: (a.kind, a.rows) for a in inputs.arguments} == {
         (0,): ("sequence", 0),
         (1, 0): ("state", 1),
         (1, 1): ("state", 1),
@@ -141,7 +141,7 @@ def test_of_a_shortened_call_real_steps_and_padding_keep_their_shares_and_values
     short = inputs.shortened(fewer)
     kept = short.args[0].movedim(axis, 0)
     assert kept.shape[:2] == (batch, fewer)
-    assert (short.steps, short.slot(short.main).steps) == (fewer, fewer)
+    assert (short.steps, short.argument(short.main).steps) == (fewer, fewer)
     assert torch.equal(short.lengths, (lengths * fewer / steps).ceil().long())
     for row, (old, new) in enumerate(zip(lengths.tolist(), short.lengths.tolist(), strict=True)):
         assert torch.equal(kept[row, :new], x[row, :new])

@@ -11,12 +11,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..cells import Layer, as_layer, invented_inputs, layers, unheard, untouched, unwrap
 from ..errors import BadInput, NotRecurrent
+from .arguments import read_inputs
 from .budget import cut_down
-from .inputs import Inputs, Slot
-from .patient import Patient, Run
-from .reading import read_inputs
-from .stepping import Stepped
-from .substitutes import spread
+from .inputs import Argument, ModelInputs, spread
+from .outcome import Outcome
+from .patient import Patient
 from .thresholds import Thresholds
 
 _ROWS, _STEPS = 4, 8  # of invented inputs
@@ -132,7 +131,7 @@ def _invented_sequence(layer: Layer, assumed: list[str]) -> tuple[tuple[Any, ...
     return (x,), 0 if first else 1
 
 
-def settle(patient: Patient, run: Run, seconds: float) -> None:
+def settle(patient: Patient, run: Outcome, seconds: float) -> None:
     """Learn from the first call where the steps are, which tokens there are, and how much is worth its cost."""
     inputs = patient.inputs
     inputs = _with_vocabulary(patient, inputs)
@@ -143,13 +142,13 @@ def settle(patient: Patient, run: Run, seconds: float) -> None:
     if wanted is not None:
         patient.inputs = wanted
     if inputs.batched:
-        axis = inputs.slot(inputs.main).rows
+        axis = inputs.argument(inputs.main).rows
         patient.assumed.append(
             f"{inputs.batch} rows on axis {axis} of input{[inputs.main[0]]}; batch_axis= says otherwise"
         )
 
 
-def _with_vocabulary(patient: Patient, inputs: Inputs) -> Inputs:
+def _with_vocabulary(patient: Patient, inputs: ModelInputs) -> ModelInputs:
     tables = [module for module in patient.model.modules() if isinstance(module, nn.Embedding)]
     if not tables:
         return inputs
@@ -161,54 +160,54 @@ def _with_vocabulary(patient: Patient, inputs: Inputs) -> Inputs:
     )
 
 
-def _with_time(patient: Patient, inputs: Inputs, run: Run) -> Inputs:
+def _with_time(patient: Patient, inputs: ModelInputs, run: Outcome) -> ModelInputs:
     """Find the axis of time by what the layers saw; unknown where none of them saw as many steps."""
     x = inputs.get(inputs.main)
     if isinstance(x, PackedSequence):
         return inputs
-    slot = inputs.slot(inputs.main)
+    argument = inputs.argument(inputs.main)
     calls = run.calls
     if not calls:
-        return inputs if x.dim() <= 3 else _without_time(inputs, slot)
+        return inputs if x.dim() <= 3 else _without_time(inputs, argument)
     if inputs.batched and x.dim() == 2 and x.is_floating_point() and all(c.layer.fused and c.rows == 1 for c in calls):
         steps = calls[0].steps
         if not calls[0].batched and steps == x.shape[0] and steps > 1:
-            patient.memo["unbatched"] = True
-            unbatched = Slot(slot.path, "sequence", None, 0, x.shape[0])
-            others = tuple(unbatched if s.path == slot.path else replace(s, rows=None) for s in inputs.slots)
-            return replace(inputs, slots=others, batch=1, batched=False, steps=x.shape[0], lengths=None)
+            patient.unbatched = True
+            unbatched = Argument(argument.path, "sequence", None, 0, x.shape[0])
+            others = tuple(unbatched if s.path == argument.path else replace(s, rows=None) for s in inputs.arguments)
+            return replace(inputs, arguments=others, batch=1, batched=False, steps=x.shape[0], lengths=None)
     if not inputs.batched:
         return inputs
     once = len({c.layer.name for c in calls}) == len(calls) and all(c.steps == 1 for c in calls)
     if x.dim() == 2 and x.is_floating_point() and x.shape[1] > 1 and once:
-        return _without_time(inputs, slot)  # one step of each row: its second axis are features
+        return _without_time(inputs, argument)  # one step of each row: its second axis are features
     steps = calls[0].steps if calls[0].layer.fused else len([c for c in calls if c.layer is calls[0].layer])
-    return _on_axis(inputs, slot, x, steps)
+    return _on_axis(inputs, argument, x, steps)
 
 
-def _on_axis(inputs: Inputs, slot: Slot, x: Tensor, steps: int) -> Inputs:
-    fits = [axis for axis in range(x.dim()) if axis != slot.rows and x.shape[axis] == steps]
-    if slot.time in fits or steps == inputs.batch or steps == 1:
+def _on_axis(inputs: ModelInputs, argument: Argument, x: Tensor, steps: int) -> ModelInputs:
+    fits = [axis for axis in range(x.dim()) if axis != argument.rows and x.shape[axis] == steps]
+    if argument.time in fits or steps == inputs.batch or steps == 1:
         return inputs
     if x.dim() == 3 and fits == [2] and inputs.lengths is None:
-        moved = replace(slot, time=2, steps=steps)
-        slots = tuple(moved if s.path == slot.path else s for s in inputs.slots)
-        return replace(inputs, slots=slots, steps=steps)
-    return inputs if x.dim() <= 3 else _without_time(inputs, slot)
+        moved = replace(argument, time=2, steps=steps)
+        arguments = tuple(moved if s.path == argument.path else s for s in inputs.arguments)
+        return replace(inputs, arguments=arguments, steps=steps)
+    return inputs if x.dim() <= 3 else _without_time(inputs, argument)
 
 
-def _without_time(inputs: Inputs, slot: Slot) -> Inputs:
-    slots = tuple(replace(s, time=None) if s.path == slot.path else s for s in inputs.slots)
-    return replace(inputs, slots=slots)
+def _without_time(inputs: ModelInputs, argument: Argument) -> ModelInputs:
+    arguments = tuple(replace(s, time=None) if s.path == argument.path else s for s in inputs.arguments)
+    return replace(inputs, arguments=arguments)
 
 
-def _enough(run: Run) -> int:
+def _enough(run: Outcome) -> int:
     """Return how many rows are worth their cost: a vocabulary of 50 000 at each step is a lot to keep."""
     numbers = sum(tensor.numel() for tensor in run.outputs.values())
     return _ROWS if numbers > _LARGE * max(1, run.inputs.batch) else _MOST_ROWS
 
 
-def _fair_rows(patient: Patient, inputs: Inputs, most: int) -> Inputs | None:
+def _fair_rows(patient: Patient, inputs: ModelInputs, most: int) -> ModelInputs | None:
     """Return the call with no more rows than needed, or with enough to tell them apart, where the model takes it."""
     if not inputs.batched or 3 <= inputs.batch <= most:
         return None
@@ -226,7 +225,26 @@ def _fair_rows(patient: Patient, inputs: Inputs, most: int) -> Inputs | None:
         text = f"{inputs.batch} rows do not tell rows apart: {_ROWS} were used, the others with other values"
     try:
         patient.run(fair)
-    except Exception:  # a model for one batch size: HS204 will say so
+    except Exception:  # a model for one batch size: the rule about that will say so
         return None
     patient.assumed.append(text)
     return fair
+
+
+class Stepped(nn.Module):
+    """Calls a cell once for each step of `x (batch, time, ...)`; returns outputs `(batch, time, ...)` and the state."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        """Take the cell as it is."""
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """Return what the cell gave at each step, and its last state."""
+        layer = as_layer(self.cell, sample=x[:, 0])
+        native = layer.to_native(layer.initial(len(x))) if state is None else state
+        outputs = []
+        for x_t in x.unbind(1):
+            output, native = layer.split(self.cell(x_t, native))
+            outputs.append(output)
+        return torch.stack(outputs, dim=1), native

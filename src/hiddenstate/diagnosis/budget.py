@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..state import ends
-from .inputs import Cut, Inputs, Slot
+from .inputs import Argument, Excerpt, ModelInputs
 from .patient import Patient
 from .probes.parameters import objective
 
@@ -60,15 +60,15 @@ def cut_down(patient: Patient, seconds: float, most: int) -> bool:
     return False
 
 
-def _ways(inputs: Inputs) -> Iterator[tuple[Callable[[Inputs, int], Inputs], int]]:
+def _ways(inputs: ModelInputs) -> Iterator[tuple[Callable[[ModelInputs, int], ModelInputs], int]]:
     """Yield how steps may be cut, and how far: of all sequences, of those as long as the main one, or not at all."""
-    if inputs.steps > SHORT and inputs.slot(inputs.main).time is not None:
-        yield Inputs.shortened, STEPS
+    if inputs.steps > SHORT and inputs.argument(inputs.main).time is not None:
+        yield ModelInputs.shortened, STEPS
         yield lambda piece, steps: piece.shortened(steps, others=False), STEPS
     yield lambda piece, _: piece, inputs.steps
 
 
-def _some_rows(inputs: Inputs, rows: int) -> Inputs:
+def _some_rows(inputs: ModelInputs, rows: int) -> ModelInputs:
     """Return the call with so many of its rows, in their order; of unequal lengths, long and short ones."""
     if not inputs.batched or inputs.batch <= rows:
         return inputs
@@ -78,28 +78,28 @@ def _some_rows(inputs: Inputs, rows: int) -> Inputs:
     return inputs.select(sorted(order[torch.linspace(0, inputs.batch - 1, rows).long()].tolist()))
 
 
-def _with_targets(inputs: Inputs, targets: Any) -> Inputs:
+def _with_targets(inputs: ModelInputs, targets: Any) -> ModelInputs:
     """Return the call with its targets as a last argument, so that rows and steps are cut from both alike."""
-    place, slot = len(inputs.args), inputs.slot(inputs.main)
-    slots = []
+    place, argument = len(inputs.args), inputs.argument(inputs.main)
+    arguments = []
     for path, end in ends(targets, (place,)):
         rows = time_axis = None
         if isinstance(end, Tensor) and inputs.batched:
-            axes = [axis for axis in (slot.rows or 0, 0, 1) if axis < end.dim() and end.shape[axis] == inputs.batch]
+            axes = [axis for axis in (argument.rows or 0, 0, 1) if axis < end.dim() and end.shape[axis] == inputs.batch]
             rows = axes[0] if axes else None
         if isinstance(end, Tensor) and rows in (0, 1) and end.dim() > 1 and end.shape[1 - rows] == inputs.steps:
             time_axis = 1 - rows
-        slots.append(Slot(path, "sequence", rows, time_axis, inputs.steps if time_axis is not None else 0))
-    return replace(inputs, args=(*inputs.args, targets), slots=(*inputs.slots, *slots))
+        arguments.append(Argument(path, "sequence", rows, time_axis, inputs.steps if time_axis is not None else 0))
+    return replace(inputs, args=(*inputs.args, targets), arguments=(*inputs.arguments, *arguments))
 
 
-def _parted(piece: Inputs) -> tuple[Inputs, Any]:
+def _parted(piece: ModelInputs) -> tuple[ModelInputs, Any]:
     *args, targets = piece.args
-    slots = tuple(slot for slot in piece.slots if slot.path[0] < len(args))
-    return replace(piece, args=tuple(args), slots=slots), targets
+    arguments = tuple(argument for argument in piece.arguments if argument.path[0] < len(args))
+    return replace(piece, args=tuple(args), arguments=arguments), targets
 
 
-def _trial(patient: Patient, piece: Inputs) -> tuple[float, bool] | None:
+def _trial(patient: Patient, piece: ModelInputs) -> tuple[float, bool] | None:
     """Return the seconds of one forward and backward, and whether the loss takes the piece too; None: nothing does."""
     before = patient.inputs, patient.targets, patient.loss
     patient.inputs, patient.targets = _parted(piece)
@@ -122,11 +122,11 @@ def _forward_and_backward(patient: Patient) -> None:
         torch.autograd.grad(total, wanted, allow_unused=True)
 
 
-def _take(patient: Patient, piece: Inputs, *, with_targets: bool) -> None:
+def _take(patient: Patient, piece: ModelInputs, *, with_targets: bool) -> None:
     whole = patient.inputs
     patient.inputs, targets = _parted(piece)
     if with_targets:
         patient.whole, patient.targets = patient.inputs, targets
-    patient.cut = Cut(piece.batch, whole.batch, piece.steps, whole.steps)
+    patient.excerpt = Excerpt(piece.batch, whole.batch, piece.steps, whole.steps)
     alone = "" if with_targets else ", and again with the loss"
-    patient.assumed.append(f"the whole input was run once{alone}; all else was {patient.cut}")
+    patient.assumed.append(f"the whole input was run once{alone}; all else was {patient.excerpt}")

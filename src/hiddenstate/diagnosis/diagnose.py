@@ -1,17 +1,25 @@
-"""The examination: one call, all checks, a report."""
+"""The examination: all rules, one after the other, and what is told of what they saw."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadInput, DiagnosisFailed
-from .catalog import TITLES
-from .finding import RANK
+from ..errors import BadInput, DiagnosisFailed, HiddenStateWarning
+from ..measure import tracked
+from .admission import admit, settle
+from .budget import timed
+from .finding import RANK, TITLES, Finding
+from .outcome import Outcome
+from .patient import Patient
+from .probes.calls import PlainCall
 from .report import Report
+from .rule import Rule, Symptom
+from .rules import RULES
 from .thresholds import Thresholds
 
 
@@ -57,8 +65,6 @@ def diagnose(
         optimizers: tuple[torch.optim.Optimizer, ...] = ()
     else:
         optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)  # type: ignore[assignment]
-    from .examination import admit, examined  # all the checks, which a plain `import hiddenstate` can do without
-
     patient = admit(
         model,
         inputs,
@@ -69,7 +75,7 @@ def diagnose(
         loss=loss,
         optimizers=optimizers,
     )
-    report = examined(patient, type(model).__name__, unwanted)
+    report = _examined(patient, type(model).__name__, unwanted)
     if fail_on is not None and report.worst() and RANK[report.worst()] <= RANK[fail_on]:
         raise DiagnosisFailed(f"the model has a finding of severity {report.worst()!r}.\n{report.text()}")
     return report
@@ -81,3 +87,101 @@ def _known_codes(ignore: Iterable[str]) -> frozenset[str]:
     if unknown:
         raise BadInput(f"there is no finding {unknown[0]!r} to ignore: codes go from HS101 to HS504.")
     return codes
+
+
+def _examined(patient: Patient, name: str, unwanted: frozenset[str]) -> Report:
+    """Return the report of all rules; the model comes back as it was."""
+    findings: list[Finding] = []
+    failed: dict[str, str] = {}
+    broken = unheard = ""
+    with patient.undisturbed():
+        patient.look()
+        try:
+            first, seconds = timed(lambda: patient.run(collect=True))
+            unheard = _unheard(patient, first)
+            settle(patient, first, seconds)
+            if patient.excerpt is not None:  # a piece may well not show what the whole does
+                found = [(rule, rule.check_whole(first)) for rule in RULES if rule.check_whole is not None]
+                findings += [_finding(rule, symptom) for rule, symptom in found if symptom is not None]
+            patient[PlainCall]  # what all rules begin with: where it fails, the model cannot be examined
+        except Exception as error:  # the user's model itself fails: what needs no call can still be said
+            broken = f"{type(error).__name__}: {error}"
+            found = [
+                (rule, rule.check_failure(patient, str(error))) for rule in RULES if rule.check_failure is not None
+            ]
+            findings += [_finding(rule, symptom) for rule, symptom in found if symptom is not None]
+        done = {finding.code for finding in findings}
+        rules = [rule for rule in RULES if rule.code not in done and (rule.static or not broken)]
+        for rule in tracked(rules, "diagnosing", len(rules)):
+            try:
+                with patient.declared(rule.probes):
+                    seen = rule.check(patient)
+            except Exception as error:  # one rule's failure is no reason to miss what others find
+                if rule.code not in unwanted:
+                    failed[rule.code] = f"{type(error).__name__}: {_first_line(error)}"
+                continue
+            symptoms = [seen] if isinstance(seen, Symptom) else seen or ()
+            measured_on = "" if rule.static or patient.excerpt is None else str(patient.excerpt)
+            findings += [_finding(rule, symptom, measured_on) for symptom in symptoms]
+    if unheard:  # here, since all warnings within the examination are the model's own, and silenced
+        warnings.warn(f"hs.diagnose({name}): {unheard}.", HiddenStateWarning, stacklevel=3)
+        patient.assumed.append(unheard)
+    if not findings and not broken:
+        patient.check_recurrent()  # at the end: a forgotten recurrent term is a finding, not a model without recurrence
+    # What is not wanted is left out last, so that its consequences do not take its place.
+    told = [finding for finding in _told(findings) if finding.code not in unwanted]
+    return Report(told, model=name, assumed=patient.assumed, failed=failed, broken=broken)
+
+
+def _finding(rule: Rule, symptom: Symptom, measured_on: str = "") -> Finding:
+    """Return a rule's symptom as a finding whose evidence says how much of the input it was measured on."""
+    evidence = symptom.evidence
+    if measured_on:
+        evidence = f"{evidence} {measured_on[0].upper()}{measured_on[1:]}."
+    return Finding(
+        rule.code,
+        symptom.severity,
+        symptom.where,
+        evidence,
+        symptom.cause,
+        symptom.advice,
+        symptom.numbers,
+        symptom.title or rule.title,
+    )
+
+
+def _unheard(patient: Patient, run: Outcome) -> str:
+    """Say which layers nothing can be told of, "" where all were heard."""
+    silent = [
+        layer.label for layer in patient.layers if not run.calls.of(layer) and layer.label not in run.calls.unread
+    ]
+    told = [f"{name} was called in a way that cannot be read ({why})" for name, why in run.calls.unread.items()]
+    if silent:
+        was, it = ("was", "it") if len(silent) == 1 else ("were", "them")
+        told.insert(
+            0,
+            f"{', '.join(silent)} {was} not used in this call, so nothing is said of {it}; a layer whose weights are "
+            f"used without calling it is not heard",
+        )
+    return "; ".join(told)
+
+
+def _told(findings: list[Finding]) -> list[Finding]:
+    """Leave out what is only the consequence of something graver that is told."""
+    explains = {rule.code: rule.explains for rule in RULES}
+    grave = list(dict.fromkeys(finding.code for finding in findings if finding.severity != "note"))
+    waiting = list(dict.fromkeys(finding.code for finding in findings))
+    kept: set[str] = set()
+    while waiting:
+        # What nothing explains is told; in a circle, what the rules list first.
+        free = [c for c in waiting if not any(c in explains[w] for w in waiting if w in grave and w != c)]
+        told = free or waiting[:1]
+        kept |= set(told)
+        hidden = {code for cause in told if cause in grave for code in explains[cause]}
+        waiting = [code for code in waiting if code not in kept and code not in hidden]
+    return [finding for finding in findings if finding.code in kept]
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else ""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from .catalog import TITLES
+from .rule import Severity
+from .rules import RULES
 
-Severity = Literal["error", "warning", "note"]
+TITLES = {rule.code: rule.title for rule in RULES}
 RANK: dict[str, int] = {"error": 0, "warning": 1, "note": 2}
 
 
@@ -23,9 +24,7 @@ class Finding:
     evidence: str  # the measured number and the threshold it crossed
     cause: str
     advice: str
-    numbers: Mapping[str, float] = field(
-        default_factory=dict
-    )  # the evidence for programs: what was measured, its limit
+    numbers: Mapping[str, float] = field(default_factory=dict)  # the evidence for programs: the measure and its limit
     title: str = ""
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from ..cells import Call, Entry, Listener, Proceed, layers, listen, unwrap
 from ..errors import BadInput
 from ..state import tensors
 from .finding import Finding
-from .looking import Look, growing, judged
+from .look import Look, growing, judged
 from .thresholds import Thresholds
 from .writers import Writer
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any, TypeVar
 
 import torch
@@ -17,30 +17,28 @@ from torch.nn.utils.rnn import PackedSequence
 from ..carry import Carry
 from ..cells import Layer, Snapshot, as_layer, has_own_code, layers, random_streams_kept, seed, unheard
 from ..errors import NotRecurrent
-from ..state import Path, mapped, tensors
-from .calls import Calls, collected
-from .hiding import Hidden, hidden_things
-from .inputs import Cut, Inputs
+from ..state import Path, mapped
+from .inputs import Excerpt, ModelInputs
+from .outcome import LayerCalls, Operations, Outcome, Tracer, collected
 from .thresholds import Thresholds
-from .tracing import Trace, Tracer
+from .unregistered import Unregistered, unregistered
 
 RESETS = ("reset", "reset_state", "reset_hidden")
-T = TypeVar("T")
+Measured = TypeVar("Measured", bound="PatientProbe")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Run:
-    """What one call of the model gave."""
+class PatientProbe(ABC):
+    """What one experiment with a patient showed: an instance is the result, `measure` the experiment.
 
-    result: Any
-    inputs: Inputs
-    calls: Calls  # of its layers, where they were to be collected
-    trace: Trace
+    A probe may ask for others, `patient[Another]`, and knows nothing of the rules that ask for it.
+    """
 
-    @property
-    def outputs(self) -> dict[Path, Tensor]:
-        """All tensors of real numbers with at least one axis in what the model returned."""
-        return {path: t for path, t in tensors(self.result).items() if t.is_floating_point() and t.dim() > 0}
+    __slots__ = ()
+
+    @classmethod
+    @abstractmethod
+    def measure(cls: type[Measured], patient: Patient) -> Measured:
+        """Make the experiment. Called once in a diagnosis, when somebody first asks."""
 
 
 @dataclass(eq=False)
@@ -48,25 +46,25 @@ class Patient:
     """A model, its inputs, and everything that probes have learned of it so far."""
 
     model: nn.Module
-    inputs: Inputs
+    inputs: ModelInputs
     thresholds: Thresholds = field(default_factory=Thresholds)
     targets: Any = None
     loss: Callable[[Any, Any], Tensor] | None = None
     optimizers: tuple[torch.optim.Optimizer, ...] = ()
     assumed: list[str] = field(default_factory=list)
     alone: bool = False  # a cell or layer by itself, rather than a model around one
-    memo: dict[str, Any] = field(default_factory=dict)
-    cut: Cut | None = None  # where the inputs are a piece of what the user gave
+    excerpt: Excerpt | None = None  # where the inputs are a piece of what the user gave
+    unbatched: bool = False  # an input of two axes that the layers read as one sequence
 
     def __post_init__(self) -> None:
         """Find the layers, registered or not, and keep what calls may change."""
-        self.hidden: list[Hidden] = hidden_things(self.model)
-        others = [thing.value for thing in self.hidden if isinstance(thing.value, nn.Module)]
+        self.unregistered: list[Unregistered] = unregistered(self.model)
+        others = [thing.value for thing in self.unregistered if isinstance(thing.value, nn.Module)]
         self.layers: list[Layer] = list(layers(self.model))
         if self.alone:  # the cell that was given, not what it is made of
             cell = as_layer(getattr(self.model, "cell"))  # noqa: B009
             self.layers = [Layer("cell", cell.module, cell.adapter)]
-        for thing in self.hidden:
+        for thing in self.unregistered:
             if isinstance(thing.value, nn.Module):
                 for layer in layers(thing.value):
                     name = f"{thing.name}.{layer.name}" if layer.name else thing.name
@@ -76,6 +74,32 @@ class Patient:
         self.snapshot = Snapshot(self.model, *others)
         self.whole = self.inputs  # those that the targets belong to: as the user gave them, unless both were cut
         self.carry = Carry.of(self.model) if layers(self.model) else None
+        self._measured: dict[type[PatientProbe], Any] = {}  # what each probe showed, or the exception that it ended in
+        self._declared: tuple[type[PatientProbe], ...] | None = None  # the probes that may be asked for; None: all
+
+    def __getitem__(self, probe: type[Measured]) -> Measured:
+        """Return what a probe shows; it is measured once, and a failure is raised for everyone who asks."""
+        if self._declared is not None and probe not in self._declared:
+            raise LookupError(f"{probe.__name__} is not among the probes that this rule declares")
+        if probe not in self._measured:
+            with self.declared(None):
+                try:
+                    self._measured[probe] = probe.measure(self)
+                except Exception as error:  # kept, and raised again for everyone who asks
+                    self._measured[probe] = error
+        found = self._measured[probe]
+        if isinstance(found, Exception):
+            raise found
+        return found  # type: ignore[no-any-return]
+
+    @contextmanager
+    def declared(self, probes: tuple[type[PatientProbe], ...] | None) -> Iterator[None]:
+        """Let only these probes be asked for inside; None stands for all."""
+        before, self._declared = self._declared, probes
+        try:
+            yield
+        finally:
+            self._declared = before
 
     def look(self) -> None:
         """Watch one call for what recurs in it beside the layers that types tell of."""
@@ -96,7 +120,7 @@ class Patient:
 
     def check_recurrent(self) -> None:
         """Refuse a model in which nothing recurrent was seen."""
-        if not (self.layers or self.seen or self.doubts or self.hidden):
+        if not (self.layers or self.seen or self.doubts or self.unregistered):
             raise NotRecurrent(
                 f"nothing recurrent was seen in {type(self.model).__name__}, so there is no hidden state to examine. "
                 f"hs.layers(model, *inputs).explain() shows what was looked at; hs.register teaches a new kind."
@@ -128,7 +152,7 @@ class Patient:
 
     def call(
         self,
-        inputs: Inputs | None = None,
+        inputs: ModelInputs | None = None,
         *,
         train: bool = False,
         number: int = 0,
@@ -136,7 +160,7 @@ class Patient:
         collect: bool = False,
         trace: bool = False,
         own: bool = False,
-    ) -> Run:
+    ) -> Outcome:
         """Call the model once, wherever its state has got to; `number` seeds all random streams.
 
         It is given copies of the inputs, which it may write into, unless they are its `own`.
@@ -146,16 +170,21 @@ class Patient:
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(grad))
             stack.enter_context(torch.backends.cudnn.flags(enabled=not grad, deterministic=True, benchmark=False))
-            calls = stack.enter_context(collected(self.model, self.layers, leaves=grad)) if collect else Calls()
+            calls = stack.enter_context(collected(self.model, self.layers, leaves=grad)) if collect else LayerCalls()
             seed(number)
             tracer = stack.enter_context(Tracer()) if trace else None
             result = self.model(*(inputs.args if own else copied(inputs.args)))
-        return Run(result, inputs, calls, tracer.trace if tracer is not None else Trace())
+        return Outcome(result, inputs, calls, tracer.trace if tracer is not None else Operations())
 
-    def run(self, inputs: Inputs | None = None, **how: Any) -> Run:
+    def run(self, inputs: ModelInputs | None = None, **how: Any) -> Outcome:
         """Call the model once, from the state it was found in."""
         with self.afresh():
             return self.call(inputs, **how)
+
+    @property
+    def optimized(self) -> set[int]:
+        """The ids of all parameters that an optimizer holds."""
+        return {id(p) for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]}
 
     @property
     def reset_method(self) -> str:
@@ -187,22 +216,3 @@ def copied(args: Any) -> Any:
         return end.clone() if isinstance(end, Tensor) else end
 
     return mapped(args, copy)
-
-
-def probe(experiment: Callable[[Patient], T]) -> Callable[[Patient], T]:
-    """Run an experiment once for all checks that ask for it; a failure is remembered too."""
-
-    @wraps(experiment)
-    def once(patient: Patient) -> T:
-        name = f"{experiment.__module__}.{experiment.__name__}"
-        if name not in patient.memo:
-            try:
-                patient.memo[name] = (experiment(patient), None)
-            except Exception as error:  # kept, and raised again for everyone who asks
-                patient.memo[name] = (None, error)
-        kept: tuple[T, Exception | None] = patient.memo[name]
-        if kept[1] is not None:
-            raise kept[1]
-        return kept[0]
-
-    return once

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
-from .catalog import TITLES
-from .finding import RANK, Finding
+from .finding import RANK, TITLES, Finding
 
 _SARIF = {"error": "error", "warning": "warning", "note": "note"}
 

@@ -10,7 +10,7 @@ from ..errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """The limits of all checks; `hs.diagnose(..., thresholds={"vanishing": 1e-8})` changes single ones."""
+    """The limits of all rules; `hs.diagnose(..., thresholds={"vanishing": 1e-8})` changes single ones."""
 
     leak: float = 1e-4  # HS101, HS102: a foreign change, relative to the change of what was touched
     reach: float = 1e-6  # HS103, HS104: a change of the output, relative to its size

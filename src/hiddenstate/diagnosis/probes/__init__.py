@@ -1,1 +1,1 @@
-"""Experiments that are run once and asked by several checks."""
+"""Experiments with a patient, each made once in a diagnosis, when a rule first asks for what it shows."""

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ...cells import Call, Layer, unheard
 from ...state import State, tensors
-from ..equal import same
-from ..patient import Patient, probe
-from ..substitutes import another_state, spread
-from ..tracing import Trace, Tracer
-from .gradients import backward, projected
-from .shapes import base
+from ..difference import same
+from ..inputs import another_state, spread
+from ..outcome import Operations, Tracer
+from ..patient import Patient, PatientProbe
+from .calls import PlainCall
+from .gradients import Backward, projected
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,31 +31,31 @@ class Trial:
     cut: str  # "" or what shows that no gradient reaches the state
 
 
-def own_cells(patient: Patient) -> list[Layer]:
-    """Return the layers that the user wrote: torch's own do what they say."""
-    return [layer for layer in patient.layers if not layer.fused and layer.kind == "cell"]
+class CellTrials(tuple[Trial, ...], PatientProbe):
+    """One step of every cell that the user wrote, tried with other inputs and other states."""
+
+    @classmethod
+    def measure(cls, patient: Patient) -> CellTrials:
+        """Take for each cell a call in the middle of the sequence, where it is given a state."""
+        found = []
+        for layer in patient.layers:
+            if layer.fused or layer.kind != "cell":
+                continue
+            calls = patient[PlainCall].calls.of(layer)
+            usable = [call for call in calls if call.given is not None] or calls
+            if usable:
+                found.append(_trial(patient, layer, usable[len(usable) // 2]))
+        return cls(found)
 
 
-@probe
-def trials(patient: Patient) -> list[Trial]:
-    """Try every cell of the user's own with other inputs and other states."""
-    found = []
-    for layer in own_cells(patient):
-        calls = base(patient).calls.of(layer)
-        usable = [call for call in calls if call.given is not None] or calls
-        if usable:
-            found.append(_trial(patient, layer, usable[len(usable) // 2]))
-    return found
-
-
-def step(call: Call, state: State, x: Any = None) -> Any:
+def _step(call: Call, state: State, x: Any = None) -> Any:
     """Call a cell once more as it was called, with another state or input."""
     call = call.handed(state) if x is None else call.handed(state).fed(x)
     with unheard():
         return call.layer.module(*call.args, **call.kwargs)
 
 
-def first_state(call: Call) -> State:
+def _first_state(call: Call) -> State:
     """Return the state a call was given, or the one it would start from, unlike zeros in either case."""
     state = call.given if call.given is not None else call.layer.initial(call.rows)
     return state.detach().map(lambda part: another_state(part, 21) if part.is_floating_point() else part)
@@ -70,16 +70,15 @@ def _input(call: Call) -> Tensor:
 def _trial(patient: Patient, layer: Layer, call: Call) -> Trial:
     with patient.afresh(), torch.no_grad():
         patient.model.eval()
-        state = first_state(call)
-        old = step(call, state)
+        state = _first_state(call)
+        old = _step(call, state)
         x = _input(call)
-        by_input = _moved(old, step(call, state, _other(x))) if x.is_floating_point() else None
+        by_input = _moved(old, _step(call, state, _other(x))) if x.is_floating_point() else None
         by_part = {}
         for k, part in enumerate(state):
             if state[part].is_floating_point():
-                axes = {part: state.batch_axis[part]}
-                changed = State({**dict(state), part: another_state(state[part], 31 + k)}, {**state.batch_axis, **axes})
-                by_part[part] = _moved(old, step(call, changed))
+                changed = State({**dict(state), part: another_state(state[part], 31 + k)}, state.batch_axis)
+                by_part[part] = _moved(old, _step(call, changed))
     return Trial(layer.name or "the cell", layer, call, by_input, by_part, _cut(patient, call, by_part))
 
 
@@ -89,6 +88,7 @@ def _other(x: Tensor) -> Tensor:
 
 
 def _moved(old: Any, new: Any) -> float:
+    """Return the largest difference between what a cell returned twice, relative to its size."""
     worst = 0.0
     theirs = tensors(new)
     for path, a in tensors(old).items():
@@ -101,11 +101,12 @@ def _moved(old: Any, new: Any) -> float:
 
 
 def _cut(patient: Patient, call: Call, by_part: dict[str, float]) -> str:
+    """Say what shows that a part of the state moves the next one and gets no gradient, "" where all parts get one."""
     with patient.afresh(), torch.enable_grad():
         patient.model.eval()
-        state = first_state(call).map(lambda part: part.clone().requires_grad_() if part.is_floating_point() else part)
+        state = _first_state(call).map(lambda part: part.clone().requires_grad_() if part.is_floating_point() else part)
         # A copy is handed in: the cell may change its state in place.
-        result = step(call, state.map(lambda part: part.clone()))
+        result = _step(call, state.map(lambda part: part.clone()))
         outs = [t for t in tensors(result).values() if t.requires_grad]
         if not outs:
             return "what the cell returns has no graph"
@@ -116,14 +117,13 @@ def _cut(patient: Patient, call: Call, by_part: dict[str, float]) -> str:
         if by_part.get(name, 0.0) > patient.thresholds.reach and (gradient is None or not bool(gradient.any())):
             return (
                 f"part {name!r} of the state moves the next one by {by_part[name]:.2g} of its size, and its "
-                "gradient is "
-                f"{'missing' if gradient is None else 'exactly 0'}"
+                f"gradient is {'missing' if gradient is None else 'exactly 0'}"
             )
     return ""
 
 
 @dataclass(slots=True, eq=False)
-class Steps:
+class StepCalls:
     """All calls, one step each, that one forward makes of a cell, or of a layer used as one."""
 
     calls: list[Call]
@@ -169,20 +169,23 @@ class Steps:
         return count
 
 
-@probe
-def steps_of_cells(patient: Patient) -> dict[str, Steps]:
-    """Return, for every cell that a forward steps along time, all its calls."""
-    found = {}
-    for layer in patient.layers:
-        calls = base(patient).calls.of(layer)
-        many = len(calls) >= 3 or (len(calls) == 2 == patient.inputs.steps)
-        if many and all(call.steps == 1 for call in calls) and len({call.rows for call in calls}) == 1:
-            try:
-                graph = backward(patient).run.calls.of(layer)
-            except Exception:  # reported where gradients are asked for
-                graph = []
-            found[layer.label] = Steps(calls, graph)
-    return found
+class SteppedCells(dict[str, StepCalls], PatientProbe):
+    """For every layer that a forward steps along time, by its label, all its calls."""
+
+    @classmethod
+    def measure(cls, patient: Patient) -> SteppedCells:
+        """Take the calls of the plain call, and those of one with gradients."""
+        found = cls()
+        for layer in patient.layers:
+            calls = patient[PlainCall].calls.of(layer)
+            many = len(calls) >= 3 or (len(calls) == 2 == patient.inputs.steps)
+            if many and all(call.steps == 1 for call in calls) and len({call.rows for call in calls}) == 1:
+                try:
+                    graph = patient[Backward].outcome.calls.of(layer)
+                except Exception:  # reported where gradients are asked for
+                    graph = []
+                found[layer.label] = StepCalls(calls, graph)
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,24 +194,26 @@ class Drive:
 
     name: str
     bounds: dict[str, float]  # part -> largest |value| on the way
-    last: dict[str, Tensor]
-    traces: list[Trace]  # of a few steps with inputs of ordinary size
+    traces: list[Operations]  # of a few steps with inputs of ordinary size
     states: list[State]  # the states those steps were given
     results: list[Any]
     next_state: Tensor  # the first part of the state after the last of them
 
 
-@probe
-def drives(patient: Patient) -> list[Drive]:
-    """Drive every cell of the user's own with large inputs, and write down a few ordinary steps."""
-    found = []
-    for trial in trials(patient):
-        if not _input(trial.call).is_floating_point():
-            continue
-        with patient.afresh(), torch.no_grad():
-            patient.model.eval()
-            found.append(_drive(trial))
-    return found
+class CellDrives(tuple[Drive, ...], PatientProbe):
+    """Every cell that the user wrote, driven by large inputs."""
+
+    @classmethod
+    def measure(cls, patient: Patient) -> CellDrives:
+        """Drive each cell with large inputs, and write down a few ordinary steps."""
+        found = []
+        for trial in patient[CellTrials]:
+            if not _input(trial.call).is_floating_point():
+                continue
+            with patient.afresh(), torch.no_grad():
+                patient.model.eval()
+                found.append(_drive(trial))
+        return cls(found)
 
 
 def _drive(trial: Trial) -> Drive:
@@ -218,20 +223,20 @@ def _drive(trial: Trial) -> Drive:
     bounds: dict[str, float] = {}
     for _ in range(40):
         noise = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
-        _, native = layer.split(step(call, state, 100 * noise))
+        _, native = layer.split(_step(call, state, 100 * noise))
         state = layer.to_state(native, batch=call.rows)
         for part, value in state.items():
             if value.is_floating_point():
                 bounds[part] = max(bounds.get(part, 0.0), float(value.abs().nan_to_num(nan=float("inf")).max()))
     traces, states, results = [], [], []
-    inner = first_state(call)
+    inner = _first_state(call)
     for k in range(3):
         noise = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
         given = inner.map(lambda part, k=k: another_state(part, 61 + k) if part.is_floating_point() else part)  # type: ignore[misc]
         with Tracer() as tracer:
-            result = step(call, given, x + noise)
+            result = _step(call, given, x + noise)
         traces.append(tracer.trace)
         states.append(given)
         results.append(result)
     after = layer.to_state(layer.split(results[-1])[1], batch=call.rows)
-    return Drive(trial.name, bounds, dict(state), traces, states, results, next(iter(after.values())))
+    return Drive(trial.name, bounds, traces, states, results, next(iter(after.values())))

@@ -1,4 +1,4 @@
-"""Where gradients of the output arrive: at each step of the input, at each layer, at each parameter."""
+"""Where gradients of the output arrive: at each step of the input, and at each layer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from ...cells import Call
-from ..equal import same
-from ..inputs import Inputs, packed, unpacked
-from ..patient import Patient, Run, probe
-from .shapes import by_rows, final, layout
+from ...state import tensors
+from ..difference import same
+from ..inputs import ModelInputs, packed, unpacked
+from ..outcome import Outcome
+from ..patient import Patient, PatientProbe
+from .layout import OutputLayout, by_rows, final
 
 
 @dataclass(slots=True, eq=False)
@@ -27,33 +29,25 @@ class Arrival:
 
 
 @dataclass(slots=True, eq=False)
-class Backward:
-    """The gradients of one run."""
+class Backward(PatientProbe):
+    """Where the gradients of one call arrive."""
 
-    run: Run
+    outcome: Outcome
     connected: bool  # the output has a graph at all
     steps: dict[str, Tensor] = field(default_factory=dict)  # where -> (batch, time) size of d final output / d step
     arrivals: list[Arrival] = field(default_factory=list)
 
-
-@probe
-def backward(patient: Patient) -> Backward:
-    """Take the gradient of the final output to every step, and of the main output to every layer's results."""
-    seen = _to_steps(patient, patient.inputs)
-    seen.arrivals = _arrivals(patient, seen.run) if seen.connected else []
-    return seen
-
-
-@probe
-def one_step_less(patient: Patient) -> Backward:
-    """Take the gradient of the final output to every step of a sequence that ends one step earlier."""
-    inputs = patient.inputs
-    paths = [slot.path for slot in inputs.slots if slot.time is not None and slot.steps == inputs.steps]
-    return _to_steps(patient, inputs.crop(int(inputs.last.max()), paths))
+    @classmethod
+    def measure(cls, patient: Patient) -> Backward:
+        """Take the gradient of the final output to every step, and of the main output to every layer's results."""
+        seen = backward_to_steps(patient, patient.inputs)
+        seen.arrivals = _arrivals(patient, seen.outcome) if seen.connected else []
+        return seen
 
 
-def _to_steps(patient: Patient, inputs: Inputs) -> Backward:
-    inputs, leaf = with_leaf(inputs)
+def backward_to_steps(patient: Patient, inputs: ModelInputs) -> Backward:
+    """Take the gradient of the final output to every step of these inputs; `arrivals` stays empty."""
+    inputs, leaf = _with_leaf(inputs)
     run = patient.run(inputs, grad=True, collect=True)
     last = final(patient, run)
     if last is None or not last.requires_grad:
@@ -72,7 +66,7 @@ def _to_steps(patient: Patient, inputs: Inputs) -> Backward:
     return seen
 
 
-def with_leaf(inputs: Inputs) -> tuple[Inputs, Tensor | None]:
+def _with_leaf(inputs: ModelInputs) -> tuple[ModelInputs, Tensor | None]:
     """Return the call with its main sequence as a leaf that wants a gradient; tokens cannot."""
     x = inputs.get(inputs.main)
     if isinstance(x, PackedSequence):
@@ -102,7 +96,7 @@ def gradients(total: Tensor, wanted: list[Tensor]) -> list[Tensor | None]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Source:
+class _StepSource:
     """A tensor that holds steps of the input, or what was made of them."""
 
     name: str
@@ -110,27 +104,27 @@ class _Source:
     arrange: Callable[[Tensor], Tensor]  # its gradient -> (batch, time, ...)
 
 
-def _sources(run: Run, leaf: Tensor | None) -> list[_Source]:
+def _sources(run: Outcome, leaf: Tensor | None) -> list[_StepSource]:
     inputs = run.inputs
-    slot, x = inputs.slot(inputs.main), inputs.get(inputs.main)
-    rows, time = slot.rows if inputs.batched else None, slot.time
-    found: list[_Source] = []
+    argument, x = inputs.argument(inputs.main), inputs.get(inputs.main)
+    rows, time = argument.rows if inputs.batched else None, argument.time
+    found: list[_StepSource] = []
     if leaf is not None and time is not None:
         packed_input = isinstance(x, PackedSequence)
-        found.append(_Source("the input", leaf, lambda g: g if packed_input else _arranged(g, rows, time)))
+        found.append(_StepSource("the input", leaf, lambda g: g if packed_input else _arranged(g, rows, time)))
     for place, seen in enumerate(run.calls.embedded):
         name, tokens, vectors = f"{seen.name}#{place}", seen.tokens, seen.vectors
         if not isinstance(x, Tensor) or not vectors.requires_grad or time is None:
             continue
         if same(tokens, x):
-            found.append(_Source(name, vectors, lambda g: _arranged(g, rows, time)))
+            found.append(_StepSource(name, vectors, lambda g: _arranged(g, rows, time)))
         elif tokens.dim() == 2 and rows is not None and same(tokens.T, x):
-            found.append(_Source(name, vectors, lambda g: _arranged(g, time, rows)))
+            found.append(_StepSource(name, vectors, lambda g: _arranged(g, time, rows)))
     for place, call in enumerate(run.calls):
         data = _data(call.input)
         if data.requires_grad:
             name = f"{call.layer.label}#{place}" if call.layer.fused else call.layer.label
-            found.append(_Source(name, data, partial(_as_input, call)))
+            found.append(_StepSource(name, data, partial(_as_input, call)))
     return found
 
 
@@ -150,8 +144,8 @@ def _arranged(gradient: Tensor, rows: int | None, time: int) -> Tensor:
     return gradient.movedim(time, 0)[None] if rows is None else gradient.movedim((rows, time), (0, 1))
 
 
-def _arrivals(patient: Patient, run: Run) -> list[Arrival]:
-    leaf = layout(patient).main
+def _arrivals(patient: Patient, run: Outcome) -> list[Arrival]:
+    leaf = patient[OutputLayout].main
     tensor = run.outputs.get(leaf.path) if leaf is not None else None
     if leaf is None or tensor is None or not tensor.requires_grad:
         return []
@@ -170,3 +164,26 @@ def _arrivals(patient: Patient, run: Run) -> list[Arrival]:
 
 def _as_output(call: Call, gradient: Tensor) -> Tensor:
     return call.returned(call.layer.join(_like(call.output_native, gradient), call.state_native)).output
+
+
+class Summaries(tuple[Arrival, ...], PatientProbe):
+    """Fused layers whose results end in one value for each row, and go into no further layer."""
+
+    @classmethod
+    def measure(cls, patient: Patient) -> Summaries:
+        """Pick them from the backward pass."""
+        leaf = patient[OutputLayout].main
+        if leaf is None or leaf.stepwise or leaf.state or not patient[Backward].connected:
+            return cls()
+        found = patient[Backward]
+        fed = {id(t) for call in found.outcome.calls for t in tensors((call.input, call.given_native)).values()}
+
+        def handed_on(call: Call) -> bool:
+            return any(id(t) in fed for t in tensors((call.output_native, call.state_native)).values())
+
+        return cls(arrival for arrival in found.arrivals if not handed_on(arrival.call))
+
+
+def arrives(*gradients: Tensor | None) -> bool:
+    """Say whether any of these gradients is there, and not all zero."""
+    return any(gradient is not None and bool(gradient.abs().max() > 0) for gradient in gradients)

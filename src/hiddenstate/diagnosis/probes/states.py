@@ -1,29 +1,43 @@
-"""The states of every track in the plain call, and in one with rows and steps unlike each other."""
+"""The states of every track, in the plain call and in one with rows and steps unlike each other, and what they show."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ...measure import saturation
 from ...recording import Trajectory, record
-from ..inputs import Inputs
-from ..patient import Patient, probe
+from ..inputs import ModelInputs
+from ..patient import Patient, PatientProbe
 
 
-@probe
-def recorded(patient: Patient) -> dict[str, Trajectory]:
-    """Return every track of the plain call, with its gates."""
-    return _recorded(patient, patient.inputs, gates=True)
+class RecordedStates(dict[str, Trajectory], PatientProbe):
+    """Every track of the plain call, with its gates."""
+
+    @classmethod
+    def measure(cls, patient: Patient) -> RecordedStates:
+        """Record the plain call."""
+        return cls(_recorded(patient, patient.inputs, gates=True))
+
+    def finite(self) -> dict[str, Trajectory]:
+        """Return the tracks that hold numbers, and no NaN or Inf among them."""
+        return {name: track for name, track in self.items() if bool(track.h.isfinite().all()) and track.h.numel()}
 
 
-@probe
-def varied(patient: Patient) -> dict[str, Trajectory]:
-    """Return every track of a call in which all rows and steps differ."""
-    inputs = patient.inputs
-    return _recorded(patient, inputs.other_rows(torch.ones(inputs.batch, dtype=torch.bool), seed=101), gates=False)
+class VariedStates(dict[str, Trajectory], PatientProbe):
+    """Every track of a call in which all rows and steps differ."""
+
+    @classmethod
+    def measure(cls, patient: Patient) -> VariedStates:
+        """Record a call with other values everywhere."""
+        inputs = patient.inputs
+        everywhere = torch.ones(inputs.batch, dtype=torch.bool)
+        return cls(_recorded(patient, inputs.other_rows(everywhere, seed=101), gates=False))
 
 
-def _recorded(patient: Patient, inputs: Inputs, *, gates: bool) -> dict[str, Trajectory]:
+def _recorded(patient: Patient, inputs: ModelInputs, *, gates: bool) -> dict[str, Trajectory]:
     if not patient.layers and not patient.seen:
         return {}
     with patient.afresh():
@@ -50,3 +64,78 @@ def _joined(runs: list[Trajectory]) -> Trajectory:
 def real(trajectory: Trajectory, values: Tensor) -> Tensor:
     """Return the values at real steps: (steps of all rows, unit)."""
     return values[trajectory.valid.to(values.device)]
+
+
+@dataclass(frozen=True, slots=True)
+class SaturatedStates(PatientProbe):
+    """The first track that is pressed against the ends of its range."""
+
+    track: str = ""  # "" where none is
+    share: float = 0.0  # of values of |h| beyond the limit
+    gates: float = 0.0  # share of gate values that are nearly open or nearly shut
+    mean_abs: float = 0.0  # of h
+    by_states: bool = False  # the states tell, and not the gates alone
+
+    @classmethod
+    def measure(cls, patient: Patient) -> SaturatedStates:
+        """Measure the saturation of every track of the plain call."""
+        limits = patient.thresholds
+        for name, track in patient[RecordedStates].finite().items():
+            measured = saturation(track, limits.saturated)
+            gates = [gate.share for key, gate in measured.gates.items() if gate.range == "sigmoid" and key]
+            by_gates = sum(gates) / len(gates) if gates else 0.0
+            by_states = measured.share > limits.saturated_share and (track.kind in _BOUNDED or measured.max_abs <= 1)
+            if by_states or by_gates > limits.saturated_gates:
+                return cls(name, measured.share, by_gates, measured.mean_abs, by_states)
+        return cls()
+
+
+_BOUNDED = ("lstm", "gru", "rnn", "lstm_cell", "gru_cell", "rnn_cell")  # torch's own: |h| ≤ 1
+
+
+@dataclass(frozen=True, slots=True)
+class IdenticalRows(PatientProbe):
+    """The first track whose rows have the same states, though the rows of the input differ."""
+
+    track: str = ""  # "" where there is none
+    rows: int = 0
+    spread: float = 0.0  # over the rows, relative to the size of the states
+
+    @classmethod
+    def measure(cls, patient: Patient) -> IdenticalRows:
+        """Compare the rows of every track of a call in which all rows differ."""
+        if not patient.inputs.batched or patient.inputs.batch < 2:
+            return cls()
+        for name, track in patient[VariedStates].items():
+            h = track.h
+            if len(h) != patient.inputs.batch or not bool(h.any()) or not bool(h.isfinite().all()):
+                continue
+            steps = int(track.valid.all(0).sum())
+            spread = float((h[:, :steps].amax(0) - h[:, :steps].amin(0)).max()) if steps else 1.0
+            size = float(h.abs().max())
+            if spread <= patient.thresholds.identical * size:
+                return cls(name, len(h), spread / size)
+        return cls()
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantStates(PatientProbe):
+    """The first track that does not change from step to step, though the input does."""
+
+    track: str = ""  # "" where there is none
+    steps: int = 0
+    spread: float = 0.0  # over the steps, relative to the size of the states
+
+    @classmethod
+    def measure(cls, patient: Patient) -> ConstantStates:
+        """Compare the steps of every track of a call in which all steps differ."""
+        for name, track in patient[VariedStates].items():
+            h = track.h
+            steps = int(track.valid.all(0).sum())
+            if steps < 3 or not bool(h.any()) or not bool(h.isfinite().all()):
+                continue
+            spread = float((h[:, :steps].amax(1) - h[:, :steps].amin(1)).max())
+            size = float(h.abs().max())
+            if spread <= patient.thresholds.identical * size:
+                return cls(name, steps, spread / size)
+        return cls()

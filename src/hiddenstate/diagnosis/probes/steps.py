@@ -1,42 +1,62 @@
-"""Which steps of the input each step of the output follows."""
+"""How the output follows the steps of the input, and in which direction each layer is run along them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from ...cells import Call
 from ...state import Path
-from ..inputs import Inputs
-from ..patient import Patient, Run, probe
-from .shapes import base, by_rows, eps, final, layout, stepwise
+from ..difference import change, eps
+from ..patient import Patient, PatientProbe
+from .calls import PlainCall
+from .layout import OutputLayout, final
+
+Direction = Literal["forwards", "backwards", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
-class Future:
-    """How much the output at a step follows later steps of the input."""
+class Reach(PatientProbe):
+    """How far replacing steps of the input moves the final output, relative to its size; None: unknown."""
 
-    share: float  # largest change before the first touched step, relative to the largest change of all
-    limit: float
-    back: int  # how many steps before the first touched one the output still changed
-    cuts: int  # cuts at which it did, of those that were tried
-    tried: int
+    earlier: float | None  # all real steps but the last of each row
+    last: float | None  # the last real step of each row
+    all: float | None
+
+    @classmethod
+    def measure(cls, patient: Patient) -> Reach:
+        """Replace the earlier steps, the last step, and all steps, and see how far the final output moves."""
+        inputs = patient.inputs
+        old = final(patient, patient[PlainCall])
+        if inputs.argument(inputs.main).time is None:
+            everything = patient.run(inputs.other_rows(torch.ones(inputs.batch, dtype=torch.bool), seed=3))
+            return cls(None, None, _moved(old, final(patient, everything)))
+        steps = torch.arange(inputs.steps).unsqueeze(0)
+        last = inputs.last.unsqueeze(1)
+        sequences = _same_length(patient)
+
+        def after(mask: Tensor) -> float | None:
+            replaced = inputs.other_steps(mask & inputs.valid, sequences, seed=3)
+            return _moved(old, final(patient, patient.run(replaced)))
+
+        return cls(
+            earlier=None if inputs.steps < 2 else after(steps < last),
+            last=after(steps == last),
+            all=after(inputs.valid),
+        )
 
 
-def sequences(patient: Patient) -> tuple[Path, ...]:
-    """Return the inputs whose steps are followed: those that the output has steps for, else the main one."""
-    return layout(patient).aligned or (patient.inputs.main,)
+def _same_length(patient: Patient) -> tuple[Path, ...]:
+    """Return the sequences whose steps the output follows, where they are as long as the main one; else that one."""
+    inputs = patient.inputs
+    aligned = patient[OutputLayout].aligned or (inputs.main,)
+    return aligned if inputs.argument(aligned[0]).steps == inputs.steps else (inputs.main,)
 
 
-def change(old: Tensor, new: Tensor) -> Tensor:
-    """Return the size of the change of each entry, zero where both are the same NaN or Inf."""
-    gap = (new.detach().double() - old.detach().double()).abs()
-    same = (old == new) | ((old != old) & (new != new))
-    return torch.where(same, torch.zeros_like(gap), gap).nan_to_num(nan=float("inf")).cpu()
-
-
-def moved(patient: Patient, old: Tensor | None, new: Tensor | None) -> float | None:
+def _moved(old: Tensor | None, new: Tensor | None) -> float | None:
     """Return the largest change relative to the output's size; None where it cannot be told, 0 where it is noise."""
     if old is None or new is None or old.shape != new.shape or old.numel() == 0:
         return None
@@ -45,127 +65,51 @@ def moved(patient: Patient, old: Tensor | None, new: Tensor | None) -> float | N
     return 0.0 if share <= 8 * eps(old) else share
 
 
-@probe
-def future(patient: Patient) -> Future | None:
-    """Replace all steps after a cut, and see whether the output before it changes; None where that cannot be asked."""
-    inputs, found = patient.inputs, layout(patient)
-    leaf = found.main
-    if leaf is None or not stepwise(leaf) or not found.aligned:
+class Directions(dict[str, Direction], PatientProbe):
+    """In which direction each layer is run along time, by the layer's name.
+
+    However a model turns the sequence round (flip, gather, an index, a loop from the end), a layer that runs backwards
+    begins with what is at the end of the input.
+    """
+
+    @classmethod
+    def measure(cls, patient: Patient) -> Directions:
+        """Replace the later half of every row, and see whether a layer meets what is new last or first."""
+        inputs = patient.inputs
+        if inputs.argument(inputs.main).time is None or inputs.steps < 3:
+            return cls()
+        known = inputs.known_lengths()
+        lengths = torch.full((inputs.batch,), inputs.steps) if known is None else known
+        step = torch.arange(inputs.steps)
+        late = (step >= ((lengths + 1) // 2).unsqueeze(1)) & (step < lengths.unsqueeze(1))  # (batch, steps)
+        paths = [a.path for a in inputs.arguments if a.kind == "sequence" and a.steps == inputs.steps]
+        old, new = patient[PlainCall], patient.run(inputs.other_steps(late, paths, seed=13), collect=True)
+        longest = (lengths == lengths.max()).nonzero()[:, 0]  # in short rows, padding may come first
+        return cls(
+            (layer.name, _direction(patient, old.calls.of(layer), new.calls.of(layer), rows=longest))
+            for layer in patient.layers
+            if old.calls.of(layer)
+        )
+
+
+def _direction(patient: Patient, old: list[Call], new: list[Call], *, rows: Tensor) -> Direction:
+    before, after = _fed(old), _fed(new)
+    if before is None or after is None or before.shape != after.shape or len(before) != patient.inputs.batch:
+        return "unknown"
+    changed = change(before, after).flatten(2).amax(2)[rows].amax(0) > 0  # (time,) in the order of computation
+    places = changed.nonzero()[:, 0]
+    if not len(places):
+        return "unknown"
+    leading, trailing = int(places[0]), len(changed) - 1 - int(places[-1])
+    return "forwards" if leading > trailing else "backwards" if trailing > leading else "unknown"
+
+
+def _fed(calls: list[Call]) -> Tensor | None:
+    """Return what a layer is fed in one run, in the order of computation: (batch, time, feature)."""
+    pieces = [call.x for call in calls]
+    if any(piece.shape[:1] != pieces[0].shape[:1] for piece in pieces):
         return None
-    slot = inputs.slot(found.aligned[0])
-    before = base(patient)
-    old = by_rows(before.outputs[leaf.path], leaf, inputs.batch)
-    steps = old.shape[1]
-    if steps != (slot.steps if inputs.lengths is None else int(inputs.lengths.max())) or steps < 2:
+    if any(piece.shape[2:] != pieces[0].shape[2:] for piece in pieces):
         return None
-    return _future(patient, old, steps, slot_steps=slot.steps)
-
-
-def _future(patient: Patient, old: Tensor, steps: int, *, slot_steps: int) -> Future | None:
-    inputs, leaf = patient.inputs, layout(patient).main
-    assert leaf is not None
-    share, back, hit, limit, tried = 0.0, 0, 0, patient.thresholds.leak, 0
-    for cut in sorted({1, (steps + 1) // 2, steps - 1}):
-        mask = (torch.arange(slot_steps) >= cut).expand(inputs.batch, -1)
-        if slot_steps == inputs.steps:
-            mask = mask & inputs.valid
-        run = patient.run(inputs.other_steps(mask, layout(patient).aligned, seed=cut))
-        new = run.outputs.get(leaf.path)
-        if new is None or new.shape != patient_shape(patient, leaf.path):
-            continue
-        tried += 1
-        gaps = change(old, by_rows(new, leaf, inputs.batch)).reshape(*old.shape[:2], -1).max(2).values  # (batch, steps)
-        alive = mask.any(1)  # a row that ended before the cut was not touched
-        largest = float(gaps.max())
-        early = gaps[alive][:, :cut].max(0).values if bool(alive.any()) else torch.zeros(cut)
-        noise = 256 * eps(old) * float(old.abs().nan_to_num(posinf=0.0).max())
-        bound = max(noise, patient.thresholds.leak * largest)
-        if largest > 0 and float(early.max()) > bound:
-            hit += 1
-            back = max(back, cut - int((early > bound).nonzero()[0]))
-            share, limit = max(share, float(early.max()) / largest), bound / largest
-    return Future(share, limit, back, hit, tried) if tried else None
-
-
-def patient_shape(patient: Patient, path: Path) -> torch.Size:
-    """Return the shape of one output in the plain call."""
-    return base(patient).outputs[path].shape
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """How far replacing steps of the input moves the final output, relative to its size; None: unknown."""
-
-    earlier: float | None  # all real steps but the last of each row
-    last: float | None  # the last real step of each row
-    all: float | None
-    first: float | None  # the first step
-
-
-@probe
-def reach(patient: Patient) -> Reach:
-    """Replace the earlier steps, the last step, and all steps, and see how far the final output moves."""
-    inputs = patient.inputs
-    old = final(patient, base(patient))
-    steps = torch.arange(inputs.steps).unsqueeze(0)
-    last = inputs.last.unsqueeze(1)
-    one = inputs.steps < 2
-
-    if inputs.slot(inputs.main).time is None:
-        everything = patient.run(inputs.other_rows(torch.ones(inputs.batch, dtype=torch.bool), seed=3))
-        return Reach(None, None, moved(patient, old, final(patient, everything)), None)
-
-    def after(mask: Tensor) -> float | None:
-        chosen = _same_length(patient)
-        return moved(patient, old, final(patient, patient.run(inputs.other_steps(mask & inputs.valid, chosen, seed=3))))
-
-    return Reach(
-        earlier=None if one else after(steps < last),
-        last=after(steps == last),
-        all=after(inputs.valid),
-        first=None if one else after((steps == 0).expand(inputs.batch, -1)),
-    )
-
-
-def _same_length(patient: Patient) -> tuple[Path, ...]:
-    inputs = patient.inputs
-    wanted = sequences(patient)
-    if inputs.slot(wanted[0]).steps != inputs.steps:
-        return (inputs.main,)
-    return wanted
-
-
-def replaced_everywhere(patient: Patient, path: Path, *, train: bool = False) -> tuple[Run, Run]:
-    """Return the plain call and one with every step of one input replaced."""
-    inputs: Inputs = patient.inputs
-    slot = inputs.slot(path)
-    mask = torch.ones(inputs.batch, max(slot.steps, 1), dtype=torch.bool)
-    plain = patient.run(train=train) if train else base(patient)
-    return plain, patient.run(inputs.other_steps(mask, (path,), seed=5), train=train)
-
-
-@probe
-def looking_ahead(patient: Patient) -> str:
-    """Return the line of the first operation whose steps follow later steps of the input, "" where none is seen."""
-    inputs, aligned = patient.inputs, layout(patient).aligned
-    steps = inputs.slot(aligned[0]).steps if aligned else 0
-    cut = (steps + 1) // 2
-    mask = (torch.arange(steps) >= cut).expand(inputs.batch, -1)
-    old = patient.run(trace=True).trace.events
-    new = patient.run(inputs.other_steps(mask, aligned, seed=cut), trace=True).trace.events
-    for a, b in zip(old, new, strict=False):
-        if a.name != b.name:
-            break
-        pair = (a.output, b.output)
-        if all(isinstance(t, Tensor) and t.is_floating_point() for t in pair) and _ahead(*pair, steps=steps, cut=cut):
-            return a.line
-    return ""
-
-
-def _ahead(old: Tensor, new: Tensor, *, steps: int, cut: int) -> bool:
-    """Whether a tensor has an axis of steps, and changed before the cut along every such axis."""
-    axes = [axis for axis, size in enumerate(old.shape) if size == steps]
-    if not axes or old.shape != new.shape:
-        return False
-    changed = change(old, new) > 256 * eps(old) * (float(old.abs().nan_to_num(posinf=0.0).max()) or 1.0)
-    return bool(changed.any()) and all(bool(changed.narrow(axis, 0, cut).any()) for axis in axes)
+    joined = torch.cat(pieces, dim=1)
+    return joined if joined.dim() > 2 else joined.unsqueeze(2)

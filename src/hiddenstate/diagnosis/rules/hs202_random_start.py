@@ -1,0 +1,137 @@
+"""HS202: random initial state in eval.
+
+The first state is drawn at random at each call, also in eval mode: two evaluations of one model differ. A functional
+dropout that is always on has the same effect and the same code.
+
+**How it is known.** Another seed gives another output, the same seed the same. Then the first states of all layers are
+compared between the two seeds. Other draws in eval mode, such as those of a sampler, are a note.
+
+**Limit.** Exactly zero.
+
+## Sick
+
+```python
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 8, batch_first=True)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        h0 = torch.randn(1, x.size(0), 8)
+        out, _ = self.lstm(x, (h0, torch.zeros_like(h0)))
+        return self.head(out)
+
+model = Model()
+x = torch.randn(4, 10, 3)
+```
+
+## Healthy
+
+```python
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 8, batch_first=True)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        h0 = torch.zeros(1, x.size(0), 8)
+        out, _ = self.lstm(x, (h0, torch.zeros_like(h0)))
+        return self.head(out)
+
+model = Model()
+x = torch.randn(4, 10, 3)
+```
+"""
+
+from __future__ import annotations
+
+from ..difference import same
+from ..outcome import LayerCalls, Operation
+from ..patient import Patient
+from ..probes.calls import OtherSeed, TracedCall
+from ..rule import Rule, Symptom
+
+_DRAWS = {
+    *("randn", "rand", "randn_like", "rand_like", "randint", "randperm", "normal", "normal_", "uniform_", "bernoulli"),
+    *("bernoulli_", "multinomial", "poisson", "exponential_", "rrelu", "gumbel_softmax", "sample", "rsample"),
+}
+_DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "dropout_"}
+
+
+def check(patient: Patient) -> Symptom | None:
+    """Another seed, another output, in eval mode."""
+    seen = patient[OtherSeed]
+    apart = seen.gap
+    if apart == 0:
+        return None
+    layer = _random_start(seen.first.calls, seen.second.calls)
+    operations = patient[TracedCall].trace
+    drawn = [operation for operation in operations if operation.name in _DRAWS and operation.line]
+    dropped = [operation for operation in operations if operation.name in _DROPOUTS and _active(operation)]
+    evidence = (
+        f"two seeds in eval mode give outputs that differ by {apart:.2g} of their size; "
+        f"one seed gives one output (limit 0)."
+    )
+    numbers = {"gap": apart, "limit": 0.0}
+    if layer:
+        line = drawn[0].line if drawn else ""
+        return Symptom(
+            "note" if patient.carry is not None else "error",
+            f"{layer} ({line})" if line else layer,
+            evidence,
+            "the first state is drawn at random at each call",
+            "start from zeros: leave the state out, or torch.zeros(layers, x.size(0), units); for noise in training "
+            "only: if self.training",
+            numbers,
+        )
+    if dropped:
+        return Symptom(
+            "error",
+            dropped[0].line or "the model",
+            evidence,
+            "a functional dropout is active in eval mode: it does not know the model's mode",
+            "F.dropout(x, p, training=self.training), or an nn.Dropout",
+            numbers,
+            title="random in eval",
+        )
+    where = drawn[0].line if drawn else "the model"
+    noise = {operation.name for operation in drawn} & {"randn", "rand", "normal_", "uniform_"}
+    return Symptom(
+        "warning" if noise and not patient.layers else "note",
+        where,
+        evidence,
+        f"`{drawn[0].name}` draws numbers in eval mode" if drawn else "something draws numbers in eval mode",
+        "where this is meant (sampling), fix the seed for evaluation; else if self.training",
+        numbers,
+        title="random in eval",
+    )
+
+
+def _active(dropout: Operation) -> bool:
+    """Whether a functional dropout drops anything."""
+    args, kwargs = dropout.args, dropout.kwargs
+    training = kwargs.get("training", args[2] if len(args) > 2 else True)
+    p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+    return bool(training) and bool(p)
+
+
+def _random_start(first: LayerCalls, second: LayerCalls) -> str:
+    """Return the first layer that starts from another state with another seed, "" where none does."""
+    seen: set[str] = set()
+    for a, b in zip(first, second, strict=False):
+        if a.layer.name in seen:
+            continue
+        seen.add(a.layer.name)
+        given, other = a.given, b.given
+        if given is None or other is None:
+            continue
+        if a.x.shape == b.x.shape and not same(a.x, b.x):
+            return ""  # what it is fed differs already, so the draw came before
+        if any(not same(part, other[name]) for name, part in given.items()):
+            return a.layer.label
+    return ""
+
+
+RULE = Rule("HS202", "random initial state in eval", check, probes=(OtherSeed, TracedCall))

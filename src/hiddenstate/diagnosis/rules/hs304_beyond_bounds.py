@@ -1,0 +1,166 @@
+"""HS304: gate or state beyond its bound.
+
+A gate leaves [0, 1], or a state leaves the bound that its cell implies: a state multiplied by more than one grows
+without end.
+
+**How it is known.** In a cell of your own that has other, squashed gates, a state is multiplied by the plain result of
+a linear map; or, driven by inputs of size 100 for 40 steps, the h of a cell with gates and a tanh leaves [-1, 1]. What
+a cell names with `hs.tap` as a gate is checked too.
+
+**Limit.** [0, 1] for gates, 1 for |h|. A small excess is a note.
+
+## Sick
+
+```python
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.input_size, self.hidden_size = 3, 8
+        self.gates = nn.Linear(3 + 8, 4 * 8)
+
+    def forward(self, x, state):
+        h, c = state
+        i, f, g, o = self.gates(torch.cat([x, h], 1)).chunk(4, 1)
+        c = f * c + i.sigmoid() * g.tanh()            # no sigmoid on f
+        h = o.sigmoid() * c.tanh()
+        return h, c
+
+model, inputs = Cell(), ()
+```
+
+## Healthy
+
+```python
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.input_size, self.hidden_size = 3, 8
+        self.gates = nn.Linear(3 + 8, 4 * 8)
+
+    def forward(self, x, state):
+        h, c = state
+        i, f, g, o = self.gates(torch.cat([x, h], 1)).chunk(4, 1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        return h, c
+
+model, inputs = Cell(), ()
+```
+"""
+
+from __future__ import annotations
+
+from ...state import tensors
+from ..outcome import SIGMOIDS, Operation
+from ..patient import Patient
+from ..probes.cells import CellDrives, Drive
+from ..probes.states import RecordedStates
+from ..rule import Rule, Symptom
+
+_LINEAR = {"linear", "add", "__add__", "__radd__", "matmul", "__matmul__", "addmm", "mm", "sub", "__sub__", "addmm_"}
+
+
+def check(patient: Patient) -> Symptom | None:
+    """A gate outside [0, 1], or a state beyond the bound its cell implies."""
+    for drive in patient[CellDrives]:
+        raw = _raw_gate(drive)
+        if raw is not None:
+            operation, low, high = raw
+            return Symptom(
+                "warning",
+                operation.line or drive.name,
+                f"a state is multiplied by a gate that goes from {low:.2g} to {high:.2g} (limits 0 and 1), in "
+                f"a cell with other gates that are squashed.",
+                "the sigmoid on this gate is missing",
+                "f = torch.sigmoid(self.forget(xh))",
+                {"low": low, "high": high, "limit": 1.0},
+            )
+        beyond = _beyond(drive)
+        if beyond is not None:
+            return beyond
+    return _recorded_gates(patient)
+
+
+def _raw_gate(drive: Drive) -> tuple[Operation, float, float] | None:
+    """Return a product of a state with a sum that nothing squashes, and the ends of its range."""
+    for trace, state in zip(drive.traces, drive.states, strict=True):
+        if not any(operation.name in SIGMOIDS for operation in trace):
+            return None
+        made = trace.makers()
+        parts = {id(part) for part in state.values()}
+        for operation in trace.named("mul", "__mul__", "__rmul__", "multiply"):
+            if len(operation.inputs) != 2:
+                continue
+            a, b = operation.inputs
+            for gate, value in ((a, b), (b, a)):
+                maker = made.origin(gate)
+                # A raw sum or linear map, on a state that was handed in as it is.
+                if id(made.source(value)) not in parts or maker is None or maker.name not in _LINEAR:
+                    continue
+                low, high = float(gate.min()), float(gate.max())
+                if (low < -0.01 or high > 1.01) and gate.shape[-1:] == value.shape[-1:]:
+                    return operation, low, high
+    return None
+
+
+def _beyond(drive: Drive) -> Symptom | None:
+    """Report a gated cell with a tanh whose h leaves [-1, 1] when driven hard."""
+    names = {operation.name for trace in drive.traces for operation in trace}
+    open_ended = {"relu", "leaky_relu", "elu", "gelu", "silu", "softplus", "exp", "layer_norm", "selu"}
+    if not (names & SIGMOIDS) or not ({"tanh", "tanh_"} & names) or names & open_ended:
+        return None
+    bound = drive.bounds.get("h", 0.0)
+    if bound <= 1.001 or _ends_linear(drive) or not _made_with_tanh(drive):
+        return None
+    return Symptom(
+        "warning" if bound > 1.5 else "note",
+        f"{drive.name} part h",
+        f"driven by inputs of size 100 for 40 steps, |h| reached {bound:.3g} (limit 1 for gates and a tanh).",
+        "the tanh on the cell state, or the (1 - gate) on the old state, is missing",
+        "h = o * torch.tanh(c), or h = (1 - z) * h + z * n",
+        {"bound": bound, "limit": 1.0},
+    )
+
+
+def _made_with_tanh(drive: Drive) -> bool:
+    """Whether a tanh takes part in the next state, rather than in the output alone."""
+    made = drive.traces[-1].makers()
+    waiting = [drive.next_state]
+    seen: set[int] = set()
+    while waiting:
+        operation = made.get(id(waiting.pop()))
+        if operation is None or id(operation) in seen:
+            continue
+        seen.add(id(operation))
+        if operation.name in ("tanh", "tanh_"):
+            return True
+        waiting.extend(operation.inputs)
+    return False
+
+
+def _ends_linear(drive: Drive) -> bool:
+    """Whether h is the result of a linear map, a projection that has no bound."""
+    made = drive.traces[-1].makers()
+    firsts = list(tensors(drive.results[-1]).values())[:2]
+    return any((maker := made.origin(t)) is not None and maker.name in ("linear", "matmul", "addmm") for t in firsts)
+
+
+def _recorded_gates(patient: Patient) -> Symptom | None:
+    """Report named intermediates of a cell (hs.tap) that call themselves gates, and are none."""
+    for name, trajectory in patient[RecordedStates].items():
+        for gate, values in trajectory.gates.items():
+            squashed = gate in ("input", "forget", "output", "reset", "update") or gate.endswith("gate")
+            if squashed and values.numel() and (float(values.min()) < -1e-3 or float(values.max()) > 1.001):
+                low, high = float(values.min()), float(values.max())
+                return Symptom(
+                    "warning",
+                    f"{name} gate {gate}",
+                    f"its values go from {low:.2g} to {high:.2g} (limits 0 and 1).",
+                    "the sigmoid on this gate is missing",
+                    "f = torch.sigmoid(self.forget(xh))",
+                    {"low": low, "high": high, "limit": 1.0},
+                )
+    return None
+
+
+RULE = Rule("HS304", "gate or state beyond its bound", check, probes=(CellDrives, RecordedStates))

@@ -1,0 +1,88 @@
+"""HS503: parameters without gradient.
+
+Parameters that want a gradient and get none: a layer that was left over, or whose result is detached on the way.
+
+**How it is known.** Gradients of `loss=`, or else of all outputs, on three batches, in training and in eval mode. An
+exact zero that other values of the parameter lift is a unit that is off, and not told.
+
+**Limit.** Above 0.
+
+## Sick
+
+```python
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 8, batch_first=True)
+        self.head = nn.Linear(8, 2)
+        self.old_head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.lstm(x)[0])
+
+model = Model()
+x = torch.randn(4, 10, 3)
+```
+
+## Healthy
+
+```python
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 8, batch_first=True)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.lstm(x)[0])
+
+model = Model()
+x = torch.randn(4, 10, 3)
+```
+"""
+
+from __future__ import annotations
+
+from ..patient import Patient
+from ..probes.calls import PlainCall, TracedCall
+from ..probes.parameters import ParameterGradients, in_torch_layers, matters
+from ..rule import Rule, Symptom
+
+_MOST = 12  # suspects that are tried one by one
+
+
+def check(patient: Patient) -> Symptom | None:
+    """Parameters that want a gradient and get none."""
+    found = patient[ParameterGradients]
+    if not found.usable:
+        return None
+    without: list[str] = []
+    whole = in_torch_layers(patient.model)
+    for name, size in found.sizes.items():
+        # An exact zero that other values lift is a unit that is off, such as a ReLU, and not a lost parameter.
+        # A torch layer of one step that starts from zeros has a recurrent weight without effect, and no fault.
+        off = name not in whole and len(without) < _MOST
+        if size == 0 and (name in found.missing or (off and not matters(patient, name))):
+            without.append(name)
+    if not without:
+        return None
+    entered = {id(t) for operation in patient[TracedCall].trace for t in operation.inputs}
+    named = dict(patient.model.named_parameters())
+    called = [name for name in without if id(named[name]) in entered]
+    shown = ", ".join(without[:3]) + (", …" if len(without) > 3 else "")
+    cause = (
+        "what they give is detached, converted or made under torch.no_grad() before it reaches the output"
+        if called
+        else "they are never used in forward: a layer left over, or another one used in its place"
+    )
+    return Symptom(
+        "warning",
+        shown,
+        f"{len(without)} of {len(found.sizes)} parameters have no gradient on {found.batches} batches (limit 0).",
+        cause,
+        "use the layer, remove it, or freeze it on purpose: layer.requires_grad_(False)",
+        {"without": len(without), "limit": 0.0},
+    )
+
+
+RULE = Rule("HS503", "parameters without gradient", check, probes=(ParameterGradients, PlainCall, TracedCall))
