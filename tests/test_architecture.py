@@ -12,6 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 
 FLOORS = (  # from the top down
     ("cli", "integrations"),
+    ("testing",),
     ("reporting",),
     ("plot", "diagnosis", "serve"),
     ("measure", "pool", "regularize"),
@@ -29,6 +30,12 @@ LIMITS = {
     "regularize": {"recording", "cells", "state", "errors"},
     "serve": {"carry", "unrolling", "cells", "state", "errors"},
 }
+
+# For users only: no part imports these.
+FOR_USERS = {"testing"}
+
+# Folders within a part that have a front door of their own, for those who write what belongs there.
+INNER_DOORS = {"serve.stores"}
 
 # Libraries that only some parts may import.
 LIBRARIES = {
@@ -82,8 +89,10 @@ def why_not(importer: str, module: str) -> str | None:
         return None
     if part not in HEIGHT:
         return f"{importer} imports {module}, which is no part of the house"
-    if deeper:
+    if deeper and ".".join(inner) not in INNER_DOORS:
         return f"{importer} may not import {module}: across parts only the front door, {PACKAGE}.{part}, is open"
+    if part in FOR_USERS:
+        return f"{importer} may not import {part}, which is there for users"
     if importer.startswith("__"):
         return None
     if HEIGHT[part] >= HEIGHT[importer]:
@@ -202,6 +211,18 @@ FORBIDDEN = {
         "def f():\n    from fastapi import FastAPI",
         "a.py:2: reporting may not import fastapi",
     ),
+    "what is there for users": ("cli/app.py", "from ..testing import check_cell", "cli may not import testing, which"),
+    "what is there for users, at the top": ("__init__.py", "from . import testing", "__init__ may not import testing"),
+    "an inner door from below": (
+        "carry/hooks.py",
+        "from ..serve.stores import Store",
+        "carry may not import serve, which stands above",
+    ),
+    "a file behind an inner door": (
+        "testing/check.py",
+        "from ..serve.stores.memory import MemoryStore",
+        "only the front door",
+    ),
     "a part that nobody knows": ("helpers/a.py", "x = 1", "'helpers' is on no floor"),
     "a module that nobody knows": ("state/value.py", "from ..helpers import x", "no part of the house"),
 }
@@ -218,6 +239,7 @@ ALLOWED = {
     "a web stack to serve": ("serve/web.py", "from starlette.routing import Route"),
     "anything at the top": ("__init__.py", "from . import errors\nfrom .carry import Carry\nfrom .plot import heatmap"),
     "layers in regularize": ("regularize/zone.py", "from ..cells import Listener, layers"),
+    "an inner door from above": ("testing/check.py", "from ..serve.stores import Store"),
     "errors from pool": ("pool/last.py", "from ..errors import BadInput\nfrom ..recording import Trajectory"),
 }
 

@@ -7,6 +7,7 @@ HiddenStateError              catch this to catch them all
 ├── NotRecurrent              a module is no recurrent layer or cell, or a model has none      (TypeError)
 ├── CarryError                a state cannot be carried on without mixing or breaking things   (RuntimeError)
 ├── DiagnosisFailed           a model has a finding as grave as fail_on names                   (AssertionError)
+├── LawBroken                 what `hiddenstate.testing` checks does not keep a law             (AssertionError)
 ├── Untraceable               a cell cannot run by a schedule, only step by step, and why          (RuntimeError)
 ├── MissingExtra              a library is needed that comes with an extra                     (ImportError)
 ├── ServeError                a served session cannot do what was asked of it                  (RuntimeError)
@@ -34,6 +35,7 @@ __all__ = [
     "DiagnosisFailed",
     "HiddenStateError",
     "HiddenStateWarning",
+    "LawBroken",
     "MissingExtra",
     "ModelFailed",
     "NotRecurrent",
@@ -150,6 +152,10 @@ class Untraceable(HiddenStateError, RuntimeError):
 
 class DiagnosisFailed(HiddenStateError, AssertionError):
     """A model has a finding as grave as `fail_on` names, or graver."""
+
+
+class LawBroken(HiddenStateError, AssertionError):
+    """A cell, adapter, store or rule does not keep a law that the library relies on; the message says which."""
 
 
 class HiddenStateWarning(UserWarning):
