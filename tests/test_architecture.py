@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.exceptions import CYCLES, DEPTH
+from tests.support.source import cycles, deepest, import_graph
+
 PACKAGE = "hiddenstate"
 SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 
@@ -21,13 +24,14 @@ FLOORS = (  # from the top down
     ("unrolling",),
     ("cells",),
     ("state",),
+    ("_torch_names",),
     ("errors",),
 )
 
 # Tighter than the floors: these parts may import only these.
 LIMITS = {
-    "pool": {"recording", "state", "errors"},
-    "regularize": {"recording", "cells", "state", "errors"},
+    "pool": {"recording", "state", "_torch_names", "errors"},
+    "regularize": {"recording", "cells", "state", "_torch_names", "errors"},
     "serve": {"carry", "unrolling", "cells", "state", "errors"},
 }
 
@@ -153,6 +157,19 @@ def promised(front_door: Path) -> set[str]:
     return set()
 
 
+def test_no_file_imports_itself_by_a_detour():
+    assert cycles(import_graph(late=False)) == []
+    found = cycles(import_graph(late=True))
+    assert [ring for ring in found if ring not in CYCLES] == [], "files that import each other, within functions"
+    assert [ring for ring in CYCLES if ring not in found] == [], "gone: take it out of tests/support/exceptions.py"
+
+
+def test_the_longest_chain_of_imports_gets_no_longer():
+    chain = deepest(import_graph(late=False))
+    assert len(chain) <= DEPTH, f"the longest chain is {' → '.join(chain)}"
+    assert len(chain) == DEPTH, f"it is {len(chain)} files long now: say so in tests/support/exceptions.py"
+
+
 FORBIDDEN = {
     "upward": ("state/value.py", "from ..cells import layers", "state may not import cells, which stands above it"),
     "upward, absolute": ("state/value.py", "import hiddenstate.carry", "carry, which stands above"),
@@ -196,7 +213,7 @@ FORBIDDEN = {
     "pool's limit": (
         "pool/last.py",
         "from ..carry import Carry",
-        "pool may not import carry: only errors, recording, state",
+        "pool may not import carry: only _torch_names, errors, recording, state",
     ),
     "regularize's limit": ("regularize/zone.py", "from ..carry import Carry", "regularize may not import carry: only"),
     "serve's limit": ("serve/engine.py", "from ..recording import record", "serve may not import recording: only"),
@@ -269,6 +286,38 @@ def test_a_planted_violation_is_found_with_file_and_line(house, file, text, comp
 def test_what_the_floors_allow_is_not_complained_of(house, file, text):
     write(house / file, text)
     assert list(violations(house)) == []
+
+
+@pytest.mark.parametrize(
+    ("second", "early", "late"),
+    [
+        ("from .first import x", 1, 1),
+        ("def f():\n    from .first import x", 0, 1),
+        ("def f():\n    from . import first", 0, 1),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .first import x", 0, 0),
+        ("from ..errors import x", 0, 0),
+        ("from . import third", 0, 0),  # a promise called like its file
+    ],
+)
+def test_a_ring_of_imports_is_found(tmp_path, second, early, late):
+    write(tmp_path / "errors.py", "")
+    write(tmp_path / "carry/__init__.py", "__all__ = ['third']")
+    write(tmp_path / "carry/first.py", "from .second import y")
+    write(tmp_path / "carry/third.py", "from .second import y")
+    write(tmp_path / "carry/second.py", second)
+    ring = [("carry/first.py", "carry/second.py")]
+    assert cycles(import_graph(tmp_path, late=False)) == ring * early
+    assert cycles(import_graph(tmp_path, late=True)) == ring * late
+
+
+def test_the_longest_chain_is_found(tmp_path):
+    write(tmp_path / "__init__.py", "from .carry import x")
+    write(tmp_path / "carry/__init__.py", "from .first import x")
+    write(tmp_path / "carry/first.py", "from ..errors import y\ndef f():\n    from .second import z")
+    write(tmp_path / "carry/second.py", "")
+    write(tmp_path / "errors.py", "")
+    chain = ["__init__.py", "carry/__init__.py", "carry/first.py", "errors.py"]
+    assert deepest(import_graph(tmp_path, late=False)) == chain
 
 
 def write(path: Path, text: str) -> None:

@@ -19,7 +19,7 @@ Read on in any part's own docstring: `help(hs.errors)`, `help(hs.State)`.
 
 from typing import TYPE_CHECKING
 
-from . import errors, measure, pool, regularize
+from . import _torch_names, errors, measure, pool, regularize
 from .carry import Bridge, Carry, Learned, Noise, Streams, check_split, tbptt
 from .cells import Cell, layers, register
 from .recording import Trajectory, load_recording, record, tap
@@ -86,6 +86,7 @@ if not TYPE_CHECKING:  # a checker that saw this would believe in every name
         from importlib import import_module
 
         module, _, attribute = _LAZY[name].partition(":")
+        _torch_names.require(module.rpartition(".")[2])
         value = import_module(module)
         if attribute:
             value = getattr(value, attribute)

@@ -10,6 +10,7 @@ HiddenStateError              catch this to catch them all
 ├── LawBroken                 what `hiddenstate.testing` checks does not keep a law             (AssertionError)
 ├── Untraceable               a cell cannot run by a schedule, only step by step, and why          (RuntimeError)
 ├── MissingExtra              a library is needed that comes with an extra                     (ImportError)
+├── UnsupportedTorch          this version of torch lacks a name that the library needs         (ImportError)
 ├── ServeError                a served session cannot do what was asked of it                  (RuntimeError)
 │   ├── NotServable           a model cannot be served: pieces would not equal the whole, or rows would mix
 │   ├── SessionLost           a session cannot be continued: unknown, expired, or another model's
@@ -53,6 +54,7 @@ __all__ = [
     "StoreFailed",
     "UnknownTrack",
     "UnrollWarning",
+    "UnsupportedTorch",
     "Untraceable",
 ]
 
@@ -156,6 +158,10 @@ class DiagnosisFailed(HiddenStateError, AssertionError):
 
 class LawBroken(HiddenStateError, AssertionError):
     """A cell, adapter, store or rule does not keep a law that the library relies on; the message says which."""
+
+
+class UnsupportedTorch(HiddenStateError, ImportError):
+    """This version of torch lacks a name, not promised by torch, that the library needs."""
 
 
 class HiddenStateWarning(UserWarning):
