@@ -47,10 +47,9 @@ SEVERAL_MEANINGS = {
     "Writer": 3,
 }
 CYCLES = [
-    ("measure/system.py", "measure/torch_system.py"),
     ("recording/opening.py", "recording/recorder.py"),
     ("serve/client.py", "serve/streaming.py"),
-    ("state/checks.py", "state/files.py", "state/value.py"),
+    ("state/files.py", "state/value.py"),
 ]
 DEPTH = 41
 COVERED_ELSEWHERE = {
