@@ -1,7 +1,7 @@
 """Stores to run the same tests on."""
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,18 +20,11 @@ def redis_server(tmp_path_factory) -> Iterator[RedisServer]:
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
-def new_address(request, tmp_path) -> Callable[[], str]:
-    """Returns the address of another empty store each time it is called; there is one for each kind."""
+def address(request, tmp_path) -> str:
+    """The address of an empty store of each kind."""
     match request.param:
         case "sqlite":
-            return lambda: f"sqlite:///{tmp_path}/{uuid.uuid4().hex}.db"
+            return f"sqlite:///{tmp_path}/sessions.db"
         case "redis":
-            server = request.getfixturevalue("redis_server")
-            return lambda: server.address(uuid.uuid4().hex)
-    return lambda: "memory:"
-
-
-@pytest.fixture
-def address(new_address) -> str:
-    """The address of an empty store of each kind."""
-    return new_address()
+            return request.getfixturevalue("redis_server").address(uuid.uuid4().hex)
+    return "memory:"

@@ -2,14 +2,15 @@
 
 import uuid
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hiddenstate.errors import BadInput, StoreFailed
-from hiddenstate.serve.stores import Blobs, Busy, Change, Claim, MemoryStore, Row, Store, open_store
-from hiddenstate.testing import check_store
-from hiddenstate.testing.check_store import moved_on
+from hiddenstate.serve.stores import Advance, Blobs, Busy, Change, Claim, MemoryStore, Row, Store, open_store
+from hiddenstate.state import Format, State
 from tests.support.redis import free_port
 
 
@@ -35,8 +36,85 @@ def claimed(store: Store, name: str) -> Claim:
     return found
 
 
-def test_every_store_keeps_the_laws(new_address):
-    check_store(lambda: open_store(new_address()))
+def test_what_is_committed_is_read_again(store):
+    begin(store, "a", "ü:/%", state=None)
+    assert store.read("a") == row(state=None)
+    token = claimed(store, "a").token
+    assert store.commit([Change("a", token, row(1), b"answer")])[0] is not None
+    assert store.read("a") == row(1)
+    assert claimed(store, "a").row == row(1)
+    assert store.read("ü:/%") == row(state=None)
+    assert store.read("nobody") is None
+    assert store.claim([("nobody", -1), ("a", -1)])[0] is None
+
+
+def test_a_session_is_not_made_twice(store):
+    begin(store, "a")
+    assert store.commit([Change("a", None, row(7)), Change("b", None, row())])[0] is None
+    assert store.read("a") == row()
+    assert store.read("b") == row()
+
+
+def test_a_change_under_an_old_token_is_not_taken_and_others_are(store):
+    begin(store, "a", "b")
+    old = claimed(store, "a").token
+    assert store.commit([Change("a", old, row(1))]) != [None]
+    other = claimed(store, "b").token
+    first, second = store.commit([Change("a", old, row(1)), Change("b", other, row(1))])
+    assert first is None
+    assert second is not None
+    assert store.read("b") == row(1)
+
+
+def test_a_removed_session_is_gone_with_its_answers_and_its_token_holds_no_more(store):
+    begin(store, "a")
+    store.commit([Change("a", claimed(store, "a").token, row(1), b"answer")])
+    token = claimed(store, "a").token
+    assert store.commit([Change("a", token, None, None, True)]) == [0]
+    assert store.read("a") is None
+    assert store.count() == 0
+    begin(store, "a")
+    assert store.answer("a", 1) is None
+    assert store.commit([Change("a", token, row(1))]) == [None]
+
+
+def test_the_last_answers_are_kept(store):
+    begin(store, "a")
+    for seq in range(1, 6):
+        store.commit([Change("a", claimed(store, "a").token, row(seq), b"answer %d" % seq)])
+    assert [store.answer("a", seq) for seq in range(1, 6)] == [None, None, b"answer 3", b"answer 4", b"answer 5"]
+    store.commit([Change("a", claimed(store, "a").token, row(4), None, True)])
+    assert [store.answer("a", seq) for seq in range(3, 6)] == [None, None, None]
+
+
+def test_names_are_in_order_and_counted(store):
+    begin(store, "b", "a1", "a3", "a2", "ä")
+    assert store.sessions("", "", 10) == ["a1", "a2", "a3", "b", "ä"]
+    assert store.sessions("a", "", 2) == ["a1", "a2"]
+    assert store.sessions("a", "a1", 10) == ["a2", "a3"]
+    assert store.sessions("", "a3", 10) == ["b", "ä"]
+    assert store.count() == 5
+
+
+def test_the_old_are_swept_a_few_at_a_time(store):
+    begin(store, *(f"old{n}" for n in range(5)), touched=1.0)
+    begin(store, "young", touched=100.0)
+    gone = [store.sweep(50.0, 2) for _ in range(4)]
+    assert sum(gone) == 5
+    assert max(gone) <= 2
+    assert store.sessions("", "", 10) == ["young"]
+    assert store.count() == 1
+
+
+def test_many_sessions_are_claimed_at_once(store):
+    names = [f"{n:04d}" for n in range(1200)]
+    begin(store, *names)
+    assert all(isinstance(found, Claim) for found in store.claim([(name, -1) for name in names]))
+
+
+def test_a_state_may_be_any_bytes(store):
+    begin(store, "a", state=bytes(range(256)) * 40)
+    assert store.read("a").state == bytes(range(256)) * 40
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
@@ -52,7 +130,7 @@ def test_to_move_many_on_at_once_is_to_change_each(store, data):
         inputs = data.draw(st.integers(1, 5)) if store.chains else 1
         tokens = [claimed(store, name).token for name in moving]
         stale = data.draw(st.lists(st.booleans(), min_size=len(moving), max_size=len(moving)))
-        group = moved_on(moving, [token + 10**6 * old for token, old in zip(tokens, stale, strict=True)], seqs, inputs)
+        group = moved(moving, [token + 10**6 * old for token, old in zip(tokens, stale, strict=True)], seqs, inputs)
         versions = store.advance([group], [])
         assert [version is None for version in versions] == stale
         for place, (name, old) in enumerate(zip(moving, stale, strict=True)):
@@ -69,6 +147,25 @@ def test_to_move_many_on_at_once_is_to_change_each(store, data):
             found = [store.answer(name, seq) for seq in kept]
             assert [one if isinstance(one, bytes) else one[1] for one in found] == [answers[name, seq] for seq in kept]
             assert store.answer(name, seqs[name] - store.replay) is None
+
+
+def moved(names: list[str], tokens: list[int], seqs: dict[str, int], inputs: int) -> Advance:
+    """Sessions that have come so many inputs further, with states and answers made up."""
+    states = State({"h": torch.randn(2, len(names), 3), "c": torch.randn(2, len(names), 1)}, 1)
+    answers = State({"0": torch.randn(len(names) * inputs, 4)})
+    after = np.array([seqs[name] + inputs for name in names])
+    return Advance(
+        sessions=names,
+        tokens=np.array(tokens),
+        seqs=after,
+        steps=2 * after,
+        opened=np.full(len(names), 5.0),
+        states=Blobs(Format(states), states),
+        answers=Blobs(Format(answers), answers),
+        inputs=inputs,
+        touched=10.0,
+        fingerprint="model",
+    )
 
 
 def bare(store: Store, blobs: Blobs, row: int) -> bytes:
@@ -130,7 +227,7 @@ def test_a_session_made_anew_by_somebody_else_is_not_taken_for_the_old_one(tmp_p
     old = {name: claimed(mine, name).token for name in "ab"}
     theirs.commit([Change("a", claimed(theirs, "a").token, None, None, True)])
     begin(theirs, "a", state=None)
-    group = moved_on(["a", "b"], [old["a"], old["b"]], {"a": 0, "b": 0}, 2)
+    group = moved(["a", "b"], [old["a"], old["b"]], {"a": 0, "b": 0}, 2)
     first, second = mine.advance([group], [])
     assert first is None
     assert second is not None
@@ -138,7 +235,7 @@ def test_a_session_made_anew_by_somebody_else_is_not_taken_for_the_old_one(tmp_p
     assert [mine.answer("a", seq) for seq in (1, 2)] == [None, None]
     assert mine.answer("b", 2) == group.answers.sealed()[3]
     assert mine.others_wrote()
-    assert mine.advance([moved_on(["a"], [claimed(mine, "a").token], {"a": 0}, 1)], []) != [None]
+    assert mine.advance([moved(["a"], [claimed(mine, "a").token], {"a": 0}, 1)], []) != [None]
     assert theirs.answer("a", 1) is not None
     for store in (mine, theirs):
         store.close()
@@ -152,7 +249,7 @@ def test_more_sessions_than_are_remembered(tmp_path, monkeypatch):
     names = [f"{n}" for n in range(8)]
     begin(store, *names, state=None)
     tokens = [found.token for found in store.claim([(name, -1) for name in names])]
-    group = moved_on(names, tokens, dict.fromkeys(names, 0), 1)
+    group = moved(names, tokens, dict.fromkeys(names, 0), 1)
     assert None not in store.advance([group], [])
     assert [store.answer(name, 1) for name in names] == group.answers.sealed()
     assert [store.read(name).state for name in names] == group.states.sealed()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ TESTS = ROOT / "tests"
 Graph = dict[str, set[str]]  # file -> the files that it imports
 
 
+@cache
 def files(root: Path = SOURCE) -> dict[str, ast.Module]:
     """Every file of the source, by its path in the package."""
     paths = sorted(root.rglob("*.py"))
@@ -88,6 +90,7 @@ def _is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name != "_"
 
 
+@cache
 def import_graph(root: Path = SOURCE, *, late: bool) -> Graph:
     """Which file imports which: when it is loaded, or also `late`, within functions. Imports for types do not count."""
     trees = files(root)
@@ -123,6 +126,7 @@ def _target(base: list[str], name: str, trees: dict[str, ast.Module]) -> str | N
     return file if (file := "/".join(base) + ".py") in trees else None
 
 
+@cache
 def _promised(door: ast.Module) -> set[str]:
     for node in door.body:
         match node:

@@ -1,10 +1,32 @@
-"""`check_store`: a store that breaks a law is told which; that ours keep them is in tests/serve."""
+"""`check_store`: our stores keep the laws, and one that breaks a law is told which."""
+
+import uuid
 
 import pytest
 
 from hiddenstate.errors import LawBroken
+from hiddenstate.serve.stores import open_store
 from hiddenstate.testing import MemoryStore, check_store
 from hiddenstate.testing.check_store import LAWS
+from tests.support import redis
+
+
+def test_sessions_in_memory_keep_the_laws():
+    check_store(lambda: open_store("memory:"))
+
+
+def test_sessions_in_sqlite_keep_the_laws(tmp_path):
+    check_store(lambda: open_store(f"sqlite:///{tmp_path}/{uuid.uuid4().hex}.db"))
+
+
+@pytest.mark.redis
+@redis.needed
+def test_sessions_in_redis_keep_the_laws(tmp_path):
+    server = redis.RedisServer(tmp_path)
+    try:
+        check_store(lambda: open_store(server.address(uuid.uuid4().hex)))
+    finally:
+        server.stop()
 
 
 class Misreading(MemoryStore):
