@@ -1,18 +1,21 @@
 """The source as data: its classes, private names and imports, and which test goes with which file.
 
-    python -m tests.support.source
-
-prints the tables of `tests/support/exceptions.py` as they are today.
+python -m tests.support.source            the tables of `tests/support/exceptions.py` as they are today
+python -m tests.support.source --write    puts them there
 """
 
 from __future__ import annotations
 
 import ast
+import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.support import exceptions
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "hiddenstate"
@@ -197,13 +200,41 @@ def nearest_tests(trees: dict[str, ast.Module]) -> dict[str, str]:
     return found
 
 
-def _print_tables() -> None:
+def _written() -> str:
+    """The tables as they are today; where a file is tested is kept as it was said, as far as it still holds."""
     trees = files()
-    print(f"SEVERAL_MEANINGS = { ({name: len(where) for name, where in several_meanings(trees).items()}) }")
-    print(f"CYCLES = {cycles(import_graph(late=True))}")
-    print(f"DEPTH = {len(deepest(import_graph(late=False)))}")
-    print(f"COVERED_ELSEWHERE = {nearest_tests(trees)}")
+    nearest = nearest_tests(trees)
+    said = {file: test for file, test in exceptions.COVERED_ELSEWHERE.items() if (TESTS / test).is_file()}
+    tables = {
+        "SEVERAL_MEANINGS": {name: len(where) for name, where in several_meanings(trees).items()},
+        "CYCLES": cycles(import_graph(late=True)),
+        "DEPTH": len(deepest(import_graph(late=False))),
+        "COVERED_ELSEWHERE": {file: said.get(file, test) for file, test in nearest.items()},
+    }
+    text = f'"""{exceptions.__doc__}"""\n'
+    for name, table in tables.items():
+        comment, shown = _COMMENTS[name], repr(table)
+        if isinstance(table, dict):
+            shown = "\n".join(
+                ["{", *(f"    {json.dumps(key)}: {json.dumps(value)}," for key, value in table.items()), "}"]
+            )
+        elif isinstance(table, list):
+            rings = (f"    ({', '.join(map(json.dumps, ring))})," for ring in table)
+            shown = "\n".join(["[", *rings, "]"]) if table else "[]"
+        text += f"\n# {comment}\n{name}{': list[tuple[str, ...]]' if name == 'CYCLES' else ''} = {shown}\n"
+    return text
+
+
+_COMMENTS = {
+    "SEVERAL_MEANINGS": "Class names, underscores in front left out, and how many classes have each.",
+    "CYCLES": "Files that import each other, at least one of them within a function.",
+    "DEPTH": "Files in the longest chain of imports when the library is loaded.",
+    "COVERED_ELSEWHERE": "Files without a test file of their own, and the one in which they are tested most.",
+}
 
 
 if __name__ == "__main__":
-    _print_tables()
+    if sys.argv[1:] == ["--write"]:
+        Path(exceptions.__file__).write_text(_written(), encoding="utf-8")
+    else:
+        print(_written())
