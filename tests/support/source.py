@@ -229,7 +229,7 @@ _COMMENTS = {
     "SEVERAL_MEANINGS": "Class names, underscores in front left out, and how many classes have each.",
     "CYCLES": "Files that import each other, at least one of them within a function.",
     "DEPTH": "Files in the longest chain of imports when the library is loaded.",
-    "COVERED_ELSEWHERE": "Files without a test file of their own, and the one in which they are tested most.",
+    "COVERED_ELSEWHERE": "Files without a test file of their own, and the one that enters most of their functions.",
 }
 
 
