@@ -32,6 +32,7 @@ from ..cells import (
 )
 from ..errors import CarryError, CarryWarning, StateMismatch
 from ..state import State, tensors
+from .choice import Choice
 from .initial import Start, not_recurrent
 from .kept import Kept, fitting
 from .marks import Marks, run_marked
@@ -141,16 +142,9 @@ class HandOver(Listener):
         self._looks = 0 if found.decided else self._looks - 1
         if not found and not found.doubts() and found.decided:
             raise not_recurrent(self._model)
-        iterated = set(found.seen.iterated) if found.seen is not None else set()
-        cuts = found.seen.cuts if found.seen is not None else ()
-        apart = iterated | {cut.module for cut in cuts if not cut.carried}
-        adapters = {(layer.module, layer.adapter) for layer in found if layer.name not in apart}
-        stays = [layer for layer in self._layers if (layer.module, layer.adapter) in adapters]
-        carried = {layer.module for layer in stays}
-        new = [
-            each for each in found if each.module not in carried and each.name not in apart and _can_be_carried(each)
-        ]
-        self._layers[:] = [*stays, *new]
+        choice = Choice.of(found, self._layers, final=not self._looks)
+        new = choice.new
+        self._layers[:] = [*choice.stays, *new]
         names = {layer.name for layer in self._layers}
         self._silent = None if self._silent is None else (self._silent & names) | {layer.name for layer in new}
         if new:
@@ -158,17 +152,8 @@ class HandOver(Listener):
         self.more += when_reached(self._model, found, self._on_reached)
         for layer in new:
             self._begin_with(layer, found.live(layer))
-        whole = {layer.module for layer in self._layers if layer.fused}
-        others = [layer for layer in found if layer.seen and layer not in new and layer.module not in whole]
-        left = [_left_out(layer) for layer in others if layer.kind != "iteration"] + found.doubts()
-        named = {layer.name: layer for layer in found if not layer.seen or layer.kind == "cell"}
-        left += [f"{named[cut.module].label}: {cut.why}" for cut in cuts if not cut.carried and cut.module in named]
-        if not self._layers and not left:
-            left = [_left_out(layer) for layer in others] + [f"{name}, which only iterates" for name in iterated]
-        self._tell("not carried: ", left)
-        kept = {layer.name: layer for layer in self._layers}
-        some = [cut for cut in cuts if cut.carried and not cut.usual and cut.module in kept]
-        self._tell("carried, but pieces do not give what the whole gives: ", [f"{c.module!r}: {c.why}" for c in some])
+        self._tell("not carried: ", choice.left)
+        self._tell("carried, but pieces do not give what the whole gives: ", choice.uneven)
 
     def _tell(self, what: str, things: list[str]) -> None:
         new = [each for each in things if each not in self._told]
@@ -342,23 +327,6 @@ class HandOver(Listener):
             )
         if not self._silent or entry is self._model:
             self._silent = None
-
-
-def _can_be_carried(layer: Layer) -> bool:
-    axes = layer.seen.parts if layer.seen is not None else ()
-    return layer.seen is None or (layer.kind == "cell" and all(part.batch_axis is not None for part in axes))
-
-
-def _left_out(layer: Layer) -> str:
-    assert layer.seen is not None
-    parts = ", ".join(part.name for part in layer.seen.parts)
-    why = {
-        "attribute": "which the model keeps itself, from call to call",
-        "cache": "which grows",
-        "cell": "whose rows could not be told",
-        "iteration": "which has no time",
-    }
-    return f"{parts} of the {layer.kind} at {layer.seen.line}, {why.get(layer.kind, 'which begins anew in every call')}"
 
 
 def both_ways(layer: Layer) -> bool:

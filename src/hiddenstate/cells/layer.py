@@ -120,7 +120,7 @@ class Layers(list[Layer]):
     @property
     def decided(self) -> bool:
         """Whether the call that was watched had steps enough to tell; a longer one may show more where it had not."""
-        return self.seen is not None and not self.seen.unseen
+        return self.seen is not None and not self.seen.unseen and not self.seen.later
 
     def live(self, layer: Layer) -> Mapping[str, list[Tensor]]:
         """Return what each part was after every repetition of the call that was watched, with its graph."""

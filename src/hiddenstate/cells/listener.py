@@ -20,7 +20,7 @@ from ..errors import HiddenStateError
 from .call import Call
 from .finding import holders, unwrap
 from .layer import Layer
-from .uncompiled import uncompiled
+from .uncompiled import mark_uncompiled, uncompiled
 from .unheard import all_hear, hears, next_number, seen_as, watchers
 
 Proceed: TypeAlias = Callable[[Call], Call]  # runs a call, and returns it with its result
@@ -258,6 +258,7 @@ _STAND_INS = {"__getstate__": _State, "_replicate_for_data_parallel": _Replica}
 
 
 def _enter(module: nn.Module, seat: _Seat) -> tuple[_Forward, _Seat]:
+    mark_uncompiled()
     with _lock:
         own = module.__dict__
         if not isinstance(own.get("forward"), _Forward):

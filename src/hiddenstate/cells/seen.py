@@ -49,6 +49,9 @@ def seen_layers(model: nn.Module, by_type: Sequence[Layer], known: Sequence[Laye
     return Layers([*kept, *(layer for layer in seen if layer.module not in parts)], found)
 
 
+_REPEATS = 3  # repetitions within one call
+
+
 def _named(model: nn.Module, found: Found) -> list[Layer]:
     made: dict[str, Layer] = {}
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -58,8 +61,10 @@ def _named(model: nn.Module, found: Found) -> list[Layer]:
         module = modules.get(recurrence.module, model)
         placed = all(part.argument and part.result is not None for part in recurrence.parts)
         is_cell = recurrence.kind == "cell" and placed
+        # Whether a loop is in time, or goes on from what was kept, may change from call to call: not so its name.
+        word = "loop" if recurrence.steps >= _REPEATS and recurrence.kind != "cache" else recurrence.kind
         number = recurrence.line.rpartition(":")[2]
-        name = recurrence.module if is_cell else ".".join(filter(None, (recurrence.module, recurrence.kind + number)))
+        name = recurrence.module if is_cell else ".".join(filter(None, (recurrence.module, word + number)))
         while name in made:
             name += "_"
         made[name] = Layer(name, module, (SeenCell if is_cell else SeenAdapter)(recurrence))
@@ -155,7 +160,8 @@ class SeenCell(SeenAdapter):
         self._into = {part.name: _place(part) for part in recurrence.parts}
         self._out = {part.name: tuple(part.result or ()) for part in recurrence.parts}
         self._starts = {part.name: part.initial for part in recurrence.parts}
-        self._nesting: Any = None  # how a result nests the state, with the names of the parts in place of tensors
+        # How a result nests the state, with the names of the parts in place of tensors.
+        self._nesting: Any = _nesting(recurrence.returned, self._out)
 
     def initial(self, module: nn.Module, batch: int) -> State:
         """Return zeros where the model was seen to start from zeros, or from nothing."""
@@ -183,8 +189,6 @@ class SeenCell(SeenAdapter):
                 f"where it was. hs.register({type(module).__name__}, adapter) teaches what its calls look like."
             )
         native = {name: found[place] for name, place in self._out.items()}
-        if self._nesting is None:
-            self._nesting = _nesting(result, self._out)
         others = [tensor for place, tensor in found.items() if place not in self._out.values()]
         return (others[0] if others else next(iter(native.values()))), native
 

@@ -6,11 +6,13 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
+from weakref import WeakSet
 
 import torch
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_marks: WeakSet[Callable[[], None]] = WeakSet()
 
 
 def uncompiled(fn: Callable[P, T]) -> Callable[P, T]:
@@ -21,14 +23,27 @@ def uncompiled(fn: Callable[P, T]) -> Callable[P, T]:
         if "torch._dynamo" not in sys.modules:  # nothing is compiled yet, and it takes a second to load
             return fn(*args, **kwargs)
         if not disabled:
+            mark()
+        return disabled[0](*args, **kwargs) if _looked_at() else fn(*args, **kwargs)
+
+    def mark() -> None:
+        if not disabled:
             disabled.append(torch.compiler.disable(fn))  # type: ignore[no-untyped-call]
             torch._dynamo.decorators.skip(call)
             torch._dynamo.decorators.skip(_looked_at)
-        return disabled[0](*args, **kwargs) if _looked_at() else fn(*args, **kwargs)
 
     disabled: list[Callable[P, T]] = []
+    _marks.add(mark)
     call._torchdynamo_disable = True  # type: ignore[attr-defined]  # the mark by which Dynamo leaves it alone
     return call
+
+
+def mark_uncompiled() -> None:
+    """Mark all such functions, if Dynamo is loaded: some versions of it look into them where that is done too late."""
+    if "torch._dynamo" in sys.modules:
+        for mark in list(_marks):
+            mark()
+        _marks.clear()
 
 
 def _looked_at() -> bool:

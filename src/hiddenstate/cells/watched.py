@@ -25,7 +25,7 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def watched(entry: Entry, run: Callable[[], Any], then: Then, before: Layers | None = None) -> Any:
+def watched(entry: Entry, run: Callable[[], Any], then: Then, *, before: Layers | None = None) -> Any:
     """Return what `run()` does, the rest of a call of a model, and tell `then` what recurred in it.
 
     However many want to know, the call is made once and watched once. `before` is what an earlier call told.

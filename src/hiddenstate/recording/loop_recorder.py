@@ -74,6 +74,11 @@ def kept_take(layer: Layer, before: dict[str, Tensor], options: Options) -> Take
     return _take(layer, {name: [value] for name, value in after.items()}, before, options)
 
 
+def left_take(layer: Layer, options: Options) -> Take | None:
+    """Return the call before as a run of one step: what it left is what the watched one began from."""
+    return _take(layer, {name: [value] for name, value in starts_of(layer).items()}, {}, options)
+
+
 def _take(
     layer: Layer, values: Mapping[str, list[Tensor]], starts: Mapping[str, Tensor], options: Options
 ) -> Take | None:

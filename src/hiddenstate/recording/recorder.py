@@ -36,7 +36,7 @@ from .cell_runs import CellRuns, CellTrack
 from .folder import Folder, Loaded
 from .fused_runs import FusedRuns
 from .layer_recorders import CellRecorder, FusedRecorder, LayerRecorder, StackRecorder
-from .loop_recorder import is_kept, is_loop, kept_take, kept_values, starts_of, takes_of, without_rows
+from .loop_recorder import is_kept, is_loop, kept_take, kept_values, left_take, starts_of, takes_of, without_rows
 from .opening import Tracks
 from .recording import Recording
 from .takes import Options, Take
@@ -97,8 +97,11 @@ class Recorder(Recording):
         self.close_runs()
         if kind is None:
             self._hearing.report_silent()
-            if self._own_code and not self._examined and not self._tracks():
-                self._warn(["anything: the model was not called as a whole, with steps enough to tell what recurs"])
+            seen = self._seen.seen if self._seen is not None else None
+            if seen is not None and seen.later:
+                self._warn(list(seen.later), 3)
+            elif self._own_code and not self._examined and not self._tracks():
+                self._warn(["anything: the model was not called as a whole, with steps enough to tell what recurs"], 3)
         if self._folder is not None:
             self._hand_over(everything=True)
             self._folder.close()
@@ -132,7 +135,7 @@ class Recorder(Recording):
             if found is not None:
                 self._begin_with(found)
         if entry.module is self._model and self._watches():
-            run = partial(watched, entry, run, self._look, self._seen if self._examined else None)
+            run = partial(watched, entry, run, self._look, before=self._seen if self._examined else None)
         alone = entry.module in self._hearing.recorders
         if not alone:
             self.close_runs(here)
@@ -161,7 +164,10 @@ class Recorder(Recording):
         self._seen = found.settled()
         self._warn(found.doubts())
         takes = takes_of(found, first, self.options)
-        takes += [kept_take(layer, starts_of(layer), self.options) for layer in self._kept if layer.name not in kept]
+        for layer in self._kept:
+            if layer.name not in kept:  # what the call before left is seen now, by what this one began from
+                takes += [left_take(layer, self.options)] if self._looks > 1 else []
+                takes.append(kept_take(layer, starts_of(layer), self.options))
         for take in takes:
             if take is not None and take.track in self._chosen:
                 self.keep(take)
@@ -200,6 +206,19 @@ class Recorder(Recording):
         caches = [layer for layer in found if layer.kind == "cache"]
         doubts += [f"{', '.join(layer.spec.parts)} in {layer.label}, a cache, which grows" for layer in caches]
         self._warn(doubts)
+        changed = {cut.module: cut for cut in (found.seen.cuts if found.seen is not None else ()) if cut.changed}
+        but = [
+            f"{layer.label} as it gives its state, not as the model hands it on ({changed[layer.name].line})"
+            for layer in called
+            if layer.name in changed
+        ]
+        but += [
+            f"{part.name} of {layer.label} with its rows along axis {part.batch_axis}, by their number alone"
+            for layer in wanted
+            for part in (layer.seen.parts if layer.seen is not None else ())
+            if part.counted
+        ]
+        self._warn(but, what="recorded, but mind: ")
         self._looks += 1
         self._examined = self._examined or found.decided or self._looks == _LOOKS
         return [layer for layer in unheard if layer.seen is not None]
@@ -217,15 +236,15 @@ class Recorder(Recording):
             self._cells.forget(track)
             self._fused.forget(track)
 
-    def _warn(self, doubts: list[str]) -> None:
+    def _warn(self, doubts: list[str], stacklevel: int = 7, what: str = "not recorded: ") -> None:
         new = [doubt for doubt in doubts if doubt not in self._told]
         self._told.update(new)
         if new:
             warnings.warn(
-                f"not recorded: {'; '.join(new)}. "
+                f"{what}{'; '.join(new)}. "
                 f"hs.layers(model, *inputs).explain() says more; hs.register teaches what is missing.",
                 RecordingWarning,
-                stacklevel=7,
+                stacklevel=stacklevel,
             )
 
     def _listen(self, recorders: Iterable[LayerRecorder]) -> Handle:

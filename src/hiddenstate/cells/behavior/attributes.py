@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from .calls import ModelCall
 from .candidates import Analysis
-from .found import Found, Part, Recurrence
+from .found import Found, Part, Recurrence, Unsure
 from .memory import version_of
 from .names import module_tensors
 from .nested_loops import moved_from
-from .rows import axis_by_row, axis_by_size, batch_of, other_row, other_size, turned
+from .rows import axis_by_row, axis_by_size, batch_of, inputs_of, other_row, other_size, run_with, turned
 from .trace import Trace
 
 Key: TypeAlias = tuple[str, str]  # module and name
@@ -85,6 +85,8 @@ def kept_states(call: ModelCall, kept: Attributes, analysis: Analysis, before: F
             analysis.leave((key[0], line), f"{key[1]} changes, but not by the call's input: a counter or constant")
         else:
             moved.append(key)
+    if call.is_real:
+        return _kept_on(call, kept, analysis, moved)
     if not moved:
         return []
     read, second = _read_later(call, moved)
@@ -99,7 +101,23 @@ def kept_states(call: ModelCall, kept: Attributes, analysis: Analysis, before: F
             analysis.leave(where, f"{key[1]} is written, and the next call does not read it")
         else:
             found.append(key)
-    return _recurrences(kept, analysis, second, _Rows.of(call, kept, found)) if found else []
+    return _recurrences(kept, analysis, second, _Rows.of(call, kept, analysis, found)) if found else []
+
+
+def _kept_on(call: ModelCall, kept: Attributes, analysis: Analysis, moved: list[Key]) -> list[Recurrence]:
+    """Return the attributes that a call of the user's read as an earlier one left them; we make none of our own."""
+    found = []
+    for key in kept.moved:
+        name, old = ".".join(filter(None, key)), kept.old.get(key)
+        from_input, line = kept.made.get(key, (False, ""))
+        if from_input and (old is None or not old.content.numel()):
+            why = f"{key[1]} is kept by a call that found nothing there: a second one tells whether it is read"
+            analysis.later.append(str(Unsure(key[0], line, why)))
+        elif key in moved and _reads(analysis.trace, name):
+            found.append(key)
+        elif key in moved:
+            analysis.leave((key[0], kept.made[key][1]), f"{key[1]} is written, and nothing reads what was there before")
+    return _recurrences(kept, analysis, kept.new, _Rows.of(call, kept, analysis, found)) if found else []
 
 
 def _is_told(analysis: Analysis, key: Key, tensor: Tensor) -> bool:
@@ -165,10 +183,11 @@ class _Rows:
     axes: dict[Key, int] = field(default_factory=dict)
     shared: dict[Key, str] = field(default_factory=dict)  # statistics
     doubts: dict[Key, str] = field(default_factory=dict)
+    by_all: set[Key] = field(default_factory=set)  # reached as a whole from everywhere along the first axis, as by time
 
     @classmethod
-    def of(cls, call: ModelCall, kept: Attributes, keys: list[Key]) -> _Rows:
-        """Make calls with another number of rows, and with something else in one row.
+    def of(cls, call: ModelCall, kept: Attributes, analysis: Analysis, keys: list[Key]) -> _Rows:
+        """Run the call again with something else in one row; where that does not tell, make calls with other rows.
 
         A state follows the number of rows, and each of its rows is reached by that row's input alone. That much holds
         of a mean over rows too, if one takes features for rows: what lies along the second axis are only rows if the
@@ -176,10 +195,46 @@ class _Rows:
         """
         found = cls(keys)
         for axis in (0, 1):
-            left = [key for key in keys if key not in found.axes]
+            if not found.axes:
+                found._within(axis, call, analysis, {key: kept.new[key] for key in keys})
+        told = {*found.axes, *found.shared, *found.doubts}
+        for axis in (0, 1) if not call.is_real else ():
+            left = [key for key in keys if key not in told and key not in found.axes]
             if left:
                 found._along(axis, call, {key: kept.new[key].content for key in left})
         return found
+
+    def _within(self, axis: int, call: ModelCall, analysis: Analysis, keys: dict[Key, Kept]) -> None:
+        """Judge by the operations of the call itself, run again with something else in one row after another."""
+        trace, inputs = analysis.trace, inputs_of(call, analysis.trace)
+        values = {key: value for key, kept in keys.items() if (value := trace.peek(kept.tensor)) is not None}
+        rows, reached = batch_of(inputs, axis) or 0, {key: set[int]() for key in values}
+        for row in sorted({*range(min(rows, _ROWS) - 1), rows - 1}) if rows else ():
+            made = run_with(trace, inputs, other_row(inputs, axis, row), list(values.values()))
+            for key, value in values.items() if made is not None else ():
+                old, new = value.data(), made.get(value.number) if made is not None else None
+                if old is None or new is None or torch.equal(old, new):
+                    reached[key].add(-2)
+                else:
+                    only = axis_by_row([(old, new)], rows, row)
+                    reached[key].add(-1 if only is None else only)
+        still = run_with(trace, inputs, turned(inputs, 0), list(values.values())) if axis == 1 else None
+        for key, value in values.items():
+            along, old = reached[key], value.data()
+            turned_to = None if still is None else still.get(value.number)
+            if axis == 1 and (old is None or turned_to is None or _alike(turned_to, old) or key not in self.by_all):
+                continue  # whatever the order along the first axis: a mean over rows, not time
+            if axis == 0 and along == {-1}:
+                self.by_all.add(key)
+            if len(along) == 1 and min(along) >= 0:
+                self.axes[key] = along.pop()
+                self.shared.pop(key, None)
+                self.doubts.pop(key, None)
+            elif -1 in along and axis == 0 and rows > 1:
+                if rows in value.shape:
+                    self.doubts[key] = "has a row for each row, but rows reach each other: not carried"
+                else:
+                    self.shared[key] = "is shared by all rows: a statistic, not a state"
 
     def _along(self, axis: int, call: ModelCall, contents: dict[Key, Tensor]) -> None:
         inputs = call.inputs

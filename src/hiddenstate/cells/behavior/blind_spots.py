@@ -37,6 +37,7 @@ def blind_spots(analysis: Analysis) -> Iterator[Spot]:
     yield from _recursions(trace)
     yield from _numbers(trace)
     yield from _strangers(trace)
+    yield from _from_outside(analysis)
 
 
 def _where(trace: Trace, op: Op) -> tuple[str, str]:
@@ -164,6 +165,22 @@ def _strangers(trace: Trace) -> Iterator[Spot]:
     for op in trace.ops:
         if any(value.origin == "unseen" for value in op.ins):
             yield _where(trace, op), f"an operand of {op.name} was made or written by something that was not seen"
+
+
+def _from_outside(analysis: Analysis) -> Iterator[Spot]:
+    """Loops that meet other tensors in every turn that nothing seen has made: by way of numpy, say, or of vmap."""
+    trace = analysis.trace
+    for loop in trace.places.scopes if not trace.lazy else ():
+        if loop.kind != "loop" or len(loop.turns) < 3 or in_torch(loop.code):
+            continue
+        first: dict[int, int] = {}  # by operand from outside: the turn that meets it first
+        windows = windows_of(trace, loop)
+        for turn in range(windows.count):
+            for _, op in windows.of_turn(turn):
+                first.update({v.number: first.get(v.number, turn) for v in op.ins if v.origin == "outside"})
+        if len(set(first.values()) - {0}) >= windows.count - 2:
+            why = "every turn meets tensors that nothing seen has made: a state that is kept in them is not seen"
+            yield where_of(windows), why
 
 
 def _numbers(trace: Trace) -> Iterator[Spot]:

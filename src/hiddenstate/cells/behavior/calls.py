@@ -47,6 +47,11 @@ class ModelCall:
         self._before: Snapshot | None = None  # the model before the user's own call
         self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # those that a call writes, as they were
 
+    @property
+    def is_real(self) -> bool:
+        """Whether the user has made the call: then we make none that can be avoided."""
+        return self._before is not None
+
     def real(self, run: Callable[[], Any], taps: Taps | None = None) -> tuple[Trace, Any]:
         """Trace the call that the user makes, which goes on by `run`, and tap it."""
         self._before = Snapshot(self.model, weights=False)
@@ -184,6 +189,7 @@ def _heard(
         call = Call(len(trace.calls), module, path, trace.inside, len(trace.ops), known=known)
         call.site = _site(sys._getframe(1))
         call.args = trace.safely(_values, trace, {"args": args, "kwargs": kwargs}) or []
+        call.given = {"args": args, "kwargs": kwargs}
         trace.open(call)
         try:
             result = _opaque(module, forward, trace, (args, kwargs)) if opaque else forward(*args, **kwargs)
@@ -191,7 +197,7 @@ def _heard(
             trace.shut(call)
         if trace.broken is not None:
             return result
-        call.results = trace.safely(_values, trace, result) or []
+        call.results, call.returned = trace.safely(_values, trace, result) or [], result
         if any(value.op < 0 and value.origin in ("outside", "unseen") for _, value in call.results):
             trace.blind[path, f"{os.path.basename(call.site[0])}:{call.site[1]}" if path else ""] = _BLIND
         return result

@@ -69,6 +69,7 @@ class Analysis:
     settled: set[int] = field(default_factory=set)  # values that lists and caches hold, and constants made in a loop
     incomplete: set[Scope] = field(default_factory=set)  # loops in which more crosses than could be told apart
     timed: set[Scope] = field(default_factory=set)  # loops that take the call's input piece by piece
+    later: list[str] = field(default_factory=list)  # what only a second call can tell
     cuts: Cuts | None = None  # where pieces of the input cannot give what the whole gives
 
     def doubt(self, where: tuple[str, str], why: str, *, kept: bool = False) -> None:

@@ -75,12 +75,12 @@ def no_cells(analysis: Analysis) -> Iterator[Unsure]:
         names = arguments(type(module))
         places = [("args", 1), ("kwargs", names[1])] if len(names) > 1 else []
         given = [{value.number: value for place, value in call.args if place[:2] in places} for call in own]
-        if not places or not all(given):
+        if not places or not all(given) or len(own) > 1:  # what is stepped is a cell, if perhaps a sick one
             continue
         where = (own[0].path, f"{os.path.basename(own[0].site[0])}:{own[0].site[1]}" if own[0].path else "")
         if all(held.keys() <= {v.number for _, v in call.results} for held, call in zip(given, own, strict=True)):
             yield Unsure(*where, f"{names[1]} comes back as it went in: no step makes a new state of it")
-        elif len(own) == 1 and own[0].path and all(v.op >= 0 and analysis.marks[n] for n, v in given[0].items()):
+        elif own[0].path and all(v.op >= 0 and analysis.marks[n] for n, v in given[0].items()):
             why = f"called once, with something made of the input as {names[1]}: nothing it gave was handed back"
             yield Unsure(*where, why)
 
@@ -151,6 +151,9 @@ def _iterated(analysis: Analysis, chain: Chain, roles: dict[Scope, list[Role]]) 
     results = [[dict(call.results).get(links[-1].result) for links in chain.parts.values()] for call in chain.calls]
     targets = [[value for value in each if value is not None] for each in results]
     moving = any(analysis.moves[value.number] for each in targets for value in each)
+    taken = [[value.shape for place, value in call.args if place not in chain.parts] for call in chain.calls]
+    if any(shapes != taken[-1] for shapes in taken):
+        return None  # one of them reads more than the others: a beginning, along time
     if len(chain.calls) < 3 or not moving or pieces_of(windows, targets, analysis.marks).own:
         return None
     loop, drafts = _chain_drafts(analysis.trace, chain, roles)

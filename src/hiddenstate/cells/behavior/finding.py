@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import BadInput
+from ...state import mapped, tensors
 from ..unheard import unheard
 from ..untouched import untouched
 from .analysis import analyze
@@ -195,7 +196,8 @@ def _found(
     told = (tuple(analysis.unsure), tuple(analysis.passed), tuple(analysis.known), tuple(_unseen(analysis)))
     called = frozenset(call.module for call in analysis.trace.calls)
     left = analysis.cuts.beside(recurrences) if analysis.cuts is not None else ()
-    return Found(tuple(recurrences), *told, tuple(analysis.iterated), tuple(no_cells(analysis)), left, alive, called)
+    apart = (tuple(analysis.iterated), tuple(no_cells(analysis)), left)
+    return Found(tuple(recurrences), *told, *apart, alive, called, tuple(analysis.later))
 
 
 def _has_rows(candidate: Candidate, axes: Axes, analysis: Analysis) -> bool:
@@ -205,7 +207,8 @@ def _has_rows(candidate: Candidate, axes: Axes, analysis: Analysis) -> bool:
     unknown = [
         draft
         for draft in candidate.drafts
-        if draft not in shared and (axes.of(candidate, draft) is None or axes.mixed(candidate, draft))
+        if draft not in shared
+        and (axes.of(candidate, draft) is None or axes.mixed(candidate, draft) or axes.by_number(candidate, draft))
     ]
     for draft in shared:
         analysis.leave(where, f"{draft.name} is shared by all rows: a statistic, not a state")
@@ -237,9 +240,17 @@ def _hold_to_the_law(analysis: Analysis) -> None:
 
 
 def _recurrence(candidate: Candidate, axes: Axes, live: bool) -> Recurrence:
-    parts = tuple(_part(draft, axes.of(candidate, draft), live) for draft in candidate.drafts)
-    place = (candidate.module, candidate.line)
-    return Recurrence(candidate.kind, *place, candidate.windows.count, parts, tuple(candidate.evidence))
+    parts = tuple(
+        replace(_part(draft, axes.of(candidate, draft), live), counted=axes.by_number(candidate, draft))
+        for draft in candidate.drafts
+    )
+    returned, hidden = None, False
+    if candidate.kind == "cell" and candidate.chain is not None:
+        last = candidate.chain.calls[-1]
+        returned = mapped(last.returned, lambda _, end: torch.empty(0) if isinstance(end, Tensor) else end)
+        hidden = any(part.argument not in tensors(last.given) for part in parts)
+    made = (candidate.module, candidate.line, candidate.windows.count)
+    return Recurrence(candidate.kind, *made, parts, tuple(candidate.evidence), returned, hidden)
 
 
 def _part(draft: Draft, axis: int | None, live: bool) -> Part:

@@ -33,6 +33,7 @@ class Part:
     initial: Tensor | None  # None where the first repetition was handed nothing
     argument: tuple[Any, ...] | None = None  # of a cell: ("args", 1, 0) is the first item of the second argument
     result: tuple[Any, ...] | None = None  # of a cell: where in what it returns
+    counted: bool = False  # the batch axis is only known by its size, which is the number of rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +46,8 @@ class Recurrence:
     steps: int
     parts: tuple[Part, ...]
     evidence: tuple[str, ...]
+    returned: Any = None  # of a cell: what a call returns, with empty tensors in it
+    hidden: bool = False  # of a cell: its state is handed in within an object that nobody else can make
 
     def __repr__(self) -> str:
         """Return kind, place and parts on one line."""
@@ -73,6 +76,7 @@ class Cut(Unsure):
 
     carried: bool = False  # whether it is worth carrying all the same
     usual: bool = False  # and nobody needs to be told
+    changed: bool = False  # what it gives is changed before it is handed back
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +94,7 @@ class Found:
     # By recurrence and part: what there was after each repetition, with its graph; held only as long as this is.
     live: Mapping[Recurrence, Mapping[str, list[Tensor]]] = field(default_factory=dict)
     called: frozenset[nn.Module] = frozenset()  # what the call reached
+    later: tuple[str, ...] = ()  # what only a second call can tell: attributes of which it is not known who reads them
     plan: Plan | None = None  # where loops make their states, so that later calls need not be traced
 
     def explain(self) -> str:
@@ -107,6 +112,7 @@ class Found:
             ("not sure", self.unsure),
             ("looked at and not taken", self.passed),
             ("not examined", self.unseen),
+            ("for a second call to tell", self.later),
         ):
             if things:
                 lines.append(f"{title}:")
@@ -117,5 +123,6 @@ class Found:
 def _described(part: Part) -> str:
     kind = str(part.dtype).removeprefix("torch.")
     rows = "rows unknown" if part.batch_axis is None else f"rows along axis {part.batch_axis}"
+    rows += ", by their number" if part.counted else ""
     start = "started by itself" if part.initial is None else "starts from a tensor"
     return f"{part.name}: {tuple(part.shape)} {kind}, {rows}, {start}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from .names import Held, module_tensors
 from .operations import MOVES
 from .part_names import Namer
 from .places import Scope
-from .repetition import Windows, owner_of, where_of
+from .repetition import Windows, owner_of, signature, where_of
 from .trace import Trace
 from .traits import collects, grows_by_joining, pieces_of
 
@@ -100,6 +101,9 @@ def _take_roles(analysis: Analysis, loop: Scope, windows: Windows, roles: list[R
     if problem:
         analysis.doubt(where, problem)
         return
+    if not own and (line := _shifts(windows, crossing)):
+        analysis.doubt(where, f"{line} shifts what crosses, each time by another distance: it may be a scan along time")
+        return
     changing = any(len({v.shape for v in role.values if v is not None}) > 1 for role in roles)
     if windows.count < 3:
         if own and not changing:
@@ -129,6 +133,23 @@ def _take_roles(analysis: Analysis, loop: Scope, windows: Windows, roles: list[R
         evidence = [f"{names} cross{'es' if len(drafts) == 1 else ''} {turns.count - 1} times", how(own), *starts]
         final: Kind = kind if own else "iteration"
         analysis.candidates.append(Candidate(final, place, where[1], turns, drafts, evidence))
+
+
+def _shifts(windows: Windows, crossing: set[int]) -> str:
+    """Return where a loop moves what crosses along an axis, by a number that grows from turn to turn: doubling."""
+    seen: dict[int, list[Any]] = defaultdict(list)
+    lines: dict[int, str] = {}
+    for turn in range(windows.count):
+        for number, op in windows.of_turn(turn):
+            if op.name in _SHIFTS and any(value.number in crossing for value in op.ins):
+                seen[windows.place(number)].append(signature((op.args[1:], tuple(op.kwargs.values()))))
+                lines[windows.place(number)] = op.where
+    most = max(2, windows.count - 1)  # the first turn may begin from something else
+    moving = (place for place, found in seen.items() if len(set(found)) == len(found) >= most)
+    return next((lines[place] for place in moving), "")
+
+
+_SHIFTS = {"pad", "_pad", "roll", "narrow", "__getitem__", "slice"}
 
 
 def _start(analysis: Analysis, draft: Draft) -> str:

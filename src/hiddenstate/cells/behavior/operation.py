@@ -59,6 +59,8 @@ class Call:
     site: tuple[str, int] = ("", 0)  # file and line of the caller
     args: list[tuple[tuple[Any, ...], Value]] = field(default_factory=list)
     results: list[tuple[tuple[Any, ...], Value]] = field(default_factory=list)
+    given: Any = None  # arguments and result as they were, with what the tensors are nested in
+    returned: Any = None
 
 
 def _autocast() -> tuple[tuple[str, torch.dtype], ...]:

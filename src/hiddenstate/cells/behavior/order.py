@@ -31,6 +31,7 @@ class Reason:
     unless_kept: bool = False  # it may be none where the model itself keeps something from call to call
     carried: bool = False
     usual: bool = False
+    changed: bool = False
 
 
 FROM_THE_END = Reason("it reads the call's input from the end: what it ends in belongs to the first step")
@@ -79,7 +80,10 @@ class Cuts:
         """Return what holds beside these: windows and sums that the model keeps itself need nobody to carry them."""
         keeps = any(one.kind == "attribute" for one in recurrences)
         told = {place: why for place, why in self.reasons.items() if not (keeps and why.unless_kept)}
-        return tuple(Cut(*place, why.text, why.carried, why.usual) for place, why in told.items())
+        return tuple(
+            Cut(*place, why.text, carried=why.carried, usual=why.usual, changed=why.changed)
+            for place, why in told.items()
+        )
 
 
 def cuts_of(analysis: Analysis) -> Cuts:
@@ -117,7 +121,7 @@ def _by_steps(analysis: Analysis, reader: Reader, readers: list[Reader]) -> Reas
     known = [call for call in trace.calls if call.module is calls[0].module and call.known and call.results]
     changed = changed_on_the_way(trace, known or calls, reader.states, reader.loop)
     if changed is not None:
-        return Reason(f"what is handed back is not what it gave, but made of it{changed}")
+        return Reason(f"what is handed back is not what it gave, but made of it{changed}", changed=True)
     others = crossing_beside(analysis, calls, reader.loop)
     if not _handed(reader):  # else the model starts both
         same = [one for one in readers if one.loop is reader.loop is not None and one.calls and one is not reader]

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .candidates import Analysis, Candidate, Draft
-from .memory import Value
+from .memory import Value, storage_of
 from .operands import leaves, replaced
 from .operation import Op
 from .operations import BLENDS, DRAWS, MAY_DRAW, MOVES, UNWRITTEN
@@ -347,13 +346,41 @@ def _masked_as_drawn(op: Op, new: Tensor, data: Callable[[Value], Tensor]) -> Te
     return torch.where(old == 0, out, out / old * new).to(out.dtype)
 
 
-def _again_in_memory(op: Op, made: dict[int, Tensor], data: Any) -> None:
+def _again_in_memory(op: Op, made: dict[int, Tensor], data: Callable[[Value], Tensor]) -> None:
     """Follow numbers that went through a part of a tensor: written by index, read by index."""
     for value in op.outs:
-        if len(op.ins) == 1 and op.ins[0].tensor.numel() == value.tensor.numel():
+        if not any(source.number in made for source in op.ins):
+            made[value.number] = data(value)
+        elif len(op.ins) == 1 and op.ins[0].tensor.numel() == value.tensor.numel():
             made[value.number] = data(op.ins[0]).reshape(value.shape)
         else:
-            made[value.number] = data(value)
+            made[value.number] = _overlaid(value, op.ins, data)
+
+
+def _overlaid(value: Value, sources: list[Value], data: Callable[[Value], Tensor]) -> Tensor:
+    """Return what a tensor would hold, had other numbers been written through those that share its memory."""
+    key, old = storage_of(value.tensor), value.data()
+    shared = [source for source in sources if key and storage_of(source.tensor) == key]
+    if old is None or not key:
+        raise Lost(f"a tensor of shape {value.shape} was overwritten")
+    if not shared and len(sources) == 1:  # spread over all of what was written
+        return data(sources[0]).broadcast_to(value.shape)
+    size = value.tensor.untyped_storage().nbytes() // value.tensor.element_size()
+    if size > _LARGEST or any(source.tensor.dtype != value.tensor.dtype for source in shared):
+        raise Lost(f"a tensor of shape {value.shape} was written in pieces")
+    index = torch.arange(size, device=value.tensor.device)
+    memory = torch.zeros(size, dtype=value.tensor.dtype, device=value.tensor.device)
+
+    def place(tensor: Tensor) -> Tensor:
+        return index.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    memory[place(value.tensor)] = old
+    for source in reversed(shared):  # the last one that was written comes first
+        memory[place(source.tensor)] = data(source)
+    return memory[place(value.tensor)]
+
+
+_LARGEST = 2**22  # numbers of a storage that is gone through piece by piece
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

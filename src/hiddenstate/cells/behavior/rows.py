@@ -1,7 +1,7 @@
 """Where each part has its rows: read from the call itself, run again with another input in one row.
 
-Where that does not tell (there is one row only, rows reach each other, numbers went through memory by index), calls of
-the model with other rows do, which are stopped as soon as they tell.
+Where that does not tell (rows reach each other, say), calls of the model with other rows do, which are stopped as soon
+as they tell; beside a call that the user makes, there are none.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from .analysis import analyze
 from .calls import ModelCall
 from .candidates import Analysis, Candidate, Draft
 from .found import Found
+from .memory import Value
 from .nested_loops import merge
 from .operands import leaves
-from .repetition import reaching
+from .repetition import reached, reaching
 from .replay import run_again
 from .trace import Trace
 
@@ -40,11 +41,18 @@ class Axes:
         default_factory=set
     )  # sized, and compared after something else in one row
     fixed: set[tuple[str, str, str]] = field(default_factory=set)  # of the same size whatever the number of rows
+    along: int = 0  # the axis of the call's input along which its rows lie
+    counted: dict[tuple[str, str, str], int] = field(default_factory=dict)  # the only axis as long as the rows are many
 
     def of(self, candidate: Candidate, draft: Draft) -> int | None:
         """Return the batch axis of a part."""
         key = _key(candidate, draft)
-        return self.sized.get(key, self.reached.get(key))
+        return self.sized.get(key, self.reached.get(key, self.counted.get(key)))
+
+    def by_number(self, candidate: Candidate, draft: Draft) -> bool:
+        """Say whether only its size tells the batch axis of a part."""
+        key = _key(candidate, draft)
+        return key in self.counted and key not in self.sized and key not in self.reached
 
     def shared(self, candidate: Candidate, draft: Draft) -> bool:
         """Say whether all rows are known to share a part."""
@@ -69,7 +77,13 @@ def axes_of(call: ModelCall, analysis: Analysis, before: Found | None = None) ->
             ((each.module, each.line, part.name), part.batch_axis)
             for each in before.recurrences
             for part in each.parts
-            if part.batch_axis is not None
+            if part.batch_axis is not None and not part.counted
+        )
+        axes.counted.update(
+            ((each.module, each.line, part.name), part.batch_axis)
+            for each in before.recurrences
+            for part in each.parts
+            if part.batch_axis is not None and part.counted
         )
         asked = {(each.module, each.line, part.name) for each in before.recurrences for part in each.parts}
         if all(_key(c, d) in asked for c in analysis.candidates for d in c.drafts):
@@ -77,7 +91,10 @@ def axes_of(call: ModelCall, analysis: Analysis, before: Found | None = None) ->
     for axis in (0, 1):
         if not axes.reached and analysis.candidates:  # rows that lie along one axis of the input lie along no other
             _by_running_again(axes, call, analysis, axis)
-    for axis in (0, 1) if _missing(axes, analysis) else ():
+            if axes.reached:
+                axes.along = axis
+                _by_other_state(axes, analysis, batch_of(inputs_of(call, analysis.trace), axis) or 0)
+    for axis in (0, 1) if not call.is_real and _missing(axes, analysis) else ():
         changed = other_size(call.inputs, axis)
         other = _again(call, changed[0], analysis) if changed is not None else None
         if other is not None and changed is not None:
@@ -92,31 +109,100 @@ def axes_of(call: ModelCall, analysis: Analysis, before: Found | None = None) ->
             _by_row(axes, _both(analysis, other), batch_of(call.inputs, axis) or 0)
         if not _missing(axes, analysis):
             break
+    if call.is_real:
+        _by_number(axes, analysis, batch_of(inputs_of(call, analysis.trace), axes.along) or 0)
     return axes
+
+
+def _by_number(axes: Axes, analysis: Analysis, rows: int) -> None:
+    """Take the only axis with as many entries as there are rows, where nothing else tells; it is said."""
+    for candidate in analysis.candidates:
+        for draft in candidate.drafts:
+            shape = next((value.shape for value in draft.values if value is not None), ())
+            fits = [axis for axis, size in enumerate(shape) if size == rows]
+            if axes.of(candidate, draft) is None and len(fits) == 1 and candidate.kind != "cache":
+                axes.counted[_key(candidate, draft)] = fits[0]
 
 
 def _by_running_again(axes: Axes, call: ModelCall, analysis: Analysis, axis: int) -> None:
     """Run the operations that lead to the first steps of each part again, with something else in one row."""
-    trace = analysis.trace
-    given = {id(value.tensor): value for value in trace.memory.values if value.origin == "argument" and value.op < 0}
-    inputs = [value.tensor for value in given.values()] if trace.lazy else call.inputs
-    altered = other_row(inputs, axis)
-    if altered is None:
-        return
-    made = {
-        given[id(old)].number: new
-        for (_, old), (_, new) in zip(leaves(inputs), leaves(altered), strict=True)
-        if old is not new and id(old) in given
-    }
     parts = [(c, d, [v for v in d.values[:_TURNS] if v is not None]) for c in analysis.candidates for d in c.drafts]
-    targets = [value for _, _, values in parts for value in values]
+    inputs = inputs_of(call, analysis.trace)
+    made = run_with(analysis.trace, inputs, other_row(inputs, axis), [v for _, _, values in parts for v in values])
+    if made is not None:
+        pairs = ((c, d, [(v.data(), made.get(v.number, v.data())) for v in values]) for c, d, values in parts)
+        _by_row(axes, pairs, batch_of(inputs, axis) or 0)
+
+
+def inputs_of(call: ModelCall, trace: Trace) -> Any:
+    """Return what the call was given, or what the iterator that it was given brought."""
+    if not trace.lazy:
+        return call.inputs
+    return [value.tensor for value in trace.memory.values if value.origin == "argument" and value.op < 0]
+
+
+def run_with(trace: Trace, inputs: Any, altered: Any, targets: list[Value]) -> dict[int, Tensor] | None:
+    """Run what leads to some values again, with other inputs; None where that is not possible."""
+    given = {id(value.tensor): value for value in trace.memory.values if value.origin == "argument" and value.op < 0}
+    pairs = zip(leaves(inputs), leaves(altered), strict=True) if altered is not None else ()
+    made = {given[id(old)].number: new for (_, old), (_, new) in pairs if old is not new and id(old) in given}
     last = max((value.op for value in targets), default=-1)
+    if not made:
+        return None
     try:
-        run_again(trace, sorted(reaching(trace, targets, (0, last + 1))), made, only_changed=True)
+        return run_again(trace, sorted(reaching(trace, targets, (0, last + 1))), made, only_changed=True)
     except Exception:  # numbers that are lost, or an operation that cannot be run out of its place
-        return
-    pairs = ((c, d, [(v.data(), made.get(v.number, v.data())) for v in values]) for c, d, values in parts)
-    _by_row(axes, pairs, batch_of(inputs, axis) or 0)
+        return None
+
+
+def _by_other_state(axes: Axes, analysis: Analysis, rows: int) -> None:
+    """Change one row of a part, and see which rows of all parts the next repetition changes."""
+    for candidate in analysis.candidates:
+        known = {id(draft): axes.of(candidate, draft) for draft in candidate.drafts}
+        for draft in candidate.drafts:
+            before = draft.values[0]
+            old = before.data() if before is not None else None
+            if known[id(draft)] is not None or before is None or old is None or candidate.windows.count < 2:
+                continue
+            fits = []
+            for axis in [axis for axis, size in enumerate(old.shape) if size == rows]:
+                known[id(draft)] = axis
+                if _stays_in_its_row(analysis, candidate, (before, axis), known):
+                    fits.append(axis)
+            known[id(draft)] = fits[0] if len(fits) == 1 else None
+            if len(fits) == 1:
+                axes.reached.setdefault(_key(candidate, draft), fits[0])
+
+
+def _stays_in_its_row(
+    analysis: Analysis, candidate: Candidate, along: tuple[Value, int], known: dict[int, int | None]
+) -> bool:
+    """Say whether another first row of a part reaches only the first row of each part whose rows are known."""
+    (part, axis), trace = along, analysis.trace
+    old = part.data()
+    if old is None or old.shape[axis] < 2 or not (old.is_floating_point() or old.is_complex()):
+        return False
+    other = old.clone()
+    other.select(axis, 0).mul_(0.7).add_(0.1)
+    targets = [(d, v) for d in candidate.drafts if (v := d.values[1]) is not None]
+    span = (part.op + 1, max(value.op for _, value in targets) + 1)
+    try:
+        made = run_again(trace, sorted(reached(trace, {part.number}, span)), {part.number: other})
+    except Exception:  # see `run_with`
+        return False
+    moved = False
+    for draft, value in targets:
+        before, rows = value.data(), known[id(draft)]
+        after = made.get(value.number)
+        if before is None or after is None or torch.equal(before, after):
+            continue
+        if rows is None or before.shape != after.shape or axis_by_row([(before, after)], before.shape[rows]) is None:
+            return False
+        rest = torch.arange(1, before.shape[rows], device=before.device)
+        if not torch.equal(before.index_select(rows, rest), after.index_select(rows, rest)):
+            return False
+        moved = True
+    return moved
 
 
 def _missing(axes: Axes, analysis: Analysis) -> bool:
@@ -239,7 +325,7 @@ def other_size(inputs: Any, axis: int) -> tuple[Any, int, int] | None:
 def other_row(inputs: Any, axis: int, row: int = 0) -> Any | None:
     """Return the inputs with something else in one row."""
     rows = batch_of(inputs, axis)
-    if rows is None or rows < 2:
+    if not rows:
         return None
 
     def altered(tensor: Tensor) -> Tensor:
@@ -250,7 +336,8 @@ def other_row(inputs: Any, axis: int, row: int = 0) -> Any | None:
         if tensor.is_floating_point() or tensor.is_complex():
             first.copy_(0.6 * second + 0.3 * first.flip(0) + 0.05)
         elif tensor.dtype is not torch.bool:
-            first.copy_(second if not torch.equal(first, second) else first.flip(-1))
+            others = [second, first.flip(-1), (first - 1).abs()]  # zero becomes one, and nothing leaves its range
+            first.copy_(next((other for other in others if not torch.equal(other, first)), first))
         return new
 
     return _changed(inputs, axis, altered)

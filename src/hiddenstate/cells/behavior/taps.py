@@ -15,6 +15,7 @@ from itertools import groupby, pairwise
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -49,7 +50,8 @@ class Taps(TorchFunctionMode):
     ) -> Any:
         """Run one operation."""
         result = func(*args, **(kwargs or {}))
-        if self.ours or threading.get_ident() != self._thread:
+        made = isinstance(result, Tensor | tuple | list) and not isinstance(result, torch.Size)
+        if self.ours or not made or threading.get_ident() != self._thread:
             return result
         self.since = hash((self.since, func))
         chains = self._at.get(func)
@@ -80,6 +82,7 @@ class _Start:
     site: Site | None = None
     argument: tuple[Any, ...] = ()
     tensor: Tensor | None = field(default=None, compare=False)
+    number: int = field(default=0, compare=False)  # which of those made there, after all turns so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,6 @@ class Plan:
                 values = taps.made[part.site][taken[part.site] : taken[part.site] + turns]
                 found.append((part, values, _start(part.start, taps, taken, inputs)))
             taken.update({site: turns for site in {part.site for part in run.parts}})
-            taken.update({part.start.site: 1 for part in run.parts if part.start and part.start.site})
         return found if position == len(taps.seen) and taps.since == self.rest else None
 
     def proven(self, other: Plan | None, taps: Taps, candidates: Sequence[Candidate]) -> Plan | None:
@@ -141,7 +143,9 @@ class Plan:
             places[place].append(number)
         runs, taken, end = [], Counter[Site](), 0
         for parts, group in zip(self.loops, _loops(candidates), strict=True):
-            values = [draft.values for candidate in group for draft in candidate.drafts]
+            drafts = [draft for candidate in group for draft in candidate.drafts]
+            values = [draft.values for draft in drafts]
+            own = tuple(_numbered(part, draft.initial, taps, taken) for part, draft in zip(parts, drafts, strict=True))
             turns = group[0].windows.count
             ends = []
             for turn in range(turns):
@@ -154,18 +158,28 @@ class Plan:
             bodies = {tuple(taps.seen[one:two]) for one, two in pairwise(ends)}
             if len(bodies) != 1:
                 return None
-            runs.append(_Run(tuple(taps.seen[end : ends[0]]), bodies.pop(), parts))
+            runs.append(_Run(tuple(taps.seen[end : ends[0]]), bodies.pop(), own))
             end = ends[-1]
         if end != len(taps.seen):
             return None
         return replace(self, runs=tuple(runs), rest=taps.since)
 
 
+def _numbered(part: Tapped, value: Value | None, taps: Taps, taken: Mapping[Site, int]) -> Tapped:
+    """Say which of the values that are made at its place a part starts from."""
+    if part.start is None or part.start.site is None or value is None:
+        return part
+    site = part.start.site
+    found = [number for number, made in enumerate(taps.made[site]) if made is value.tensor]
+    return replace(part, start=replace(part.start, number=found[0] - taken[site]) if found else None)
+
+
 def _start(start: _Start | None, taps: Taps, taken: Mapping[Site, int], inputs: Any) -> Tensor | None:
     if start is None or start.tensor is not None:
         return None if start is None else start.tensor
     if start.site is not None:
-        return taps.made[start.site][taken[start.site]]
+        made, number = taps.made[start.site], taken[start.site] + start.number
+        return made[number] if number < len(made) else None
     return next((tensor for place, tensor in leaves(inputs) if place == start.argument), None)
 
 
