@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.exceptions import CYCLES, DEPTH
+from tests.support.source import cycles, deepest, import_graph
+
 PACKAGE = "hiddenstate"
 SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 
 FLOORS = (  # from the top down
     ("cli", "integrations"),
+    ("testing",),
     ("reporting",),
     ("plot", "diagnosis", "serve"),
     ("measure", "pool", "regularize"),
@@ -20,15 +24,22 @@ FLOORS = (  # from the top down
     ("unrolling",),
     ("cells",),
     ("state",),
+    ("_torch_names",),
     ("errors",),
 )
 
 # Tighter than the floors: these parts may import only these.
 LIMITS = {
-    "pool": {"recording", "state", "errors"},
-    "regularize": {"recording", "cells", "state", "errors"},
+    "pool": {"recording", "state", "_torch_names", "errors"},
+    "regularize": {"recording", "cells", "state", "_torch_names", "errors"},
     "serve": {"carry", "unrolling", "cells", "state", "errors"},
 }
+
+# For users only: no part imports these.
+FOR_USERS = {"testing"}
+
+# Folders within a part that have a front door of their own, for those who write what belongs there.
+INNER_DOORS = {"serve.stores"}
 
 # Libraries that only some parts may import.
 LIBRARIES = {
@@ -82,8 +93,10 @@ def why_not(importer: str, module: str) -> str | None:
         return None
     if part not in HEIGHT:
         return f"{importer} imports {module}, which is no part of the house"
-    if deeper:
+    if deeper and ".".join(inner) not in INNER_DOORS:
         return f"{importer} may not import {module}: across parts only the front door, {PACKAGE}.{part}, is open"
+    if part in FOR_USERS:
+        return f"{importer} may not import {part}, which is there for users"
     if importer.startswith("__"):
         return None
     if HEIGHT[part] >= HEIGHT[importer]:
@@ -144,6 +157,19 @@ def promised(front_door: Path) -> set[str]:
     return set()
 
 
+def test_no_file_imports_itself_by_a_detour():
+    assert cycles(import_graph(late=False)) == []
+    found = cycles(import_graph(late=True))
+    assert [ring for ring in found if ring not in CYCLES] == [], "files that import each other, within functions"
+    assert [ring for ring in CYCLES if ring not in found] == [], "gone: take it out of tests/support/exceptions.py"
+
+
+def test_the_longest_chain_of_imports_gets_no_longer():
+    chain = deepest(import_graph(late=False))
+    assert len(chain) <= DEPTH, f"the longest chain is {' → '.join(chain)}"
+    assert len(chain) == DEPTH, f"it is {len(chain)} files long now: say so in tests/support/exceptions.py"
+
+
 FORBIDDEN = {
     "upward": ("state/value.py", "from ..cells import layers", "state may not import cells, which stands above it"),
     "upward, absolute": ("state/value.py", "import hiddenstate.carry", "carry, which stands above"),
@@ -187,7 +213,7 @@ FORBIDDEN = {
     "pool's limit": (
         "pool/last.py",
         "from ..carry import Carry",
-        "pool may not import carry: only errors, recording, state",
+        "pool may not import carry: only _torch_names, errors, recording, state",
     ),
     "regularize's limit": ("regularize/zone.py", "from ..carry import Carry", "regularize may not import carry: only"),
     "serve's limit": ("serve/engine.py", "from ..recording import record", "serve may not import recording: only"),
@@ -201,6 +227,18 @@ FORBIDDEN = {
         "reporting/a.py",
         "def f():\n    from fastapi import FastAPI",
         "a.py:2: reporting may not import fastapi",
+    ),
+    "what is there for users": ("cli/app.py", "from ..testing import check_cell", "cli may not import testing, which"),
+    "what is there for users, at the top": ("__init__.py", "from . import testing", "__init__ may not import testing"),
+    "an inner door from below": (
+        "carry/hooks.py",
+        "from ..serve.stores import Store",
+        "carry may not import serve, which stands above",
+    ),
+    "a file behind an inner door": (
+        "testing/check.py",
+        "from ..serve.stores.memory import MemoryStore",
+        "only the front door",
     ),
     "a part that nobody knows": ("helpers/a.py", "x = 1", "'helpers' is on no floor"),
     "a module that nobody knows": ("state/value.py", "from ..helpers import x", "no part of the house"),
@@ -218,6 +256,7 @@ ALLOWED = {
     "a web stack to serve": ("serve/web.py", "from starlette.routing import Route"),
     "anything at the top": ("__init__.py", "from . import errors\nfrom .carry import Carry\nfrom .plot import heatmap"),
     "layers in regularize": ("regularize/zone.py", "from ..cells import Listener, layers"),
+    "an inner door from above": ("testing/check.py", "from ..serve.stores import Store"),
     "errors from pool": ("pool/last.py", "from ..errors import BadInput\nfrom ..recording import Trajectory"),
 }
 
@@ -247,6 +286,38 @@ def test_a_planted_violation_is_found_with_file_and_line(house, file, text, comp
 def test_what_the_floors_allow_is_not_complained_of(house, file, text):
     write(house / file, text)
     assert list(violations(house)) == []
+
+
+@pytest.mark.parametrize(
+    ("second", "early", "late"),
+    [
+        ("from .first import x", 1, 1),
+        ("def f():\n    from .first import x", 0, 1),
+        ("def f():\n    from . import first", 0, 1),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .first import x", 0, 0),
+        ("from ..errors import x", 0, 0),
+        ("from . import third", 0, 0),  # a promise called like its file
+    ],
+)
+def test_a_ring_of_imports_is_found(tmp_path, second, early, late):
+    write(tmp_path / "errors.py", "")
+    write(tmp_path / "carry/__init__.py", "__all__ = ['third']")
+    write(tmp_path / "carry/first.py", "from .second import y")
+    write(tmp_path / "carry/third.py", "from .second import y")
+    write(tmp_path / "carry/second.py", second)
+    ring = [("carry/first.py", "carry/second.py")]
+    assert cycles(import_graph(tmp_path, late=False)) == ring * early
+    assert cycles(import_graph(tmp_path, late=True)) == ring * late
+
+
+def test_the_longest_chain_is_found(tmp_path):
+    write(tmp_path / "__init__.py", "from .carry import x")
+    write(tmp_path / "carry/__init__.py", "from .first import x")
+    write(tmp_path / "carry/first.py", "from ..errors import y\ndef f():\n    from .second import z")
+    write(tmp_path / "carry/second.py", "")
+    write(tmp_path / "errors.py", "")
+    chain = ["__init__.py", "carry/__init__.py", "carry/first.py", "errors.py"]
+    assert deepest(import_graph(tmp_path, late=False)) == chain
 
 
 def write(path: Path, text: str) -> None:

@@ -10,6 +10,9 @@ from typing import NamedTuple
 import pytest
 
 import hiddenstate
+from tests.support import source
+from tests.support.exceptions import COVERED_ELSEWHERE, CYCLES, DEPTH, SEVERAL_MEANINGS
+from tests.support.private_names import OF_OTHERS
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "src").rglob("*.py"))
@@ -138,6 +141,77 @@ def test_a_breach_of_the_budgets_is_found(text, complaint):
 )
 def test_what_the_budgets_allow_is_not_complained_of(text):
     assert list(complaints(ast.parse(text))) == []
+
+
+TREES = source.files()
+
+# How much there is of each exception in `tests/support/exceptions.py`: lower a number when you can, never raise it.
+AT_MOST = {"meanings too many": 67, "rings of imports": 3, "imports in a chain": 41, "files without a test": 191}
+
+
+def test_there_are_no_more_exceptions_than_before():
+    found = {
+        "meanings too many": sum(SEVERAL_MEANINGS.values()) - len(SEVERAL_MEANINGS),
+        "rings of imports": len(CYCLES),
+        "imports in a chain": DEPTH,
+        "files without a test": len(COVERED_ELSEWHERE),
+    }
+    assert found == AT_MOST
+
+
+def test_a_class_name_has_one_meaning_across_the_library():
+    found = source.several_meanings(TREES)
+    new = {name: where for name, where in found.items() if len(where) > SEVERAL_MEANINGS.get(name, 1)}
+    assert new == {}, "these names stand for more classes than before: choose others"
+    gone = {name: count for name, count in SEVERAL_MEANINGS.items() if len(found.get(name, "?")) < count}
+    assert gone == {}, "these have fewer meanings now: say so in tests/support/exceptions.py"
+
+
+def test_no_private_name_is_read_from_another_file_of_ours():
+    ours = source.defined_names(TREES)
+    reads = [read for read in source.private_reads(TREES) if read.name not in OF_OTHERS]
+    assert [f"{read.file}:{read.line}: {read.text}" for read in reads if read.name in ours] == []
+
+
+def test_every_private_name_of_another_library_is_in_the_table():
+    reads = [read for read in source.private_reads(TREES) if read.name not in OF_OTHERS]
+    assert [f"{read.file}:{read.line}: {read.text}" for read in reads] == []
+    assert OF_OTHERS.keys() - {read.name for read in source.private_reads(TREES)} == set(), "no longer used"
+
+
+def test_every_file_has_a_test_of_its_own_or_a_line_that_says_where_it_is_tested():
+    alone = source.without_own_test(TREES)
+    expected = {file: source.own_test(file) for file in alone if file not in COVERED_ELSEWHERE}
+    assert expected == {}, "write these tests, named like the files"
+    assert COVERED_ELSEWHERE.keys() - set(alone) == set(), "these have tests of their own now, or are gone"
+    missing = {file: test for file, test in COVERED_ELSEWHERE.items() if not (source.TESTS / test).is_file()}
+    assert missing == {}, "these tests are not there"
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        ({"a.py": "class Run: ...", "b/c.py": "def f():\n    class _Run: ..."}, {"Run": ["a.py", "b/c.py"]}),
+        ({"a.py": "class Run: ...", "b.py": "class Runs: ..."}, {}),
+    ],
+)
+def test_a_name_of_two_classes_is_found(texts, found):
+    assert source.several_meanings({file: ast.parse(text) for file, text in texts.items()}) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("def f(other):\n    return other._x", ["other._x"]),
+        ("from .other import _x", [".other._x"]),
+        ("def f(other):\n    return getattr(other, '_x', None)", ["getattr(other, '_x', None)"]),
+        ("class A:\n    def __init__(self, other):\n        self._x = other._x", []),
+        ("class A:\n    __slots__ = ('_x',)\n    def f(self, other):\n        return other._x", []),
+        ("def f(other):\n    return other.__dict__", []),
+    ],
+)
+def test_a_private_name_from_elsewhere_is_found(text, found):
+    assert [read.text for read in source.private_reads({"a.py": ast.parse(text)})] == found
 
 
 def test_every_direct_dependency_is_pinned_exactly():

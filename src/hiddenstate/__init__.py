@@ -1,7 +1,7 @@
 """The toolkit for the hidden state of recurrent models in PyTorch.
 
     State, load          what a state is: named tensors at one instant, saved without pickle
-    layers, register     who makes the next one: recurrent layers found in any model
+    layers, register     who makes the next one: recurrent layers found in any model; Cell is the type of one's own
     unroll, Recurrent    how a cell is run along time; explain says what makes it fast
     Carry, Learned, …    how a state goes from batch to batch: also Noise, Bridge, tbptt, Streams, check_split
     record, tap, …       seeing a run without changing it: every state and gate; also load_recording, Trajectory
@@ -19,9 +19,9 @@ Read on in any part's own docstring: `help(hs.errors)`, `help(hs.State)`.
 
 from typing import TYPE_CHECKING
 
-from . import errors, measure, pool, regularize
+from . import _torch_names, errors, measure, pool, regularize
 from .carry import Bridge, Carry, Learned, Noise, Streams, check_split, tbptt
-from .cells import layers, register
+from .cells import Cell, layers, register
 from .recording import Trajectory, load_recording, record, tap
 from .state import State, load
 from .unrolling import Recurrent, explain, unroll
@@ -31,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Bridge",
     "Carry",
+    "Cell",
     "Learned",
     "Monitor",
     "Noise",
@@ -85,6 +86,7 @@ if not TYPE_CHECKING:  # a checker that saw this would believe in every name
         from importlib import import_module
 
         module, _, attribute = _LAZY[name].partition(":")
+        _torch_names.require(module.rpartition(".")[2])
         value = import_module(module)
         if attribute:
             value = getattr(value, attribute)

@@ -7,8 +7,10 @@ HiddenStateError              catch this to catch them all
 ├── NotRecurrent              a module is no recurrent layer or cell, or a model has none      (TypeError)
 ├── CarryError                a state cannot be carried on without mixing or breaking things   (RuntimeError)
 ├── DiagnosisFailed           a model has a finding as grave as fail_on names                   (AssertionError)
+├── LawBroken                 what `hiddenstate.testing` checks does not keep a law             (AssertionError)
 ├── Untraceable               a cell cannot run by a schedule, only step by step, and why          (RuntimeError)
 ├── MissingExtra              a library is needed that comes with an extra                     (ImportError)
+├── UnsupportedTorch          this version of torch lacks a name that the library needs         (ImportError)
 ├── ServeError                a served session cannot do what was asked of it                  (RuntimeError)
 │   ├── NotServable           a model cannot be served: pieces would not equal the whole, or rows would mix
 │   ├── SessionLost           a session cannot be continued: unknown, expired, or another model's
@@ -34,6 +36,7 @@ __all__ = [
     "DiagnosisFailed",
     "HiddenStateError",
     "HiddenStateWarning",
+    "LawBroken",
     "MissingExtra",
     "ModelFailed",
     "NotRecurrent",
@@ -51,6 +54,7 @@ __all__ = [
     "StoreFailed",
     "UnknownTrack",
     "UnrollWarning",
+    "UnsupportedTorch",
     "Untraceable",
 ]
 
@@ -150,6 +154,14 @@ class Untraceable(HiddenStateError, RuntimeError):
 
 class DiagnosisFailed(HiddenStateError, AssertionError):
     """A model has a finding as grave as `fail_on` names, or graver."""
+
+
+class LawBroken(HiddenStateError, AssertionError):
+    """A cell, adapter, store or rule does not keep a law that the library relies on; the message says which."""
+
+
+class UnsupportedTorch(HiddenStateError, ImportError):
+    """This version of torch lacks a name, not promised by torch, that the library needs."""
 
 
 class HiddenStateWarning(UserWarning):

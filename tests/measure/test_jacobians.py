@@ -6,7 +6,7 @@ from torch import nn
 
 import hiddenstate as hs
 from hiddenstate.errors import BadInput, NotRecurrent
-from hiddenstate.measure.system import as_system
+from hiddenstate.measure.torch_system import as_system
 from tests.support.cells import CELLS
 from tests.support.dynamics import zeroed
 from tests.support.untouched import untouched

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from hiddenstate.measure.linear import _cascade, _reached, as_filter
-from hiddenstate.measure.system import as_system
+from hiddenstate.measure.torch_system import as_system
 from tests.support.dynamics import LinearNet, gaussian_reservoir
 
 X = torch.zeros(1, 1, 1)

@@ -6,7 +6,7 @@ import hiddenstate as hs
 from hiddenstate.errors import BadInput, NotRecurrent
 from hiddenstate.measure.linear import as_filter
 from hiddenstate.measure.memory_capacity import _estimate, _walk
-from hiddenstate.measure.system import as_system
+from hiddenstate.measure.torch_system import as_system
 from tests.support.dynamics import LinearNet, delay_line, gaussian_reservoir, ring
 from tests.support.untouched import untouched
 

@@ -5,8 +5,8 @@ from torch import nn
 import hiddenstate as hs
 from hiddenstate.cells import as_layer
 from hiddenstate.errors import BadInput, NotRecurrent, StateMismatch
-from hiddenstate.measure.system import System, as_system, check_sequence
-from hiddenstate.measure.torch_system import TorchSystem
+from hiddenstate.measure.system import System, check_sequence
+from hiddenstate.measure.torch_system import TorchSystem, as_system
 from tests.support.cells import CELLS
 
 LAYERS = {

@@ -25,6 +25,7 @@ from hiddenstate.errors import (
 )
 from hiddenstate.serve import Engine, Session
 from hiddenstate.state import to_bytes
+from hiddenstate.testing import FakeClock
 from tests.support.models import Deep, Stepping, TimeFirst
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -36,13 +37,6 @@ def whole(model: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
         out = model(x.unsqueeze(0))
     return (out[0] if isinstance(out, tuple) else out)[0]
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Touchy(nn.Module):
@@ -315,7 +309,7 @@ def test_a_closed_session_is_unknown_and_its_name_begins_anew(address):
 
 
 def test_a_session_expires_and_says_so(address):
-    clock = Clock()
+    clock = FakeClock()
     with Engine(Deep(), address, ttl=10, clock=clock) as engine:
         engine.open("a")
         clock.now += 9
@@ -440,7 +434,7 @@ def test_beyond_the_limit_of_the_store_sessions_are_refused_until_some_are_close
 
 
 def test_expired_sessions_make_room(address):
-    clock = Clock()
+    clock = FakeClock()
     with Engine(Deep(), address, max_stored=2, ttl=10, clock=clock) as engine:
         engine.open("a")
         engine.open("b")
@@ -460,7 +454,7 @@ def test_too_many_waiting_inputs_are_refused_at_once():
 
 
 def test_ten_thousand_sessions_opened_and_abandoned_leave_no_trace():
-    clock = Clock()
+    clock = FakeClock()
     with Engine(nn.GRU(2, 2, batch_first=True), max_sessions=64, max_stored=500, ttl=1, clock=clock) as engine:
         for _ in range(20):
             names = [engine.open() for _ in range(500)]
@@ -566,7 +560,7 @@ def test_names_are_listed_in_order_from_anywhere(address):
 
 
 def test_info_tells_how_far_a_session_has_come(address):
-    clock = Clock()
+    clock = FakeClock()
     with Engine(Deep(), address, clock=clock) as engine:
         engine.open("a")
         assert engine.info("a") == Session("a", 0, 0, 1000.0, 1000.0, None, engine.fingerprint, hot=False)
@@ -722,7 +716,7 @@ def test_cancelled_closed_and_expiring_sessions_never_share_a_slot(seed):
     """Callers that give up, close, fork and let expire at random, with fewer slots than sessions: states never mix."""
     model = Deep()
     oracle = copy.deepcopy(model)  # the model itself is the engine's while it runs
-    clock = Clock()
+    clock = FakeClock()
     chance = random.Random(seed)
 
     async def call(engine: Engine, place: int) -> None:

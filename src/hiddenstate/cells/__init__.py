@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from .adapter import Adapter, Spec
 from .call import Call
+from .cell import Cell
 from .custom import CellAdapter
 from .finding import ambiguous, as_layer, has_own_code, layers, register, unwrap
 from .invented import invented_inputs
@@ -35,6 +36,7 @@ __all__ = [
     "Adapter",
     "Arguments",
     "Call",
+    "Cell",
     "CellAdapter",
     "Entry",
     "Form",

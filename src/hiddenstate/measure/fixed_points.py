@@ -12,7 +12,8 @@ from .progress import tracked
 from .rest import at_rest
 from .solving import Search
 from .starting import starting_points
-from .system import System, as_system
+from .system import System
+from .torch_system import as_system
 
 _MERGE = 1e-3  # points closer than this in every coordinate are one
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from .progress import tracked
 from .rest import at_rest
 from .series import Series, refuse_bad, valid_steps
-from .system import System, as_system, check_sequence
+from .system import System, check_sequence
+from .torch_system import as_system
 
 _CHUNK = 2**25  # numbers in the Jacobians that are made at once
 

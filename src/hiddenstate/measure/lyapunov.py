@@ -14,7 +14,8 @@ from .jacobians import blank
 from .progress import tracked
 from .rest import at_rest
 from .series import first_bad, valid_steps
-from .system import System, as_system, check_sequence
+from .system import System, check_sequence
+from .torch_system import as_system
 
 _CHUNK = 2**23  # numbers in the Jacobians that are held at once
 _ALIGNED = 100  # steps over which the first directions are turned towards those that grow

@@ -19,8 +19,8 @@ from .rest import at_rest
 from .running import itself_a_layer, run_layer
 from .sensitivity import Sensitivity, by_autograd, by_closed_form
 from .series import valid_steps
-from .system import as_system, check_sequence
-from .torch_system import TorchSystem
+from .system import check_sequence
+from .torch_system import TorchSystem, as_system
 
 
 @dataclass(frozen=True, slots=True, eq=False)

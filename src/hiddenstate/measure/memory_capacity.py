@@ -12,7 +12,8 @@ from .jacobians import blank
 from .linear import as_filter
 from .rest import at_rest
 from .series import Series, refuse_bad, valid_steps
-from .system import System, as_system, check_sequence
+from .system import System, check_sequence
+from .torch_system import as_system
 
 
 @dataclass(frozen=True, slots=True, eq=False)

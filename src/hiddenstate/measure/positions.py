@@ -11,7 +11,8 @@ from ..errors import BadInput
 from .rest import at_rest
 from .ridge import Readout, explained, held_out
 from .series import Series, refuse_bad, valid_steps
-from .system import System, as_system, check_sequence
+from .system import System, check_sequence
+from .torch_system import as_system
 
 _FOLDS = 5
 

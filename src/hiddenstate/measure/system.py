@@ -9,11 +9,11 @@ from functools import cache, reduce
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..cells import Layer, as_layer
-from ..errors import BadInput, NotRecurrent, StateMismatch
+from ..cells import Layer
+from ..errors import BadInput, StateMismatch
 from ..state import State
 from ..unrolling import Recurrent
 
@@ -155,21 +155,6 @@ class System:
             pushed = torch.zeros_like(following) if found is None else found
         pushed = pushed[:, self.smooth].unflatten(0, (len(vectors), count)).transpose(1, 2)
         return following[::count].detach(), pushed.detach().to(directions.dtype)
-
-
-def as_system(layer: nn.Module, x: Tensor | None = None) -> System:
-    """Return a layer as a system, by closed forms where they are known."""
-    from .torch_system import TorchSystem, has_closed_form
-
-    if not isinstance(layer, nn.Module):
-        raise NotRecurrent(f"dynamics are measured of a recurrent layer, but this is {type(layer).__name__}.")
-    found = as_layer(layer, x[:, 0] if x is not None and x.dim() == 3 and x.numel() else None)
-    if found.spec.bidirectional:
-        raise NotRecurrent(
-            f"this {type(found.module).__name__} is bidirectional: it reads the future too, so no state leads to the "
-            f"next one. Measure a layer of one direction, for example one built from the forward weights alone."
-        )
-    return TorchSystem(found) if has_closed_form(found.module) else System(found, x)
 
 
 def check_sequence(system: System, x: Tensor, *, at_least: int = 1) -> Tensor:

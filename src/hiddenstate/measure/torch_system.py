@@ -1,4 +1,4 @@
-"""torch's own layers and cells as dynamical systems, their derivatives in closed form."""
+"""Any layer as a dynamical system; torch's own layers and cells with their derivatives in closed form."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ..cells import Layer
+from ..cells import Layer, as_layer
+from ..errors import NotRecurrent
 from .closed_forms import FORMS, Form, Weights
 from .system import System
 
 _LAYERS: tuple[type[nn.Module], ...] = (nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell)
 
 
-def has_closed_form(module: nn.Module) -> bool:
-    """Say whether a module is torch's own, its forward not overridden by a subclass."""
-    return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in _LAYERS)
+def as_system(layer: nn.Module, x: Tensor | None = None) -> System:
+    """Return a layer as a system, by closed forms where they are known."""
+    if not isinstance(layer, nn.Module):
+        raise NotRecurrent(f"dynamics are measured of a recurrent layer, but this is {type(layer).__name__}.")
+    found = as_layer(layer, x[:, 0] if x is not None and x.dim() == 3 and x.numel() else None)
+    if found.spec.bidirectional:
+        raise NotRecurrent(
+            f"this {type(found.module).__name__} is bidirectional: it reads the future too, so no state leads to the "
+            f"next one. Measure a layer of one direction, for example one built from the forward weights alone."
+        )
+    return TorchSystem(found) if _has_closed_form(found.module) else System(found, x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +126,11 @@ class TorchSystem(System):
 
     def _parts(self, level: Level, vectors: Tensor) -> tuple[Tensor, Tensor | None]:
         return vectors[:, level.h], None if level.c is None else vectors[:, level.c]
+
+
+def _has_closed_form(module: nn.Module) -> bool:
+    """Say whether a module is torch's own, its forward not overridden by a subclass."""
+    return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in _LAYERS)
 
 
 def _weights(module: nn.Module, suffix: str) -> Weights:

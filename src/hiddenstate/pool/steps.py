@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
+from .._torch_names import lookup
 from ..errors import BadInput
 from ..recording import Trajectory
 
 Source: TypeAlias = "Tensor | Trajectory | PackedSequence"
 Lengths: TypeAlias = "Tensor | Sequence[int]"
+
+_assert_async = lookup("torch.ops.aten._assert_async")
 
 
 class Steps(NamedTuple):
@@ -66,6 +69,12 @@ class Steps(NamedTuple):
 def uncast() -> AbstractContextManager[object]:
     """Return a context in which autocast, on the CPU, leaves what is no matrix product in its own precision."""
     return torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
+
+
+def assert_later(condition: Tensor, message: str) -> None:
+    """Put a check into the graph that is being recorded, where this version of torch can."""
+    if _assert_async is not None:
+        _assert_async.msg(condition, message)
 
 
 def recorded() -> bool:
@@ -143,7 +152,7 @@ def _check_lengths(lengths: Tensor, h: Tensor) -> None:
         )
     if recorded():
         inside = ((lengths >= 1) & (lengths <= time)).all()
-        torch.ops.aten._assert_async.msg(inside, "a length is below 1 or above the number of steps")
+        assert_later(inside, "a length is below 1 or above the number of steps")
     elif batch and lengths.device.type != "meta":
         each = lengths.tolist()
         low, high = min(each), max(each)

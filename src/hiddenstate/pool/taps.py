@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..errors import BadInput
 from .last import at_steps
 from .pool import Pool
-from .steps import Lengths, Source, Steps, read_steps, recorded, traced
+from .steps import Lengths, Source, Steps, assert_later, read_steps, recorded, traced
 
 Short: TypeAlias = Literal["error", "last", "zero"]
 
@@ -134,7 +134,7 @@ def _refuse_short(steps: Steps, index: Tensor, present: Tensor) -> None:
     if traced():
         return
     if recorded():
-        torch.ops.aten._assert_async.msg(present.all(), "a row is too short for a tap")
+        assert_later(present.all(), "a row is too short for a tap")
     elif not bool(present.all()):
         row, tap = (int(place) for place in (~present).nonzero()[0])
         length = steps.h.shape[1] if steps.lengths is None else int(steps.lengths[row])

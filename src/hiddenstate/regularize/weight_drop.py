@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..errors import NotRecurrent
+from ..errors import NotRecurrent, UnsupportedTorch
 from .dropout import probability
 
 
@@ -63,6 +64,11 @@ class WeightDrop(nn.Module):
 @contextmanager
 def _lent(layer: nn.RNNBase, p: float) -> Iterator[None]:
     """Let the kernel see dropped weights; gradients reach the layer's own through them."""
+    if not (hasattr(layer, "_flat_weights") and hasattr(layer, "_flat_weights_names")):
+        raise UnsupportedTorch(
+            f"torch {torch.__version__} keeps no _flat_weights in its recurrent layers, from which their kernels would "
+            f"take dropped weights: WeightDrop cannot be trained with it. hs.regularize.Zoneout works without them."
+        )
     own: list[Any] = layer._flat_weights
     names: list[str] = layer._flat_weights_names
     layer._flat_weights = [

@@ -98,7 +98,7 @@ def _finding_tile(evidence: Evidence) -> tuple[str, str, str, str]:
 def _contents(evidence: Evidence) -> str:
     tracks = "".join(
         f'<li><a href="#track-{anchor(track.name)}">{escape(track.name)}</a></li>'
-        for track in evidence.tracks[: sections._TRACKS]
+        for track in evidence.tracks[: sections.TRACKS]
     )
     names = {
         "findings": "Findings",

@@ -14,7 +14,7 @@ from . import figures
 from .gathering import Evidence, Track, Unmeasured
 from .markup import anchor, figure, section, table, tabs, unmeasured
 
-_TRACKS = 8  # drawn in full; the rest is in the table of layers
+TRACKS = 8  # drawn in full; the rest is in the table of layers
 _CELLS = 500_000  # of all heatmaps together: about 3 MB
 
 
@@ -67,13 +67,13 @@ def layers(evidence: Evidence) -> str:
 
 def states(evidence: Evidence) -> str:
     """Return heatmaps, gates and saturation of each track."""
-    shown = evidence.tracks[:_TRACKS]
+    shown = evidence.tracks[:TRACKS]
     panels = sum(len(track.traj.states) + len(track.traj.gates) for track in shown)
     budget = max(2_000, min(100_000, _CELLS // max(1, panels)))
     body = "".join(_track(evidence, track, budget) for track in shown)
     if len(evidence.tracks) > len(shown):
-        rest = ", ".join(track.name for track in evidence.tracks[_TRACKS:])
-        body += f'<p class="unmeasured">Of {len(evidence.tracks)} tracks {_TRACKS} are drawn, not: {escape(rest)}</p>'
+        rest = ", ".join(track.name for track in evidence.tracks[TRACKS:])
+        body += f'<p class="unmeasured">Of {len(evidence.tracks)} tracks {TRACKS} are drawn, not: {escape(rest)}</p>'
     lead = (
         f"The states of {escape(evidence.rows_of(shown[0].traj)[0])}: a line for each unit, a column for each step. "
         f"Drag to zoom, double-click to zoom out, hover for the value."

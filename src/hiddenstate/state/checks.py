@@ -61,10 +61,6 @@ def _check_rows(parts: Mapping[str, Tensor], axes: dict[str, int], rows: dict[st
 
 def check_fit(state: State, other: State) -> None:
     """Refuse an `other` whose rows could not stand among those of `state`."""
-    from .value import State
-
-    if not isinstance(other, State):
-        raise StateMismatch(f"a State is needed, but this is {type(other).__name__}. Layer.to_state makes one.")
     if other.keys() != state.keys():
         raise StateMismatch(
             f"this state has the parts {', '.join(state)}, but the other has {', '.join(other)}. "

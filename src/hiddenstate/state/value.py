@@ -204,6 +204,7 @@ class State(Mapping[str, Tensor]):
         tensor([0., 2., 0.])
         """
         pick = self._index(rows, unique=True)
+        _check_state(other)
         check_fit(self, other)
         count = len(pick(next(iter(self._parts.values()))))
         if other.batch != count:
@@ -240,6 +241,7 @@ class State(Mapping[str, Tensor]):
             raise StateMismatch("there is no state to put together: State.cat needs one or more.")
         first = states[0]
         for other in states:
+            _check_state(other)
             check_fit(first, other)
         return State._trusted(
             {name: torch.cat([state[name] for state in states], dim=first._axes[name]) for name in first}, first._axes
@@ -255,6 +257,11 @@ class State(Mapping[str, Tensor]):
         # Checked once; moved where parts lie on several devices.
         where = row_index(rows, self.batch, next(iter(self._parts.values())).device, unique=unique)
         return lambda part: where.to(part.device)
+
+
+def _check_state(other: Any) -> None:
+    if not isinstance(other, State):
+        raise StateMismatch(f"a State is needed, but this is {type(other).__name__}. Layer.to_state makes one.")
 
 
 def _kind(part: Tensor) -> str:

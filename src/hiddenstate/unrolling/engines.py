@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as nn_module
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from .._torch_names import lookup
 from ..cells import Layer
 from ..errors import BadInput, Untraceable
 from ..state import State
@@ -20,6 +20,12 @@ from .twins import members
 
 Engine: TypeAlias = Literal["auto", "fast", "loop"]
 _ENGINES = ("auto", "fast", "loop")
+
+# By these torch says what else is at work. It promises none of them: where one is gone, cells run step by step.
+_tracing_state = lookup("torch._C._get_tracing_state")
+_transforms = lookup("torch._C._functorch.peek_interpreter_stack")
+_dispatch_mode = lookup("torch.utils._python_dispatch._get_current_dispatch_mode")
+_function_mode_stack = lookup("torch.overrides._get_current_function_mode_stack")
 
 
 def check_engine(engine: str) -> None:
@@ -53,25 +59,24 @@ def obstacle_to(layer: Layer, task: Task) -> str | None:
     """Return what about this call, rather than about the cell, keeps it from running by a schedule."""
     if any(must_step(member) for member in members(layer.module)) or _hooked_globally():
         return "hooks on it want to see every step"
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    level = getattr(forward_ad, "_current_level", None)
+    if not (_tracing_state and _transforms and _dispatch_mode and _function_mode_stack) or level is None:
+        return f"torch {torch.__version__} does not say whether something else is at work"
+    if torch.compiler.is_compiling() or _tracing_state() is not None:
         return "it is being compiled by torch itself"
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if _transforms() is not None:
         return "a transform of torch.func is at work"
-    if forward_ad._current_level >= 0:
+    if level >= 0:
         return "forward-mode derivatives are asked for"
-    if _get_current_dispatch_mode() is not None or _function_modes():
+    # A default device is a mode too, and a harmless one.
+    modes = [mode for mode in _function_mode_stack() if type(mode).__name__ != "DeviceContext"]
+    if _dispatch_mode() is not None or modes:
         return "a mode is active that wants to see every operation"
     if task.x.numel() == 0 or (type(task.x) is not Tensor and not isinstance(task.x, nn.Parameter)):
         return "x is empty, or no plain tensor"
     if _randomly_started(layer, task):
         return "its initial state is drawn at random, anew at every reset"
     return None
-
-
-def _function_modes() -> bool:
-    # A default device is such a mode too, and a harmless one.
-    stack: list[object] = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return any(type(mode).__name__ != "DeviceContext" for mode in stack)
 
 
 def _hooked_globally() -> bool:

@@ -71,15 +71,15 @@ def _call(layer: Layer, x: Any, state: State | None, rows: int) -> tuple[Any, St
 
 
 class _OneStep:
-    """A fused layer of the user's own, run as a cell: one call for each step."""
+    """A fused layer of the user's own as a `Cell` whose state is a `State`: one call for each step."""
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
         self.axis = 1 if layer.spec.batch_first else 0
 
-    def initial(self, batch: int) -> State:
+    def initial_state(self, batch: int) -> State:
         return self.layer.initial(batch)
 
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+    def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         out, after = _call(self.layer, x.unsqueeze(self.axis), state, x.shape[0])
         return torch.squeeze(out, self.axis), after

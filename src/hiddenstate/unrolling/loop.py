@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..cells import Layer
+from ..cells import Cell, Layer
 from ..errors import NotRecurrent, StateMismatch
 from ..state import State
 from .checks import Task
@@ -16,28 +16,18 @@ from .observing import placed
 from .packing import plan
 
 
-class Stepper(Protocol):
-    """What the loop needs of a cell."""
-
-    def initial(self, batch: int) -> State:
-        """Return the state that a sequence starts from."""
-
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return the output and the state after one step `x (batch, ...)`."""
-
-
-class CellStepper:
-    """A cell, called through `__call__` so that its hooks fire."""
+class NamedCell:
+    """A layer of one step as a `Cell` whose state is a `State`, called through `__call__` so that its hooks fire."""
 
     def __init__(self, layer: Layer) -> None:
         """Step this layer."""
         self.layer = layer
 
-    def initial(self, batch: int) -> State:
+    def initial_state(self, batch: int) -> State:
         """Return the cell's own initial state."""
         return self.layer.initial(batch)
 
-    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+    def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Call the cell, and tell its output from its state."""
         out, native = self.layer.split(self.layer.module(x, self.layer.to_native(state)))
         after = self.layer.to_state(native, batch=x.shape[0])
@@ -47,14 +37,14 @@ class CellStepper:
 def run_loop(layer: Layer, task: Task) -> tuple[Tensor, State]:
     """Run a cell along a task, step by step."""
     try:
-        return run_steps(CellStepper(layer), task)
+        return run_steps(NamedCell(layer), task)
     except (RuntimeError, ValueError, TypeError) as error:
         explain_mismatch(layer, task, error)
         raise
 
 
-def run_steps(cell: Stepper, task: Task) -> tuple[Tensor, State]:
-    """Run anything that steps; each step sees only the rows that have not ended."""
+def run_steps(cell: Cell[State], task: Task) -> tuple[Tensor, State]:
+    """Run a cell whose state is a `State`; each step sees only the rows that have not ended."""
     if task.lengths is None:
         return _run_even(cell, task)
     # Longest rows first, so that the rows still running are always the first ones; padding is never computed.
@@ -63,11 +53,11 @@ def run_steps(cell: Stepper, task: Task) -> tuple[Tensor, State]:
         return _run_uneven(cell, task, task.lengths, order)
 
 
-def _run_uneven(cell: Stepper, task: Task, lengths: Tensor, order: Tensor) -> tuple[Tensor, State]:
+def _run_uneven(cell: Cell[State], task: Task, lengths: Tensor, order: Tensor) -> tuple[Tensor, State]:
     batch, steps = task.x.shape[:2]
     place = order.argsort()
     longest = int(lengths.max())
-    state = ((task.initial or cell.initial)(batch) if task.state is None else task.state).select(order)
+    state = ((task.initial or cell.initial_state)(batch) if task.state is None else task.state).select(order)
     resets = None if task.resets is None else task.resets[order]
     packing = plan(Task(task.x, None, lengths))
     alive = packing.batch_sizes.tolist()
@@ -79,20 +69,20 @@ def _run_uneven(cell: Stepper, task: Task, lengths: Tensor, order: Tensor) -> tu
             ended.append(state.select(slice(alive[t], None)))
             state = state.select(slice(0, alive[t]))
         if resets is not None:
-            state = _restart(task.initial or cell.initial, state, resets[: alive[t], t])
-        out, state = cell.step(x[: alive[t]], state)
+            state = _restart(task.initial or cell.initial_state, state, resets[: alive[t], t])
+        out, state = cell(x[: alive[t]], state)
         outputs.append(out)
     final = State.cat([state, *reversed(ended)]).select(place)
     return packing.unpack(torch.cat(outputs), batch, steps), final
 
 
-def _run_even(cell: Stepper, task: Task) -> tuple[Tensor, State]:
-    state = (task.initial or cell.initial)(task.x.shape[0]) if task.state is None else task.state
+def _run_even(cell: Cell[State], task: Task) -> tuple[Tensor, State]:
+    state = (task.initial or cell.initial_state)(task.x.shape[0]) if task.state is None else task.state
     outputs: list[Tensor] = []
     for t, x in enumerate(task.x.unbind(1)):
         if task.resets is not None:
-            state = _restart(task.initial or cell.initial, state, task.resets[:, t])
-        out, state = cell.step(x, state)
+            state = _restart(task.initial or cell.initial_state, state, task.resets[:, t])
+        out, state = cell(x, state)
         outputs.append(out)
     return torch.stack(outputs, dim=1), state
 

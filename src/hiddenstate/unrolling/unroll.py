@@ -41,7 +41,7 @@ def unroll(
     True
 
     Args:
-        cell: A cell of one step (the user's own or torch's), an `nn.RNN`, `nn.LSTM` or `nn.GRU`, or a `Recurrent`.
+        cell: A `Cell` of your own or of torch's, an `nn.RNN`, `nn.LSTM` or `nn.GRU`, or a `Recurrent`.
         x: `(batch, time, feature)`, whatever the layer's own `batch_first`.
         state: The state before the first step, as a `State` or in the cell's own form. None: its initial state.
         lengths: The steps of each row, in any order. Outputs are zero beyond them, and what `x` holds there
