@@ -12,8 +12,8 @@ from torch import Tensor
 from ..state import State
 from .facts import At, beside
 from .inputs import Chain, Many, Output, Push
-from .layout import Layout
 from .stores import Blobs, Ints
+from .trial import Layout
 
 Unit: TypeAlias = "Push | Chain"
 _tuple = tuple.__new__  # makes a named tuple in half the time, which counts with hundreds in a tick

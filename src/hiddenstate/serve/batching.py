@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ..errors import ModelFailed, ServeError
 from ..state import Format, State, from_bytes
+from .arena import array_of
 from .batch import Batch, Kind, Ran, Unit
 from .facts import At
 from .inputs import Chain, Output
-from .served import Served
-from .slab import array_of
+from .model import Served
 from .stores import Blobs, Ints
 
 _OF_NUMPY = (torch.float32, torch.float64)

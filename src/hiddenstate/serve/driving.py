@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from .line import Line
-from .ops import AsyncTicket, Op
+from .queue import Line
+from .session_operations import AsyncTicket, Op
 from .worker import Worker
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadInput
+from .arena import Slab
 from .driving import Driving
 from .inputs import Many, Output, Push
-from .line import Line
-from .ops import AsyncTicket, Op, Ticket
-from .served import Served
-from .slab import Slab
+from .model import Served
+from .queue import Line
+from .session_operations import AsyncTicket, Op, Ticket
 from .stats import Snapshot
 from .stores import Store, open_store
 from .verbs import Verbs, are_numbers, checked

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .layout import Layout
-from .ops import PENDING, AsyncTicket, Op, Ticket
+from .session_operations import PENDING, AsyncTicket, Op, Ticket
 from .stores import Blobs
+from .trial import Layout
 from .wire import from_raw
 
 

@@ -12,10 +12,10 @@ from ..carry import check_split
 from ..cells import untouched
 from ..errors import HiddenStateError, NotServable
 from ..state import State
-from .layout import Layout
+from .trial import Layout
 
 if TYPE_CHECKING:
-    from .served import Served
+    from .model import Served
 
 _STEPS = 6
 

@@ -7,11 +7,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from .arena import Slab
 from .batch import Batch, Unit
 from .batching import Batching
 from .inputs import Chain, Many, Push
-from .ops import Op
-from .slab import Slab
+from .session_operations import Op
 from .stores import Ints, Store
 
 _Bools: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"

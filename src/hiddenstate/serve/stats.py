@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .inputs import Chain, Many, Push
-from .ops import Op, Ticket
+from .session_operations import Op, Ticket
 
 _KEPT = 1024  # ticks and answers that quantiles look back on
 

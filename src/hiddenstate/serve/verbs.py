@@ -10,9 +10,9 @@ from typing import Any, cast
 from ..errors import BadInput, SessionLost, StateMismatch
 from ..state import State, from_bytes
 from .exporting import facts_of
-from .ops import Close, Export, Fork, Import, Info, Names, Op, Open, Reset, Ticket
-from .served import Served
+from .model import Served
 from .session import Session
+from .session_operations import Close, Export, Fork, Import, Info, Names, Op, Open, Reset, Ticket
 
 _LONGEST_NAME = 512
 ENGINE: Any = object()  # stands for the engine itself, where a session could be named

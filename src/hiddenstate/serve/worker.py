@@ -11,19 +11,19 @@ import numpy as np
 import torch
 
 from ..errors import Overloaded, ServeError
+from .arena import Slab
 from .batch import Batch, Ran
 from .batching import Batching
-from .deciding import Deciding, Plan
 from .facts import Entry
-from .finding import Finding
 from .inputs import Chain, Many, Push, singly
-from .line import Line
-from .ops import LATER, PENDING, Op, Ticket, tell
+from .model import Served
 from .parting import Parting
-from .served import Served
-from .slab import Slab
+from .policy import Deciding, Plan
+from .queue import Line
+from .session_operations import LATER, PENDING, Op, Ticket, tell
 from .stats import Stats
 from .stores import Advance, Blobs, Store
+from .tick import Finding
 
 _log = logging.getLogger(__name__)
 _SWEPT_AT_ONCE = 1000

@@ -1,8 +1,8 @@
 """Where sessions are kept: in memory, in a SQLite file, or in a Redis that several workers share."""
 
+from .address import open_store
 from .lookup import Floats, Ints, Lookup
 from .memory import MemoryStore
-from .opening import open_store
 from .store import Advance, Blobs, Busy, Change, Claim, Row, Store
 
 __all__ = [

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from ...errors import HiddenStateError
 from ..engine import Engine
 from . import kserve, metrics, sessions, stream
-from .desk import Desk
-from .failures import answer_error, answer_http_error
+from .gateway import Desk
+from .http_errors import answer_error, answer_http_error
 from .limits import Limits
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...errors import BadInput, SessionLost
 from ..wire import from_json, named_tensors, parse_json, to_json, to_raw
-from .desk import Desk
+from .gateway import Desk
 from .limits import body_of
 from .sessions import At, Caller
 

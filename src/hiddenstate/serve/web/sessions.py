@@ -14,7 +14,7 @@ from torch import Tensor
 from ...errors import BadInput, SessionLost
 from ...state import from_bytes
 from ..wire import JSON, SAFETENSORS, from_json, named_tensors, pack, parse_json, to_json, unpack
-from .desk import Desk
+from .gateway import Desk
 from .limits import body_of
 
 _NUMBER = 2**62

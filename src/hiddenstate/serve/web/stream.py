@@ -27,8 +27,8 @@ from torch import Tensor
 from ...errors import BadInput, HiddenStateError
 from ..inputs import Push, outcomes
 from ..wire import from_json, named_tensors, pack, parse_json, to_json
-from .desk import Desk
-from .failures import facts_of
+from .gateway import Desk
+from .http_errors import facts_of
 
 router = APIRouter()
 

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 from ..errors import Overloaded, SequenceGap, SessionExists, SessionLost
 from ..state import to_bytes
+from .arena import Slab
 from .exporting import with_facts
 from .facts import Entry
 from .inputs import Push
-from .ops import Close, Export, Fork, Import, Info, Names, Op, Open, Reset
-from .served import Served
+from .model import Served
 from .session import Session
-from .slab import Slab
+from .session_operations import Close, Export, Fork, Import, Info, Names, Op, Open, Reset
 from .stores import Change, Row, Store
 
 

@@ -11,7 +11,7 @@ from hiddenstate.cells import Adapter, Spec, listeners
 from hiddenstate.errors import NotServable
 from hiddenstate.serve import Engine
 from hiddenstate.serve.fingerprint import fingerprint
-from hiddenstate.serve.served import Served
+from hiddenstate.serve.model import Served
 from tests.support.calling import WAYS, Calling
 from tests.support.models import Chunked, Deep, Siamese, Stepping, TimeFirst, ZerosInside
 

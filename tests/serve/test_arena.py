@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hiddenstate.serve.arena import Slab
 from hiddenstate.serve.facts import Entry, beside
-from hiddenstate.serve.slab import Slab
 from hiddenstate.state import State
 
 LIKE = State({"h": torch.zeros(2, 1, 3), "count": torch.zeros(1).long()}, {"h": 1, "count": 0})

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ..errors import Overloaded, ServeError
 from .inputs import Chain, Many, Push
-from .ops import PENDING, Names, Op
+from .session_operations import PENDING, Names, Op
 
 _LONGEST = 32  # inputs of one session in a tick
 _MOST_STEPS = 64  # of all of them

@@ -17,7 +17,7 @@ from ..state import Format, State
 from .fingerprint import fingerprint
 from .inputs import Output
 from .laws import check_rows, check_split_law, lengths_may_differ
-from .layout import find_layout, output_of
+from .trial import find_layout, output_of
 from .wire import named_tensors, to_raw
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hiddenstate.errors import Overloaded, ServeError
 from hiddenstate.serve.inputs import Chain, Many, Push
-from hiddenstate.serve.line import Line
-from hiddenstate.serve.ops import LATER, PENDING, Names, Op, Ticket
+from hiddenstate.serve.queue import Line
+from hiddenstate.serve.session_operations import LATER, PENDING, Names, Op, Ticket
 
 
 def ops(*sessions: str) -> list[Op]:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 
 from ..errors import ServeError
-from .deciding import read_state
+from .arena import Slab
 from .facts import Entry, beside
 from .inputs import Push
-from .ops import Export, Fork, Info, Names, Op
-from .served import Served
-from .slab import Slab
+from .model import Served
+from .policy import read_state
+from .session_operations import Export, Fork, Info, Names, Op
 from .stores import Busy, Claim, Store
 
 _LOOK_ONLY = (Info, Export, Fork)  # of the session they are asked of, these change nothing
