@@ -1,4 +1,4 @@
-"""Slots: one session each, whatever comes and goes."""
+"""The arena: one session per slot, whatever comes and goes."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiddenstate.serve.arena import Slab
-from hiddenstate.serve.facts import Entry, beside
+from hiddenstate.serve.arena import Arena, SessionEntry, as_slots
 from hiddenstate.state import State
 
 LIKE = State({"h": torch.zeros(2, 1, 3), "count": torch.zeros(1).long()}, {"h": 1, "count": 0})
@@ -20,76 +19,76 @@ def states(values: list[int]) -> State:
 
 @given(data=st.data())
 def test_no_two_sessions_share_a_slot_and_each_keeps_its_own(data):
-    slab, held = Slab(LIKE, 4), {}
+    arena, held = Arena(LIKE, 4), {}
     for turn in range(data.draw(st.integers(1, 30))):
         name = data.draw(st.sampled_from("abcdefgh"))
         if name in held and data.draw(st.booleans()):
-            slab.drop(name)
+            arena.drop(name)
             del held[name]
             continue
-        entry = slab.entry(name)
+        entry = arena.entry(name)
         if entry is None:
-            slab.make_room(1, {name})
-            held = {kept: value for kept, value in held.items() if slab.has(kept)}
-            entry = Entry(name, 0, 0)
-            slab.enter(entry)
-        slab.facts.used[entry.slot] = turn
-        slab.scatter(np.array([entry.slot]), states([turn]))
+            arena.make_room(1, {name})
+            held = {kept: value for kept, value in held.items() if arena.has(kept)}
+            entry = SessionEntry(name, 0, 0)
+            arena.enter(entry)
+        arena.table.used[entry.slot] = turn
+        arena.scatter(np.array([entry.slot]), states([turn]))
         held[name] = turn
-        slots = slab.find(list(held))
-        assert len(set(slots.tolist())) == len(slots) == len(slab) <= 4
-        assert slab.find(["nobody", *held])[0] == -1
-        found = slab.gather(slots)
+        slots = arena.find(list(held))
+        assert len(set(slots.tolist())) == len(slots) == len(arena) <= 4
+        assert arena.find(["nobody", *held])[0] == -1
+        found = arena.gather(slots)
         assert found["count"].tolist() == list(held.values())
         assert found["h"][1, :, 2].tolist() == list(held.values())
 
 
 def test_those_longest_unused_make_room_and_those_needed_do_not():
-    slab = Slab(LIKE, 3)
+    arena = Arena(LIKE, 3)
     for used, name in enumerate("abc"):
-        entry = Entry(name, 0, 0)
+        entry = SessionEntry(name, 0, 0)
         entry.used = used
-        slab.enter(entry)
-    slab.make_room(2, {"a", "d"})
-    assert [name for name in "abc" if slab.has(name)] == ["a"]
+        arena.enter(entry)
+    arena.make_room(2, {"a", "d"})
+    assert [name for name in "abc" if arena.has(name)] == ["a"]
 
 
 @given(slots=st.permutations(range(5)).flatmap(lambda order: st.integers(0, 5).map(lambda n: order[:n])))
 def test_any_slots_in_any_order(slots):
-    slab, at = Slab(LIKE, 5), beside(np.array(slots, np.int64))
-    slab.scatter(slice(0, 5), states([10, 11, 12, 13, 14]))
-    for look in (slab.gather, slab.view):
+    arena, at = Arena(LIKE, 5), as_slots(np.array(slots, np.int64))
+    arena.scatter(slice(0, 5), states([10, 11, 12, 13, 14]))
+    for look in (arena.gather, arena.view):
         assert look(at)["count"].tolist() == [10 + slot for slot in slots]
-    slab.scatter(at, states([slot for slot in slots]) if slots else states([]))
-    assert slab.gather(slice(0, 5))["count"].tolist() == [slot if slot in slots else 10 + slot for slot in range(5)]
+    arena.scatter(at, states([slot for slot in slots]) if slots else states([]))
+    assert arena.gather(slice(0, 5))["count"].tolist() == [slot if slot in slots else 10 + slot for slot in range(5)]
 
 
 @given(data=st.data())
 def test_what_was_written_last_is_what_is_read(data):
-    slab, held = Slab(LIKE, 5), [0] * 5
+    arena, held = Arena(LIKE, 5), [0] * 5
     for turn in range(1, data.draw(st.integers(2, 12))):
         first = data.draw(st.integers(0, 4))
         at = slice(first, data.draw(st.integers(first + 1, 5)))
         slots = list(range(5))[at]
         if data.draw(st.booleans()):
-            slab.scatter(at if data.draw(st.booleans()) else np.array(slots), states([turn] * len(slots)))
+            arena.scatter(at if data.draw(st.booleans()) else np.array(slots), states([turn] * len(slots)))
             held[at] = [turn] * len(slots)
         else:
-            look = data.draw(st.sampled_from([slab.gather, slab.view]))
+            look = data.draw(st.sampled_from([arena.gather, arena.view]))
             assert look(at)["count"].tolist() == look(np.array(slots))["count"].tolist() == held[at]
 
 
 def test_slots_side_by_side_are_a_slice():
-    assert beside(np.array([3, 4, 5])) == slice(3, 6)
+    assert as_slots(np.array([3, 4, 5])) == slice(3, 6)
     for slots in ([5, 4, 3], [3, 5], [3, 3, 5], []):
-        assert beside(np.array(slots, np.int64)).tolist() == slots
+        assert as_slots(np.array(slots, np.int64)).tolist() == slots
 
 
 def test_what_is_gathered_may_be_changed():
-    slab = Slab(LIKE, 3)
+    arena = Arena(LIKE, 3)
     for slots in ([0, 1], [2, 0]):
-        slab.gather(beside(np.array(slots)))["h"].fill_(7.0)
-        assert not slab.gather(slice(0, 3))["h"].any()
+        arena.gather(as_slots(np.array(slots)))["h"].fill_(7.0)
+        assert not arena.gather(slice(0, 3))["h"].any()
 
 
 @pytest.mark.parametrize(
@@ -97,22 +96,22 @@ def test_what_is_gathered_may_be_changed():
 )
 def test_states_of_any_kind_of_number(dtype):
     rows = torch.randn(3, 4).to(dtype)
-    slab = Slab(State({"h": rows[:1]}), 5)
+    arena = Arena(State({"h": rows[:1]}), 5)
     for at in (slice(1, 4), np.array([4, 0, 2])):
-        slab.scatter(at, State({"h": rows.conj()}))
-        assert torch.equal(slab.gather(at)["h"], rows.conj().resolve_conj())
+        arena.scatter(at, State({"h": rows.conj()}))
+        assert torch.equal(arena.gather(at)["h"], rows.conj().resolve_conj())
 
 
 def test_what_is_known_of_a_session_stays_with_its_slot():
-    slab, entry = Slab(LIKE, 2), Entry("a", 7, 6)
+    arena, entry = Arena(LIKE, 2), SessionEntry("a", 7, 6)
     entry.seq, entry.steps, entry.opened, entry.touched, entry.anew, entry.used = 3, 9, 1.5, 2.5, False, 4
-    slab.enter(entry)
-    found = slab.entry("a")
-    assert {name: getattr(found, name) for name in Entry.__slots__} == {
-        name: getattr(entry, name) for name in Entry.__slots__
+    arena.enter(entry)
+    found = arena.entry("a")
+    assert {name: getattr(found, name) for name in SessionEntry.__slots__} == {
+        name: getattr(entry, name) for name in SessionEntry.__slots__
     }
-    slab.facts.advance(np.array([found.slot]), np.array([8]), inputs=2, steps=6, now=5.0)
-    found = slab.entry("a")
+    arena.table.advance(np.array([found.slot]), np.array([8]), inputs=2, steps=6, now=5.0)
+    found = arena.entry("a")
     assert (found.token, found.version, found.seq, found.steps, found.touched) == (8, 8, 5, 15, 5.0)
-    slab.drop("a")
-    assert slab.entry("a") is None
+    arena.drop("a")
+    assert arena.entry("a") is None

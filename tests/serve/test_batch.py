@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hiddenstate.errors import HiddenStateError, ModelFailed, SequenceGap, ServeError
+from hiddenstate.errors import HiddenStateError, ModelFailed, SequenceGap
 from hiddenstate.serve import Engine
-from hiddenstate.serve.inputs import outcomes
+from hiddenstate.serve.session_operations import outcomes
 from tests.support.models import Deep, TimeFirst
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -228,46 +228,6 @@ def test_bare_bytes_are_inputs_too():
         with Engine(model, replay=replay) as engine, torch.no_grad():
             got = asyncio.run(stream(engine, engine.open()))
             torch.testing.assert_close(torch.cat(got), oracle(x[None])[0], **CLOSE)
-
-
-class Interrupted(Deep):
-    """A model in which somebody presses Ctrl-C."""
-
-    error: type[BaseException] | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.error is not None:
-            raise self.error
-        return super().forward(x)
-
-
-def test_an_interrupted_tick_leaves_nobody_waiting(address):
-    model, x = Interrupted(), torch.randn(3, 3)
-    with torch.no_grad():
-        wanted = model(x[None])[0]
-    with Engine(model, address) as engine:
-        names = [engine.open(uuid.uuid4().hex) for _ in range(2)]
-        engine.push_many(names, torch.stack([x[0], x[0]]))
-        for ask in (lambda: engine.push(names[0], x[1], 2), lambda: engine.push_many(names, torch.stack([x[1], x[1]]))):
-            model.error = KeyboardInterrupt
-            with pytest.raises((KeyboardInterrupt, ServeError)):
-                ask()
-            model.error = None
-        assert engine.pending == 0
-        for name in names:
-            torch.testing.assert_close(engine.push(name, x[1], 2), wanted[1], **CLOSE)
-            torch.testing.assert_close(engine.push(name, x[2], 3), wanted[2], **CLOSE)
-
-
-def test_a_model_that_exits_in_the_engines_own_thread_does_not_end_it():
-    model = Interrupted()
-    with Engine(model) as engine:
-        session = engine.open()
-        model.error = SystemExit
-        with pytest.raises(ServeError, match="was interrupted within a tick"):
-            engine.push(session, torch.randn(3), timeout=10)
-        model.error = None
-        engine.push(session, torch.randn(3), 1, timeout=10)
 
 
 def test_a_model_that_gives_the_same_tensor_again_and_again_does_no_harm(address):

@@ -2,16 +2,12 @@
 
 import uuid
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hiddenstate.errors import BadInput, StoreFailed
-from hiddenstate.serve.stores import Advance, Blobs, Busy, Change, Claim, MemoryStore, Row, Store, open_store
-from hiddenstate.state import Format, State
-from tests.support.redis import free_port
+from hiddenstate.serve.stores import Blobs, Change, Claim, Lookup, Row, SessionStore, open_store
+from tests.support.stores import begin, claimed, moved, row
 
 
 @pytest.fixture
@@ -20,20 +16,6 @@ def store(address):
     made.replay = 3
     yield made
     made.close()
-
-
-def row(seq: int = 0, *, touched: float = 10.0, state: bytes | None = b"state", fingerprint: str = "model") -> Row:
-    return Row(seq, 2 * seq, 5.0, touched, fingerprint, state)
-
-
-def begin(store: Store, *names: str, **facts: object) -> None:
-    assert None not in store.commit([Change(name, None, row(**facts)) for name in names])
-
-
-def claimed(store: Store, name: str) -> Claim:
-    (found,) = store.claim([(name, -1)])
-    assert isinstance(found, Claim)
-    return found
 
 
 def test_what_is_committed_is_read_again(store):
@@ -149,108 +131,21 @@ def test_to_move_many_on_at_once_is_to_change_each(store, data):
             assert store.answer(name, seqs[name] - store.replay) is None
 
 
-def moved(names: list[str], tokens: list[int], seqs: dict[str, int], inputs: int) -> Advance:
-    """Sessions that have come so many inputs further, with states and answers made up."""
-    states = State({"h": torch.randn(2, len(names), 3), "c": torch.randn(2, len(names), 1)}, 1)
-    answers = State({"0": torch.randn(len(names) * inputs, 4)})
-    after = np.array([seqs[name] + inputs for name in names])
-    return Advance(
-        sessions=names,
-        tokens=np.array(tokens),
-        seqs=after,
-        steps=2 * after,
-        opened=np.full(len(names), 5.0),
-        states=Blobs(Format(states), states),
-        answers=Blobs(Format(answers), answers),
-        inputs=inputs,
-        touched=10.0,
-        fingerprint="model",
-    )
-
-
-def bare(store: Store, blobs: Blobs, row: int) -> bytes:
+def bare(store: SessionStore, blobs: Blobs, row: int) -> bytes:
     return (blobs.sealed() if store.sealed else blobs.bare())[row]
 
 
-@pytest.mark.redis
-def test_a_leased_session_is_busy_for_others_until_it_is_given_back(redis_server):
-    one, two = (open_store(redis_server.address("leases", lease=30)) for _ in range(2))
-    begin(one, "a")
-    mine = claimed(one, "a")
-    (busy,) = two.claim([("a", -1)])
-    assert isinstance(busy, Busy)
-    assert 0 < busy.seconds <= 30
-    one.release([("a", mine.token)])
-    theirs = claimed(two, "a")
-    assert theirs.token > mine.token
-    assert one.commit([Change("a", mine.token, row(1))]) == [None]
-    assert two.commit([Change("a", theirs.token, row(1))]) == [theirs.token]
-    (known,) = two.claim([("a", theirs.token)])
-    assert known.row is None  # its version is the one that is known already
-    for store in (one, two):
-        store.close()
-
-
-@pytest.mark.redis
-def test_number_and_fingerprint_are_checked_with_the_epoch(redis_server):
-    store = open_store(redis_server.address("checked"))
-    begin(store, "a")
-    assert store.commit([Change("a", claimed(store, "a").token, row(2))]) == [None]
-    assert store.commit([Change("a", claimed(store, "a").token, row(1, fingerprint="other"))]) == [None]
-    assert store.commit([Change("a", claimed(store, "a").token, row(1))]) != [None]
-    store.close()
-
-
-@pytest.mark.parametrize("address", ["", "memory:x", "sqlite://x", "sqlite:///", "postgres://x", "redis:", "file.db"])
-def test_an_address_that_leads_nowhere_is_refused(address):
-    with pytest.raises(BadInput, match=r"the store is .*, but 'memory:', 'sqlite:///path'"):
-        open_store(address)
-
-
-def test_a_store_may_be_given_as_it_is():
-    store = MemoryStore()
-    assert open_store(store) is store
-
-
-def test_options_in_the_address_of_redis():
-    with pytest.raises(BadInput, match="is no number of seconds"):
-        open_store("redis://127.0.0.1:1/0?lease=long")
-    with pytest.raises(StoreFailed, match="could not be reached") as caught:
-        open_store(f"redis://:secret@127.0.0.1:{free_port()}/0")
-    assert "secret" not in str(caught.value)
-
-
-def test_a_session_made_anew_by_somebody_else_is_not_taken_for_the_old_one(tmp_path):
-    """A store remembers where sessions lie in the file; another one on the same file may have changed that."""
-    mine, theirs = (open_store(f"sqlite:///{tmp_path}/sessions.db") for _ in range(2))
-    begin(mine, "a", "b", state=None)
-    old = {name: claimed(mine, name).token for name in "ab"}
-    theirs.commit([Change("a", claimed(theirs, "a").token, None, None, True)])
-    begin(theirs, "a", state=None)
-    group = moved(["a", "b"], [old["a"], old["b"]], {"a": 0, "b": 0}, 2)
-    first, second = mine.advance([group], [])
-    assert first is None
-    assert second is not None
-    assert mine.read("a") == row(state=None)
-    assert [mine.answer("a", seq) for seq in (1, 2)] == [None, None]
-    assert mine.answer("b", 2) == group.answers.sealed()[3]
-    assert mine.others_wrote()
-    assert mine.advance([moved(["a"], [claimed(mine, "a").token], {"a": 0}, 1)], []) != [None]
-    assert theirs.answer("a", 1) is not None
-    for store in (mine, theirs):
-        store.close()
-
-
-def test_more_sessions_than_are_remembered(tmp_path, monkeypatch):
-    from hiddenstate.serve.stores import sqlite
-
-    monkeypatch.setattr(sqlite, "_REMEMBERED", 3)
-    store = open_store(f"sqlite:///{tmp_path}/sessions.db")
-    names = [f"{n}" for n in range(8)]
-    begin(store, *names, state=None)
-    tokens = [found.token for found in store.claim([(name, -1) for name in names])]
-    group = moved(names, tokens, dict.fromkeys(names, 0), 1)
-    assert None not in store.advance([group], [])
-    assert [store.answer(name, 1) for name in names] == group.answers.sealed()
-    assert [store.read(name).state for name in names] == group.states.sealed()
-    store.close()
+@given(steps=st.lists(st.tuples(st.sampled_from(["add", "remove", "ask"]), st.sampled_from("abcd")), max_size=30))
+def test_a_lookup_that_remembers_is_never_out_of_date(steps):
+    where, known = Lookup(), {}
+    asked: list[str] = []
+    for number, (verb, name) in enumerate(steps):
+        if verb == "add":
+            where.add(name, number)
+            known[name] = number
+        elif verb == "remove":
+            assert where.remove(name) == known.pop(name, None)
+        else:
+            asked.append(name)  # of the list that the last answer was for
+        assert where.all(asked).tolist() == [known.get(one, -1) for one in asked]
+        assert where.names == known

@@ -1,4 +1,4 @@
-"""Who is next: operations in the order they came, one at a time for each session."""
+"""The queue of operations: in the order they came, and from each session only one at a time."""
 
 from __future__ import annotations
 
@@ -10,191 +10,190 @@ from collections import deque
 from collections.abc import Sequence
 
 from ..errors import Overloaded, ServeError
-from .inputs import Chain, Many, Push
-from .session_operations import PENDING, Names, Op
+from .session_operations import PENDING, ListNames, Operation, Push, PushChain, PushMany
 
-_LONGEST = 32  # inputs of one session in a tick
-_MOST_STEPS = 64  # of all of them
+_LONGEST_CHAIN = 32  # inputs of one session in a tick
+_MOST_STEPS = 64  # of all inputs of a chain
 
 
-class Line:
-    """Operations that wait for their tick. Callers add from any thread; one thread takes, and says when it is done."""
+class OperationQueue:
+    """Operations that wait for their tick. Callers add from any thread; whoever runs a tick takes, and reports back.
 
-    def __init__(self, *, most: int, max_wait: float, chains: bool = False) -> None:
-        """Let at most `most` wait at once, and none longer than `max_wait` seconds for others to join its tick.
+    An operation is ready when none before it in its session is ready or in a tick; until then it waits behind them.
+    Ready operations are taken by the worker's own thread once it is notified, or by the thread that added them.
+    """
 
-        With `chains`, inputs that wait behind one of their own session are taken together with it.
+    def __init__(self, *, max_size: int, max_wait: float, chains: bool = False) -> None:
+        """Hold at most `max_size` operations, none of them longer than `max_wait` seconds to let others join its tick.
+
+        With `chains`, inputs that wait behind an input of their own session are taken together with it.
         """
-        self._most, self._max_wait, self._chains = most, max_wait, chains
+        self._max_size, self._max_wait, self._chains = max_size, max_wait, chains
         self._changed = threading.Condition(threading.Lock())
-        self._ready: deque[Op] = deque()
-        # Of each session that has an operation ready or under way, those that come after it.
-        self._behind: dict[str, deque[Op] | None] = {}
-        self._delayed: list[tuple[float, int, Op]] = []
+        self._ready: deque[Operation] = deque()
+        # For each session with an operation that is ready or in a tick: the operations that wait behind it.
+        self._waiting: dict[str, deque[Operation] | None] = {}
+        self._delayed: list[tuple[float, int, Operation]] = []  # a heap by time
         self._numbers = itertools.count()
         self._size = 0
         self._closed = False
-        self._called = False  # what is ready is for the thread that waits, rather than for an event loop
-        self._taken = 0.0  # when an event loop or a caller last took something
-        self._expected = 1  # how many came together last time
+        self._notified = False  # what is ready is for the worker's own thread, not for the thread that added it
+        self._taken = 0.0  # when `take_now` was last called
+        self._expected = 1  # how many `take` returned last time
 
     def __len__(self) -> int:
-        """Return how many operations are here, those under way included."""
+        """Return how many operations there are, those in a tick included."""
         return self._size
 
-    def add(self, ops: Sequence[Op], *, quietly: bool = False) -> None:
-        """Let operations stand in line, all or none; `quietly` when the caller itself will see to their tick."""
-        count = _inputs(ops)
+    def add(self, ops: Sequence[Operation], *, notify: bool = True) -> None:
+        """Add all of these operations or none; without `notify` the caller runs their tick itself."""
+        count = _count(ops)
         with self._changed:
             if self._closed:
                 raise ServeError("the engine is closed: it takes no more inputs.")
-            if self._size + count > self._most:
+            if self._size + count > self._max_size:
                 raise Overloaded(
-                    f"{self._size} operations are waiting and {count} more would make it over {self._most}. "
+                    f"{self._size} operations are waiting and {count} more would make it over {self._max_size}. "
                     f"Try again in a moment, or let more wait: Engine(max_pending=...)."
                 )
             self._size += count
             for op in ops:
-                if type(op) is Many:
-                    self._stand_together(op)
+                if type(op) is PushMany:
+                    self._append_many(op)
                 else:
-                    self._stand(op)
-            if not quietly:
-                self._call()
+                    self._append(op)
+            if notify:
+                self._notify()
 
     @property
-    def first(self) -> Op | None:
+    def first(self) -> Operation | None:
         """The operation that would be taken now."""
         with self._changed:
             return self._ready[0] if self._ready else None
 
-    def call(self) -> None:
-        """Let the thread that waits take what is ready."""
+    def notify(self) -> None:
+        """Let the worker's own thread take what is ready."""
         with self._changed:
-            self._call()
+            self._notify()
 
-    def take_now(self, limit: int) -> list[Op]:
-        """Return the operations of a tick that begins now, perhaps none."""
+    def take_now(self, limit: int) -> list[Operation]:
+        """Return the operations for a tick that begins now; there may be none."""
         with self._changed:
-            self._wake()
+            self._release_delayed()
             self._taken = time.monotonic()
             return self._pop(limit)
 
-    def take(self, limit: int, *, timeout: float) -> list[Op] | None:
-        """Return the operations of the next tick when called, or after `timeout`; None when closed and empty."""
+    def take(self, limit: int, *, timeout: float) -> list[Operation] | None:
+        """Wait for a notification, or for `timeout`, and return operations for a tick; None when closed and empty."""
         with self._changed:
             end = time.monotonic() + timeout
-            while not (self._called and self._ready):
+            while not (self._notified and self._ready):
                 if self._closed and not self._size:
                     return None
-                until = min(end, self._next_delayed() or end)
+                until = min(end, self._delayed[0][0] if self._delayed else end)
                 self._changed.wait(max(0.0, until - time.monotonic()))
-                self._wake()
+                self._release_delayed()
                 if time.monotonic() >= end:
                     if self._taken > end - timeout:
-                        return []  # somebody else sees to what is ready
-                    break  # the event loop that was to see to it may have ended
-            self._called = False
+                        return []  # other threads are taking what is ready
+                    break  # the event loop that was to take it may have ended
+            self._notified = False
             if self._ready:
-                self._wait_for_company(min(limit, self._expected))
+                self._wait_for_others(min(limit, self._expected))
             taken = self._pop(limit)
             self._expected = max(1, len(taken))
             return taken
 
-    def done(self, ops: Sequence[Op]) -> None:
-        """Let those behind these operations come forward."""
+    def done(self, ops: Sequence[Operation]) -> None:
+        """Remove operations whose tick is over; those that waited behind them become ready."""
         with self._changed:
-            self._size -= _inputs(ops)
-            behind = self._behind
+            self._size -= _count(ops)
+            waiting = self._waiting
             for op in ops:
-                if type(op) is Names:
+                if type(op) is ListNames:
                     continue
-                if type(op) is Many and len(op) == len(behind) and not any(behind.values()):
-                    behind.clear()  # nobody is behind any of them, and there is nobody else
+                if type(op) is PushMany and len(op) == len(waiting) and not any(waiting.values()):
+                    waiting.clear()  # the queue knows only these sessions, and nothing waits behind any of them
                     continue
-                for session in op.sessions if type(op) is Many else (op.session,):
-                    if queue := behind.pop(session):
-                        self._ready.append(queue.popleft())
-                        behind[session] = queue
+                for session in op.sessions if type(op) is PushMany else (op.session,):
+                    if behind := waiting.pop(session):
+                        self._ready.append(behind.popleft())
+                        waiting[session] = behind
             if self._closed:
-                self._call()
+                self._notify()
 
-    def put_back(self, chain: Chain) -> None:
-        """Let all but the first input of a chain that was taken stand in line again, before those behind them."""
+    def put_back(self, chain: PushChain) -> None:
+        """Cut a chain that was taken to its first input; the others wait again, in front of all behind them."""
         first, *others = chain.pushes
         with self._changed:
-            queue = self._behind[chain.session]
-            if queue is None:
-                queue = self._behind[chain.session] = deque()
-            queue.extendleft(reversed(others))
+            self._behind(chain.session).extendleft(reversed(others))
         chain.pushes = [first]
 
-    def delay(self, op: Op, seconds: float) -> None:
-        """Let an operation that was taken come again later, before those behind it."""
+    def delay(self, op: Operation, seconds: float) -> None:
+        """Make an operation that was taken ready again later, before those that wait behind it."""
         with self._changed:
             heapq.heappush(self._delayed, (time.monotonic() + seconds, next(self._numbers), op))
-            self._call()  # whoever waits may now have to wait for less long
+            self._notify()  # a thread that waits in `take` may now have to wait for less long
 
     def close(self) -> None:
-        """Take no more; what is here is still to be done."""
+        """Refuse further operations; those already here can still be taken."""
         with self._changed:
             self._closed = True
-            self._call()
+            self._notify()
 
-    def _stand(self, op: Op) -> None:
-        behind = self._behind
-        if type(op) is Names:
+    def _append(self, op: Operation) -> None:
+        if type(op) is ListNames:
             self._ready.append(op)
-        elif op.session in behind:
-            queue = behind[op.session]
-            if queue is None:
-                queue = behind[op.session] = deque()
-            queue.append(op)
+        elif op.session in self._waiting:
+            self._behind(op.session).append(op)
         else:
-            behind[op.session] = None
+            self._waiting[op.session] = None
             self._ready.append(op)
 
-    def _stand_together(self, many: Many) -> None:
+    def _append_many(self, many: PushMany) -> None:
         sessions = dict.fromkeys(many.sessions)
-        if len(sessions) == len(many) and self._behind.keys().isdisjoint(sessions):
-            self._behind.update(sessions)
+        if len(sessions) == len(many) and self._waiting.keys().isdisjoint(sessions):
+            self._waiting.update(sessions)
             self._ready.append(many)
         else:
-            for push in many.apart():
-                self._stand(push)
+            for push in many.as_pushes():
+                self._append(push)
 
-    def _pop(self, limit: int) -> list[Op]:
-        taken: list[Op] = []
+    def _behind(self, session: str) -> deque[Operation]:
+        behind = self._waiting[session]
+        if behind is None:
+            behind = self._waiting[session] = deque()
+        return behind
+
+    def _pop(self, limit: int) -> list[Operation]:
+        taken: list[Operation] = []
         ready = self._ready
         while ready and limit > 0:
             op = ready.popleft()
-            if type(op) is Many:
+            if type(op) is PushMany:
                 if len(op) > limit:
                     op, rest = op.split(limit)
                     ready.appendleft(rest)
                 limit -= len(op)
             else:
-                if self._chains and type(op) is Push and (queue := self._behind[op.session]):
-                    op = _chained(op, queue)
+                if self._chains and type(op) is Push and (behind := self._waiting[op.session]):
+                    op = _chained(op, behind)
                 limit -= 1
             taken.append(op)
         return taken
 
-    def _call(self) -> None:
-        self._called = True
+    def _notify(self) -> None:
+        self._notified = True
         self._changed.notify()
 
-    def _next_delayed(self) -> float | None:
-        return self._delayed[0][0] if self._delayed else None
-
-    def _wake(self) -> None:
+    def _release_delayed(self) -> None:
         now = time.monotonic()
         while self._delayed and self._delayed[0][0] <= now:
             op = heapq.heappop(self._delayed)[2]
             op.result = PENDING
             self._ready.append(op)
 
-    def _wait_for_company(self, expected: int) -> None:
+    def _wait_for_others(self, expected: int) -> None:
         # Callers that were answered together come back together: wait for as many as came last time, never for more.
         if len(self._ready) >= expected or self._closed or self._max_wait <= 0:
             return
@@ -205,23 +204,23 @@ class Line:
                 return
 
 
-def _inputs(ops: Sequence[Op]) -> int:
+def _count(ops: Sequence[Operation]) -> int:
     if len(ops) == 1 and type(ops[0]) is Push:
         return 1
-    return sum([len(op) if isinstance(op, Chain | Many) else 1 for op in ops])
+    return sum([len(op) if isinstance(op, PushChain | PushMany) else 1 for op in ops])
 
 
-def _chained(first: Push, queue: deque[Op]) -> Op:
-    """Return an input together with those of its kind behind it: 2, 4, 8 or so.
+def _chained(first: Push, behind: deque[Operation]) -> Operation:
+    """Return an input together with those of the same shape right behind it, a power of two in all.
 
-    In powers of two, so that many sessions have chains of the same length and go into one call.
+    Powers of two make it likely that the chains of many sessions have the same length and go into one call.
     """
-    fitting, most = 1, min(_LONGEST, _MOST_STEPS // first.steps)
-    for op in queue:
-        if fitting >= most or type(op) is not Push or op.steps != first.steps or op.alone != first.alone:
+    fitting, most = 1, min(_LONGEST_CHAIN, _MOST_STEPS // first.steps)
+    for op in behind:
+        if fitting >= most or type(op) is not Push or op.steps != first.steps or op.single_step != first.single_step:
             break
         fitting += 1
     count = 1 << (fitting.bit_length() - 1)
     if count == 1:
         return first
-    return Chain([first, *(queue.popleft() for _ in range(count - 1))])  # type: ignore[list-item]
+    return PushChain([first, *(behind.popleft() for _ in range(count - 1))])  # type: ignore[list-item]

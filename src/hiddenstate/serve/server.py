@@ -1,4 +1,4 @@
-"""From a model to a server, in one call."""
+"""An engine as a web server: `app` returns the ASGI application, `run` serves a model until told to stop."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def run(
         ) from error
     with Engine(model, store, **options) as engine:
         application = app(engine, tokens=tokens, **(limits or {}))
-        most = application.state.desk.limits.body
+        most = application.state.gateway.limits.body
         uvicorn.run(
             application,
             host=host,
             port=port,
             log_level=log_level,
             ws_max_size=most,
-            ws_max_queue=application.state.desk.limits.window,
+            ws_max_queue=application.state.gateway.limits.window,
             ws_per_message_deflate=False,
             timeout_graceful_shutdown=_DRAIN,
         )

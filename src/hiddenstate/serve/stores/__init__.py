@@ -1,9 +1,8 @@
 """Where sessions are kept: in memory, in a SQLite file, or in a Redis that several workers share."""
 
 from .address import open_store
-from .lookup import Floats, Ints, Lookup
 from .memory import MemoryStore
-from .store import Advance, Blobs, Busy, Change, Claim, Row, Store
+from .store import Advance, Blobs, Busy, Change, Claim, Floats, Ints, Lookup, Row, SessionStore
 
 __all__ = [
     "Advance",
@@ -16,6 +15,6 @@ __all__ = [
     "Lookup",
     "MemoryStore",
     "Row",
-    "Store",
+    "SessionStore",
     "open_store",
 ]

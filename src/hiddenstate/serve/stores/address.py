@@ -1,4 +1,4 @@
-"""From the address of a store to the store."""
+"""The address of a store: `memory:`, `sqlite:///path` or `redis://host:port/number`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from urllib.parse import unquote, urlsplit
 
 from ...errors import BadInput
 from .memory import MemoryStore
-from .store import Store
+from .store import SessionStore
 
 
-def open_store(address: str | Store) -> Store:
-    """Return the store at `address`: `memory:`, `sqlite:///path` or `redis://host:port/number`.
+def open_store(address: str | SessionStore) -> SessionStore:
+    """Open the store at `address`; a store that is given is returned as it is.
 
     >>> open_store("memory:").count()
     0
     """
-    if isinstance(address, Store):
+    if isinstance(address, SessionStore):
         return address
     kind, _, rest = str(address).partition(":")
     if kind == "memory" and not rest.strip("/"):

@@ -1,4 +1,4 @@
-"""Errors as HTTP says them."""
+"""Errors as HTTP answers: their status, and what the client is told of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BUSY = 503
 
 
 def status_of(error: HiddenStateError) -> int:
-    """Return the status that fits an error."""
+    """Return the HTTP status for an error."""
     match error:
         case SessionLost():
             return _LOST.get(error.reason, 404)
@@ -39,7 +39,7 @@ def status_of(error: HiddenStateError) -> int:
 
 
 def facts_of(error: HiddenStateError, connection: HTTPConnection) -> dict[str, Any]:
-    """Return what a client may want to know of an error, its session called as the client calls it."""
+    """Return an error as JSON values, with the session named as the client names it."""
     caller = getattr(connection.state, "caller", "")
     message = str(error).replace(f"{caller}:", "") if caller else str(error)
     facts: dict[str, Any] = {"kind": type(error).__name__, "message": message}
@@ -51,7 +51,7 @@ def facts_of(error: HiddenStateError, connection: HTTPConnection) -> dict[str, A
 
 
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer an error of ours."""
+    """Answer one of the library's errors."""
     assert isinstance(error, HiddenStateError)
     status = status_of(error)
     if request.url.path.startswith("/v2/"):
@@ -61,7 +61,7 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def answer_http_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer an error of the protocol in the same form."""
+    """Answer an error of HTTP itself in the same form."""
     assert isinstance(error, HTTPException)
     if request.url.path.startswith("/v2/"):
         return JSONResponse({"error": error.detail}, error.status_code)
