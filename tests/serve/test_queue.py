@@ -14,16 +14,16 @@ from hiddenstate.serve.session_operations import (
     LATER,
     PENDING,
     ListNames,
-    Operation,
     Push,
     PushChain,
     PushMany,
     ResultFuture,
+    SessionOperation,
 )
 
 
-def ops(*sessions: str) -> list[Operation]:
-    return [Operation(session, ResultFuture(1)) for session in sessions]
+def ops(*sessions: str) -> list[SessionOperation]:
+    return [SessionOperation(session, ResultFuture(1)) for session in sessions]
 
 
 def make(max_size: int = 100, max_wait: float = 0.0) -> OperationQueue:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hiddenstate.serve.stores import Blobs, Change, Claim, Lookup, Row, SessionStore, open_store
+from hiddenstate.serve.stores import Blobs, Change, Claim, Lookup, Row, Store, open_store
 from tests.support.stores import begin, claimed, moved, row
 
 
@@ -131,7 +131,7 @@ def test_to_move_many_on_at_once_is_to_change_each(store, data):
             assert store.answer(name, seqs[name] - store.replay) is None
 
 
-def bare(store: SessionStore, blobs: Blobs, row: int) -> bytes:
+def bare(store: Store, blobs: Blobs, row: int) -> bytes:
     return (blobs.sealed() if store.sealed else blobs.bare())[row]
 
 

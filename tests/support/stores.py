@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from hiddenstate.serve.stores import Advance, Blobs, Change, Claim, Row, SessionStore
+from hiddenstate.serve.stores import Advance, Blobs, Change, Claim, Row, Store
 from hiddenstate.state import Format, State
 
 
@@ -11,11 +11,11 @@ def row(seq: int = 0, *, touched: float = 10.0, state: bytes | None = b"state", 
     return Row(seq, 2 * seq, 5.0, touched, fingerprint, state)
 
 
-def begin(store: SessionStore, *names: str, **facts: object) -> None:
+def begin(store: Store, *names: str, **facts: object) -> None:
     assert None not in store.commit([Change(name, None, row(**facts)) for name in names])
 
 
-def claimed(store: SessionStore, name: str) -> Claim:
+def claimed(store: Store, name: str) -> Claim:
     (found,) = store.claim([(name, -1)])
     assert isinstance(found, Claim)
     return found

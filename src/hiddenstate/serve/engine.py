@@ -23,15 +23,15 @@ from .session_operations import (
     Info,
     ListNames,
     Open,
-    Operation,
     OutputRow,
     Push,
     PushMany,
     Reset,
     ResultFuture,
+    SessionOperation,
 )
 from .stats import EngineStats
-from .stores import SessionStore, open_store
+from .stores import Store, open_store
 from .tick import TickRunner
 from .trial import prepare
 from .worker import Worker
@@ -61,7 +61,7 @@ class Engine:
     def __init__(
         self,
         model: nn.Module,
-        store: str | SessionStore = "memory:",
+        store: str | Store = "memory:",
         *,
         max_batch: int = 256,
         max_sessions: int = 4096,
@@ -355,7 +355,7 @@ class Engine:
         sessions: Sequence[str],
         xs: Sequence[Any] | Tensor,
         seqs: Sequence[int | None] | None,
-    ) -> Sequence[Operation]:
+    ) -> Sequence[SessionOperation]:
         if isinstance(xs, Tensor) and set(map(type, sessions)) == {str} and (seqs is None or _are_seqs(seqs)):
             source, single_step = self._model.read_rows(xs)
             numbers = None if seqs is None else list(seqs)
@@ -376,13 +376,13 @@ class Engine:
     def _rebuilt(self, leaves: list[Tensor | None], xs: Any) -> Any:
         return self._model.rebuild([None if leaf is None else leaf.to(xs.device) for leaf in leaves])
 
-    def _run(self, make: Callable[[ResultFuture], Operation]) -> Any:
+    def _run(self, make: Callable[[ResultFuture], SessionOperation]) -> Any:
         """Queue an operation and wait for its result."""
         future = ResultFuture(1)
         self._worker.submit([make(future)])
         return _one(future.wait(None))
 
-    async def _arun(self, make: Callable[[ResultFuture], Operation]) -> Any:
+    async def _arun(self, make: Callable[[ResultFuture], SessionOperation]) -> Any:
         """Queue an operation and await its result."""
         future = AsyncResultFuture(1)
         self._worker.submit_async([make(future)])

@@ -21,7 +21,7 @@ from .wire import named_tensors, to_raw
 
 
 @dataclass(frozen=True, slots=True)
-class OutputLayout:
+class OutputAxes:
     """One tensor of the output: which axis is rows and which steps; one and the same where the model flattens both."""
 
     rows: int
@@ -51,7 +51,7 @@ class ModelLayout:
     device: torch.device
     rows_axis: int
     steps_axis: int | None  # None: each call is one step
-    leaves: tuple[OutputLayout | None, ...]  # None where the output holds a None
+    leaves: tuple[OutputAxes | None, ...]  # None where the output holds a None
     tree: Any  # how the output is nested
     sample: Tensor  # (steps, *step_shape)
 

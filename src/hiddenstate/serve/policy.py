@@ -10,8 +10,8 @@ from ..state import to_bytes
 from .arena import Arena, SessionEntry
 from .model import ServedModel
 from .session import Session, with_facts
-from .session_operations import Close, Export, Fork, Import, Info, ListNames, Open, Operation, Push, Reset
-from .stores import Change, Row, SessionStore
+from .session_operations import Close, Export, Fork, Import, Info, ListNames, Open, Push, Reset, SessionOperation
+from .stores import Change, Row, Store
 
 
 class Decision(NamedTuple):
@@ -24,11 +24,11 @@ class Decision(NamedTuple):
 class SessionPolicy:
     """Decides about operations from what is known of their sessions. It reads the store, and changes no session."""
 
-    def __init__(self, model: ServedModel, store: SessionStore, arena: Arena, *, max_stored: int) -> None:
+    def __init__(self, model: ServedModel, store: Store, arena: Arena, *, max_stored: int) -> None:
         """Allow up to `max_stored` sessions in the store."""
         self._model, self._store, self._arena = model, store, arena
         self._max_stored = max_stored
-        self._rules: dict[type[Operation], Callable[[Any, SessionEntry | None, float], Decision]] = {
+        self._rules: dict[type[SessionOperation], Callable[[Any, SessionEntry | None, float], Decision]] = {
             Open: self._open,
             Close: self._close,
             Reset: self._reset,
@@ -64,7 +64,7 @@ class SessionPolicy:
             entry.seq,
         )
 
-    def decide(self, op: Operation, entry: SessionEntry | None, now: float) -> Decision:
+    def decide(self, op: SessionOperation, entry: SessionEntry | None, now: float) -> Decision:
         """Return what any other operation comes to."""
         return self._rules[type(op)](op, entry, now)
 
@@ -189,7 +189,7 @@ class SessionPolicy:
             )
         return entry
 
-    def _own(self, op: Operation, entry: SessionEntry | None, now: float) -> SessionEntry:
+    def _own(self, op: SessionOperation, entry: SessionEntry | None, now: float) -> SessionEntry:
         entry = self._alive(op.session, entry, now)
         if entry.fingerprint != self._model.fingerprint:
             raise SessionLost(

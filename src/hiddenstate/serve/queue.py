@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from ..errors import Overloaded, ServeError
-from .session_operations import PENDING, ListNames, Operation, Push, PushChain, PushMany
+from .session_operations import PENDING, ListNames, Push, PushChain, PushMany, SessionOperation
 
 _LONGEST_CHAIN = 32  # inputs of one session in a tick
 _MOST_STEPS = 64  # of all inputs of a chain
@@ -30,10 +30,10 @@ class OperationQueue:
         """
         self._max_size, self._max_wait, self._chains = max_size, max_wait, chains
         self._changed = threading.Condition(threading.Lock())
-        self._ready: deque[Operation] = deque()
+        self._ready: deque[SessionOperation] = deque()
         # For each session with an operation that is ready or in a tick: the operations that wait behind it.
-        self._waiting: dict[str, deque[Operation] | None] = {}
-        self._delayed: list[tuple[float, int, Operation]] = []  # a heap by time
+        self._waiting: dict[str, deque[SessionOperation] | None] = {}
+        self._delayed: list[tuple[float, int, SessionOperation]] = []  # a heap by time
         self._numbers = itertools.count()
         self._size = 0
         self._closed = False
@@ -45,7 +45,7 @@ class OperationQueue:
         """Return how many operations there are, those in a tick included."""
         return self._size
 
-    def add(self, ops: Sequence[Operation], *, notify: bool = True) -> None:
+    def add(self, ops: Sequence[SessionOperation], *, notify: bool = True) -> None:
         """Add all of these operations or none; without `notify` the caller runs their tick itself."""
         count = _count(ops)
         with self._changed:
@@ -66,7 +66,7 @@ class OperationQueue:
                 self._notify()
 
     @property
-    def first(self) -> Operation | None:
+    def first(self) -> SessionOperation | None:
         """The operation that would be taken now."""
         with self._changed:
             return self._ready[0] if self._ready else None
@@ -76,14 +76,14 @@ class OperationQueue:
         with self._changed:
             self._notify()
 
-    def take_now(self, limit: int) -> list[Operation]:
+    def take_now(self, limit: int) -> list[SessionOperation]:
         """Return the operations for a tick that begins now; there may be none."""
         with self._changed:
             self._release_delayed()
             self._taken = time.monotonic()
             return self._pop(limit)
 
-    def take(self, limit: int, *, timeout: float) -> list[Operation] | None:
+    def take(self, limit: int, *, timeout: float) -> list[SessionOperation] | None:
         """Wait for a notification, or for `timeout`, and return operations for a tick; None when closed and empty."""
         with self._changed:
             end = time.monotonic() + timeout
@@ -104,7 +104,7 @@ class OperationQueue:
             self._expected = max(1, len(taken))
             return taken
 
-    def done(self, ops: Sequence[Operation]) -> None:
+    def done(self, ops: Sequence[SessionOperation]) -> None:
         """Remove operations whose tick is over; those that waited behind them become ready."""
         with self._changed:
             self._size -= _count(ops)
@@ -129,7 +129,7 @@ class OperationQueue:
             self._behind(chain.session).extendleft(reversed(others))
         chain.pushes = [first]
 
-    def delay(self, op: Operation, seconds: float) -> None:
+    def delay(self, op: SessionOperation, seconds: float) -> None:
         """Make an operation that was taken ready again later, before those that wait behind it."""
         with self._changed:
             heapq.heappush(self._delayed, (time.monotonic() + seconds, next(self._numbers), op))
@@ -141,7 +141,7 @@ class OperationQueue:
             self._closed = True
             self._notify()
 
-    def _append(self, op: Operation) -> None:
+    def _append(self, op: SessionOperation) -> None:
         if type(op) is ListNames:
             self._ready.append(op)
         elif op.session in self._waiting:
@@ -159,14 +159,14 @@ class OperationQueue:
             for push in many.as_pushes():
                 self._append(push)
 
-    def _behind(self, session: str) -> deque[Operation]:
+    def _behind(self, session: str) -> deque[SessionOperation]:
         behind = self._waiting[session]
         if behind is None:
             behind = self._waiting[session] = deque()
         return behind
 
-    def _pop(self, limit: int) -> list[Operation]:
-        taken: list[Operation] = []
+    def _pop(self, limit: int) -> list[SessionOperation]:
+        taken: list[SessionOperation] = []
         ready = self._ready
         while ready and limit > 0:
             op = ready.popleft()
@@ -204,13 +204,13 @@ class OperationQueue:
                 return
 
 
-def _count(ops: Sequence[Operation]) -> int:
+def _count(ops: Sequence[SessionOperation]) -> int:
     if len(ops) == 1 and type(ops[0]) is Push:
         return 1
     return sum([len(op) if isinstance(op, PushChain | PushMany) else 1 for op in ops])
 
 
-def _chained(first: Push, behind: deque[Operation]) -> Operation:
+def _chained(first: Push, behind: deque[SessionOperation]) -> SessionOperation:
     """Return an input together with those of the same shape right behind it, a power of two in all.
 
     Powers of two make it likely that the chains of many sessions have the same length and go into one call.

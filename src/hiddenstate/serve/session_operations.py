@@ -116,7 +116,7 @@ def _notify_each(futures: list[ResultFuture]) -> None:
         future.notify()
 
 
-class Operation:
+class SessionOperation:
     """Something asked of one session."""
 
     __slots__ = ("future", "give_up_at", "place", "result", "session")
@@ -140,7 +140,7 @@ class Operation:
             complete.append(self.future)
 
 
-class Open(Operation):
+class Open(SessionOperation):
     """Begin a session."""
 
     __slots__ = ("exist_ok",)
@@ -151,15 +151,15 @@ class Open(Operation):
         self.exist_ok = exist_ok
 
 
-class Close(Operation):
+class Close(SessionOperation):
     """End a session."""
 
 
-class Reset(Operation):
+class Reset(SessionOperation):
     """Put a session back in the initial state; the numbering of its inputs continues."""
 
 
-class Import(Operation):
+class Import(SessionOperation):
     """Put a session in a given state."""
 
     __slots__ = ("row", "seq", "steps")
@@ -172,7 +172,7 @@ class Import(Operation):
         self.steps = steps
 
 
-class Fork(Operation):
+class Fork(SessionOperation):
     """Begin another session in the state of this one."""
 
     __slots__ = ("target",)
@@ -183,15 +183,15 @@ class Fork(Operation):
         self.target = target
 
 
-class Info(Operation):
+class Info(SessionOperation):
     """Describe a session."""
 
 
-class Export(Operation):
+class Export(SessionOperation):
     """Return a session as a file."""
 
 
-class ListNames(Operation):
+class ListNames(SessionOperation):
     """List sessions."""
 
     __slots__ = ("after", "limit")
@@ -211,7 +211,7 @@ class OutputRow(NamedTuple):
     blobs: Blobs | None  # all rows as bytes, where they are kept
 
 
-class Push(Operation):
+class Push(SessionOperation):
     """Apply one input: a row of a tensor that may hold inputs of many sessions, or raw bytes."""
 
     __slots__ = ("row", "seq", "single_step", "source", "steps")
@@ -265,7 +265,7 @@ async def outcomes(pushes: Sequence[Push]) -> list[Any]:
     return await pushes[0].future.future
 
 
-class PushChain(Operation):
+class PushChain(SessionOperation):
     """Apply consecutive inputs to one session, all of the same number of steps, in one call of the model."""
 
     __slots__ = ("pushes",)
@@ -302,7 +302,7 @@ class PushChain(Operation):
         return len(self.pushes)
 
 
-class PushMany(Operation):
+class PushMany(SessionOperation):
     """Apply one row of a tensor to each of many sessions, no two of them the same.
 
     While all goes well there is no object per input: making these is most of what a large tick costs. When something is
@@ -372,11 +372,11 @@ class PushMany(Operation):
         return len(self.sessions)
 
 
-def flattened(ops: Sequence[Operation], *, split: bool = False) -> list[Operation]:
+def flattened(ops: Sequence[SessionOperation], *, split: bool = False) -> list[SessionOperation]:
     """Return operations with every PushMany that was split (with `split`: every one) replaced by its single inputs."""
     if not any([type(op) is PushMany for op in ops]):
         return list(ops)
-    flat: list[Operation] = []
+    flat: list[SessionOperation] = []
     for op in ops:
         if isinstance(op, PushMany) and (split or op.pushes is not None):
             flat += op.as_pushes()

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .session_operations import Operation, Push, PushChain, PushMany, ResultFuture
+from .session_operations import Push, PushChain, PushMany, ResultFuture, SessionOperation
 
 _KEPT = 1024  # ticks and answers that means and quantiles are taken over
 
@@ -39,7 +39,7 @@ class TickCounter:
         self._lately: deque[tuple[int, float]] = deque(maxlen=_KEPT)  # operations, seconds
         self._latencies: deque[float] = deque(maxlen=_KEPT)
 
-    def count(self, ops: Sequence[Operation], complete: Sequence[ResultFuture], began: float) -> None:
+    def count(self, ops: Sequence[SessionOperation], complete: Sequence[ResultFuture], began: float) -> None:
         """Count one tick: its operations, and the futures that it completed."""
         now = time.perf_counter()
         single = [op for op in ops if not isinstance(op, PushChain | PushMany)]

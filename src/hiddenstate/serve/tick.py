@@ -26,13 +26,13 @@ from .session_operations import (
     Fork,
     Info,
     ListNames,
-    Operation,
     Push,
     PushChain,
     PushMany,
+    SessionOperation,
     flattened,
 )
-from .stores import Advance, Blobs, Busy, Claim, Ints, SessionStore
+from .stores import Advance, Blobs, Busy, Claim, Ints, Store
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class TickRunner:
     def __init__(
         self,
         model: ServedModel,
-        store: SessionStore,
+        store: Store,
         queue: OperationQueue,
         *,
         arena: Arena,
@@ -64,9 +64,9 @@ class TickRunner:
         self._batches = BatchRunner(model, gather, keep_answers=store.replay > 0, put_back=queue.put_back)
         self._claimed: dict[str, int] = {}  # sessions claimed in this tick and not changed yet: session -> token
         self._number = 0  # of the tick
-        self.delayed: list[tuple[Operation, float]] = []  # to be queued again after the tick: operation, seconds
+        self.delayed: list[tuple[SessionOperation, float]] = []  # to be queued again after the tick: operation, seconds
 
-    def run(self, ops: list[Operation]) -> None:
+    def run(self, ops: list[SessionOperation]) -> None:
         """Run a tick with these operations, at most one of each session."""
         self._number += 1
         try:
@@ -89,12 +89,12 @@ class TickRunner:
         except ServeError as error:
             _log.warning("expired sessions stay for now: %s", error)
 
-    def _wanted(self, op: Operation) -> bool:
+    def _wanted(self, op: SessionOperation) -> bool:
         if type(op) is PushChain and op.cancelled:
             self._queue.put_back(op)
         return not op.future.cancelled
 
-    def _give_up(self, ops: Sequence[Operation], error: Exception) -> None:
+    def _give_up(self, ops: Sequence[SessionOperation], error: Exception) -> None:
         """Fail what has no result, and drop these sessions: only the store now knows their true state."""
         for op in ops:
             if type(op) is PushMany and op.result is PENDING:
@@ -104,19 +104,19 @@ class TickRunner:
                 op.fail(error)
                 self._arena.drop(op.session)
 
-    def _run(self, ops: list[Operation]) -> None:
+    def _run(self, ops: list[SessionOperation]) -> None:
         now = self._clock()
         self._claimed.clear()
         try:
             if self._store.others_wrote():
                 self._arena.clear()
             batches: list[Batch] = []
-            others: list[Operation]
+            others: list[SessionOperation]
             if self._store.shared:
                 others = flattened(ops, split=True)
             else:
                 batches, others = self._split(ops, now)
-            decisions: list[tuple[Operation, Decision]] = []
+            decisions: list[tuple[SessionOperation, Decision]] = []
             if others:
                 inputs: list[tuple[Push, SessionEntry]] = []
                 decisions = self._decide(others, self._look_up(others), now, inputs)
@@ -130,10 +130,10 @@ class TickRunner:
 
     # Splitting: inputs to sessions in the arena need no decision if they come next.
 
-    def _split(self, ops: list[Operation], now: float) -> tuple[list[Batch], list[Operation]]:
+    def _split(self, ops: list[SessionOperation], now: float) -> tuple[list[Batch], list[SessionOperation]]:
         """Split operations into batches that can run at once, and those whose session has to be looked at first."""
         batches: list[Batch] = []
-        others: list[Operation] = []
+        others: list[SessionOperation] = []
         inputs: list[RowInput] = []
         table = self._arena.table
         for op in ops:
@@ -184,10 +184,10 @@ class TickRunner:
 
     # Looking up and deciding.
 
-    def _look_up(self, ops: list[Operation]) -> dict[str, SessionEntry]:
+    def _look_up(self, ops: list[SessionOperation]) -> dict[str, SessionEntry]:
         """Return what is known of each session, from the arena or else from the store; delay those that are busy."""
         entries: dict[str, SessionEntry] = {}
-        wanted: list[tuple[Operation, SessionEntry | None]] = []
+        wanted: list[tuple[SessionOperation, SessionEntry | None]] = []
         shared = self._store.shared
         for op in ops:
             if type(op) is ListNames:
@@ -226,14 +226,14 @@ class TickRunner:
 
     def _decide(
         self,
-        ops: list[Operation],
+        ops: list[SessionOperation],
         entries: dict[str, SessionEntry],
         now: float,
         inputs: list[tuple[Push, SessionEntry]],
-    ) -> list[tuple[Operation, Decision]]:
+    ) -> list[tuple[SessionOperation, Decision]]:
         """Answer what changes nothing, add to `inputs` what the model is to run, and return what changes sessions."""
         self._policy.begin_tick()
-        decisions: list[tuple[Operation, Decision]] = []
+        decisions: list[tuple[SessionOperation, Decision]] = []
         for op in ops:
             if op.result is not PENDING:
                 continue
@@ -282,7 +282,9 @@ class TickRunner:
 
     # Committing.
 
-    def _commit(self, results: list[BatchResult], decisions: list[tuple[Operation, Decision]], now: float) -> None:
+    def _commit(
+        self, results: list[BatchResult], decisions: list[tuple[SessionOperation, Decision]], now: float
+    ) -> None:
         """Make everything durable in one transaction; only then move the arena on and set results."""
         changes = [decision.change for _, decision in decisions if decision.change is not None]
         if not results and not changes:
@@ -333,7 +335,7 @@ class TickRunner:
         for session in self._claimed and result.batch.sessions:
             self._claimed.pop(session, None)
 
-    def _delay(self, op: Operation, seconds: float) -> None:
+    def _delay(self, op: SessionOperation, seconds: float) -> None:
         """Let an operation come again in a later tick, unless it has done so for long enough."""
         now = time.monotonic()
         op.give_up_at = op.give_up_at or now + _PATIENCE

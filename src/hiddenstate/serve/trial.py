@@ -17,7 +17,7 @@ from ..carry import check_split
 from ..cells import Call, Layer, Listener, Proceed, invented_inputs, layers, listen, untouched, unwrap
 from ..errors import BadInput, CarryWarning, HiddenStateError, NotServable
 from ..state import Format, State
-from .model import ModelLayout, OutputLayout, ServedModel, root_layer
+from .model import ModelLayout, OutputAxes, ServedModel, root_layer
 
 # Sizes that cannot be taken for each other, or for each other's products.
 _TRIALS = ((2, 5), (3, 5), (2, 7))  # (rows, steps)
@@ -141,7 +141,7 @@ class _RowCounter(Listener):
         return proceed(call)
 
 
-def _output_layout(place: int, three: tuple[Any, ...]) -> OutputLayout | None:
+def _output_layout(place: int, three: tuple[Any, ...]) -> OutputAxes | None:
     if all(tensor is None for tensor in three):
         return None
     if not all(isinstance(tensor, Tensor) for tensor in three) or len({tensor.dim() for tensor in three}) != 1:
@@ -155,7 +155,7 @@ def _output_layout(place: int, three: tuple[Any, ...]) -> OutputLayout | None:
     if not rows:
         raise BadInput(f"output {place} has shape {tuple(three[0].shape)}, in which no axis has one entry for each row")
     rest = tuple(n for axis, n in enumerate(three[0].shape) if axis not in (rows[0], *steps[:1]))
-    return OutputLayout(rows[0], steps[0] if steps else None, three[0].dtype, rest)
+    return OutputAxes(rows[0], steps[0] if steps else None, three[0].dtype, rest)
 
 
 def _check_split(model: nn.Module, layout: ModelLayout) -> None:

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import torch
 
 from .queue import OperationQueue
-from .session_operations import LATER, AsyncResultFuture, Operation, ResultFuture, flattened, notify_all
+from .session_operations import LATER, AsyncResultFuture, ResultFuture, SessionOperation, flattened, notify_all
 from .stats import TickCounter
-from .stores import SessionStore
+from .stores import Store
 from .tick import TickRunner
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Worker:
     """
 
     def __init__(
-        self, ticks: TickRunner, queue: OperationQueue, store: SessionStore, *, max_batch: int, max_wait: float
+        self, ticks: TickRunner, queue: OperationQueue, store: Store, *, max_batch: int, max_wait: float
     ) -> None:
         """Take up to `max_batch` operations for a tick; event loops let others join it for `max_wait` seconds."""
         self.counter = TickCounter()
@@ -58,13 +58,13 @@ class Worker:
         """Wait until the queue is closed and everything in it is done."""
         self._thread.join()
 
-    def submit(self, ops: Sequence[Operation]) -> None:
+    def submit(self, ops: Sequence[SessionOperation]) -> None:
         """Queue operations of a thread that will wait for them, and run their tick here unless one is under way."""
         self._queue.add(ops, notify=False)
         if not self._tick_here() or self._queue.first is not None:
             self._queue.notify()
 
-    def submit_async(self, ops: Sequence[Operation]) -> None:
+    def submit_async(self, ops: Sequence[SessionOperation]) -> None:
         """Queue operations of a coroutine; if ticks are short, the running event loop will run theirs itself."""
         quick = self._quick
         self._queue.add(ops, notify=not quick)
@@ -120,7 +120,7 @@ class Worker:
             if (first := self._queue.first) is not None:
                 self._hand_on(first)
 
-    def _hand_on(self, op: Operation) -> None:
+    def _hand_on(self, op: SessionOperation) -> None:
         """Leave what is still in the queue, `op` first, to the event loop it came from, or keep it for this thread."""
         if self._quick and isinstance(op.future, AsyncResultFuture):
             try:
@@ -144,7 +144,7 @@ class Worker:
             self._turn.release()
         return True
 
-    def _tick(self, ops: list[Operation]) -> None:
+    def _tick(self, ops: list[SessionOperation]) -> None:
         began, worked = time.perf_counter(), time.thread_time()
         try:
             self._ticks.run(ops)
@@ -153,7 +153,7 @@ class Worker:
             # Processor time: how long the thread waited for the interpreter's lock says nothing about the tick.
             self._seconds += 0.2 * (time.thread_time() - worked - self._seconds)
 
-    def _deliver(self, ops: list[Operation], began: float) -> None:
+    def _deliver(self, ops: list[SessionOperation], began: float) -> None:
         done = [op for op in flattened(ops) if op.result is not LATER]
         self._queue.done(done)
         delayed, self._ticks.delayed = self._ticks.delayed, []

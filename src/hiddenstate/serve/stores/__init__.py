@@ -2,7 +2,7 @@
 
 from .address import open_store
 from .memory import MemoryStore
-from .store import Advance, Blobs, Busy, Change, Claim, Floats, Ints, Lookup, Row, SessionStore
+from .store import Advance, Blobs, Busy, Change, Claim, Floats, Ints, Lookup, Row, Store
 
 __all__ = [
     "Advance",
@@ -15,6 +15,6 @@ __all__ = [
     "Lookup",
     "MemoryStore",
     "Row",
-    "SessionStore",
+    "Store",
     "open_store",
 ]

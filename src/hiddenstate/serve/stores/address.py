@@ -6,16 +6,16 @@ from urllib.parse import unquote, urlsplit
 
 from ...errors import BadInput
 from .memory import MemoryStore
-from .store import SessionStore
+from .store import Store
 
 
-def open_store(address: str | SessionStore) -> SessionStore:
+def open_store(address: str | Store) -> Store:
     """Open the store at `address`; a store that is given is returned as it is.
 
     >>> open_store("memory:").count()
     0
     """
-    if isinstance(address, SessionStore):
+    if isinstance(address, Store):
         return address
     kind, _, rest = str(address).partition(":")
     if kind == "memory" and not rest.strip("/"):

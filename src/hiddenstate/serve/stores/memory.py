@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .store import Advance, Change, Claim, Ints, Lookup, Row, SessionStore
+from .store import Advance, Change, Claim, Ints, Lookup, Row, Store
 
 _Matrix: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
@@ -105,7 +105,7 @@ def _counted(numbers: Ints) -> Iterator[tuple[int, int]]:
     return (pair for pair in pairs if pair[0] != _NONE)
 
 
-class MemoryStore(SessionStore):
+class MemoryStore(Store):
     """Sessions in a table with a column for each: a tick changes hundreds of them at once.
 
     >>> store = MemoryStore()

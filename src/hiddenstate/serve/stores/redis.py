@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from ...errors import BadInput, MissingExtra, StoreFailed
-from .store import Busy, Change, Claim, Row, SessionStore
+from .store import Busy, Change, Claim, Row, Store
 
 _LEASE = 2.0
 _FIELDS = ("version", "seq", "steps", "opened", "touched", "fingerprint", "state")
@@ -104,7 +104,7 @@ return #old
 """
 
 
-class RedisStore(SessionStore):
+class RedisStore(Store):
     """Sessions in Redis, for any number of identical workers.
 
     For the length of a tick a worker holds a lease on the sessions in it, with an epoch that rises with every lease.

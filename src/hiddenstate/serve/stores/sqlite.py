@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...errors import StoreFailed
-from .store import Advance, Change, Claim, Lookup, Row, SessionStore
+from .store import Advance, Change, Claim, Lookup, Row, Store
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -46,7 +46,7 @@ _REMEMBERED = 50_000  # sessions whose numbers are known without asking
 _ASKED_AT_ONCE = 500  # SQLite takes no more than 999 parameters everywhere
 
 
-class SqliteStore(SessionStore):
+class SqliteStore(Store):
     """Sessions in a file, in WAL mode with full synchronization: a commit survives a crash of process or machine.
 
     A second engine on the same file does no harm: each notices that the other wrote and reads again, and a change that

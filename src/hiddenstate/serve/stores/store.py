@@ -146,7 +146,7 @@ class Advance(NamedTuple):
         return numbers, np.arange(len(self.seqs))[:, None] * self.inputs + ahead
 
 
-class SessionStore(ABC):
+class Store(ABC):
     """Sessions by name: a row for each, and its last answers.
 
     No two methods are called at once. A failing disk, lock or connection raises `StoreFailed`.
