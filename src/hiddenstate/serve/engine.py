@@ -55,7 +55,7 @@ class Engine:
     True
 
     While the engine is open, the model is its own; `shutdown`, or the end of `with`, gives it back as it was.
-    Every verb has a twin for coroutines, called the same with an `a` in front: `await engine.apush(session, x)`.
+    Methods that wait have a twin for coroutines, with an `a` in front of the name: `await engine.apush(session, x)`.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class Engine:
         """Check that the model can be served, open the store, and start.
 
         Args:
-            model: Any model with recurrent layers of which `hs.check_split` holds.
+            model: Any model with recurrent layers for which `hs.check_split` holds.
             store: `memory:`, `sqlite:///path` or `redis://host:port/number`.
-            max_batch: Operations in one tick at most.
-            max_sessions: States held at hand; those of further sessions lie in the store alone until they are needed.
-            max_stored: Sessions in the store at most; further ones are refused (`Overloaded`).
+            max_batch: The most operations in one tick.
+            max_sessions: States held in memory; those of further sessions are in the store alone until needed.
+            max_stored: The most sessions in the store; further ones are refused (`Overloaded`).
             max_pending: Operations that may wait at once; further ones are refused.
-            max_wait_ms: How long an input waits at most for others to join its tick. It waits only for as many as came
-                last time, so a lone caller never does.
+            max_wait_ms: The longest that an input waits for others to join its tick. It waits only for as many as came
+                last time, so a lone caller never waits.
             ttl: Seconds without an input after which a session expires; None: never.
-            replay: How many answers of each session are kept, to be given again when an input is repeated.
+            replay: How many answers are kept of each session, to be given again when an input is repeated.
             example: An input as the model takes it, where none can be made up.
             init: What a session starts from, as in `hs.Carry`.
             clock: Seconds since the epoch.
@@ -122,10 +122,10 @@ class Engine:
 
         Args:
             session: Its name.
-            x: One step as the model sees it, without batch and time, or steps of that shape one after another.
+            x: One step without batch and time axes, or several steps stacked along a time axis in front.
             seq: The number of this input, counted from 1: a repeated one is answered again and not applied again, a gap
-                is an error. None: whatever comes next.
-            timeout: Seconds to wait for the answer at most.
+                is an error. None: the next one.
+            timeout: The most seconds to wait for the answer.
         """
         future = ResultFuture(1)
         push = self._push(future, session, x, seq)
@@ -136,7 +136,7 @@ class Engine:
         return self._output(_one(future.wait(timeout)), x)
 
     async def apush(self, session: str, x: Any, seq: int | None = None) -> Any:
-        """Do as `push`; cancelled before its tick, the input is not applied."""
+        """Do as `push`; an input that is cancelled before its tick is not applied."""
         return self._output(await self.submit(session, x, seq).outcome(), x)
 
     def submit(self, session: str, x: Any, seq: int | None = None) -> Push:
@@ -163,7 +163,7 @@ class Engine:
         return pushes
 
     def output(self, outcome: OutputRow) -> Any:
-        """Return what an input was answered with, as `push` returns it."""
+        """Return the outcome of an input as `push` returns it."""
         return self._model.output(outcome, _CPU)
 
     def output_raw(self, outcome: OutputRow) -> bytes | None:
@@ -181,8 +181,8 @@ class Engine:
         """Apply one input to each of many sessions at once, and return their outputs in that order.
 
         Inputs in one tensor, `(session, ...)`, are answered in one tensor; those in a list, in a list. Where some fail,
-        the others are applied all the same: the first error is raised, or with `errors="return"` a list is returned
-        in which each error stands in place of an output.
+        the others are applied all the same: the first error is raised, or with `errors="return"` a list is returned in
+        which each error takes the place of an output.
         """
         if errors not in ("raise", "return"):
             raise BadInput(f"errors is {errors!r}, but it is 'raise' or 'return'.")
@@ -217,18 +217,18 @@ class Engine:
         return cast(str, await self._arun(lambda future: Open(named(session), future, exist_ok=exist_ok)))
 
     def close(self, session: str = _ENGINE) -> None:
-        """End a session: its state is gone. Without a session, stop the engine itself, as `shutdown` does."""
+        """End a session and delete its state. Without a session, stop the engine itself, as `shutdown` does."""
         if session is _ENGINE:
             self.shutdown()
         else:
             self._run(lambda future: Close(checked(session), future))
 
     async def aclose(self, session: str) -> None:
-        """End a session."""
+        """Do as `close` with a session."""
         await self._arun(lambda future: Close(checked(session), future))
 
     def reset(self, session: str) -> None:
-        """Let a session start anew from the initial state; the numbering of its inputs goes on."""
+        """Put a session back in the initial state; the numbering of its inputs continues."""
         self._run(lambda future: Reset(checked(session), future))
 
     async def areset(self, session: str) -> None:
@@ -252,12 +252,12 @@ class Engine:
         return cast(bytes, await self._arun(lambda future: Export(checked(session), future)))
 
     def import_(self, session: str, state: bytes | State, *, any_model: bool = False) -> str:
-        """Put a session, begun if need be, where an exported one was.
+        """Put a session, which is begun if it does not exist, where an exported one was.
 
         Args:
             session: Its name.
-            state: What `export` gave, or a State of one row, which then is as after no input.
-            any_model: Whether to take a file that does not say which model it belongs to, or names another one.
+            state: What `export` returned, or a State of one row, which then counts as after no input.
+            any_model: Whether to accept a file that names no model, or another one.
         """
         options: dict[str, Any] = {"model": self._model, "any_model": any_model}
         return cast(str, self._run(lambda future: read_import(session, future, state, **options)))
@@ -268,7 +268,7 @@ class Engine:
         return cast(str, await self._arun(lambda future: read_import(session, future, state, **options)))
 
     def info(self, session: str) -> Session:
-        """Tell how far a session has come."""
+        """Return how far a session has come."""
         return cast(Session, self._run(lambda future: Info(checked(session), future)))
 
     async def ainfo(self, session: str) -> Session:
@@ -276,7 +276,7 @@ class Engine:
         return cast(Session, await self._arun(lambda future: Info(checked(session), future)))
 
     def sessions(self, prefix: str = "", *, after: str = "", limit: int = 1_000_000) -> list[str]:
-        """Return the names of sessions in order: those that begin with `prefix`, from the first after `after` on."""
+        """Return up to `limit` names of sessions in order: those that begin with `prefix` and come after `after`."""
         return cast("list[str]", self._run(lambda future: ListNames(prefix, future, after=after, limit=limit)))
 
     async def asessions(self, prefix: str = "", *, after: str = "", limit: int = 1_000_000) -> list[str]:
@@ -287,7 +287,7 @@ class Engine:
 
     @property
     def fingerprint(self) -> str:
-        """The mark of this model, which every state it makes bears."""
+        """The fingerprint of the model, which is stored with every state."""
         return self._model.fingerprint
 
     @property
@@ -302,7 +302,7 @@ class Engine:
 
     @property
     def outputs(self) -> list[dict[str, Any]]:
-        """Name, dtype and shape of each tensor that a piece is answered with; -1 stands for its steps."""
+        """Name, dtype and shape of each tensor of the output; -1 stands for the number of steps."""
         return self._model.described()
 
     @property
@@ -312,20 +312,20 @@ class Engine:
 
     @property
     def hot(self) -> int:
-        """How many states are at hand."""
+        """How many sessions have their state in memory."""
         return len(self._arena)
 
     @property
     def pending(self) -> int:
-        """How many operations wait or are under way."""
+        """How many operations wait or are in a tick."""
         return len(self._queue)
 
     def stats(self) -> EngineStats:
-        """Return what the engine has done, in numbers."""
+        """Return counts and latencies since the start."""
         return self._worker.counter.snapshot()
 
     def shutdown(self) -> None:
-        """Take no more, finish and commit what is under way, and give the model back as it was."""
+        """Refuse new operations, finish and commit what is under way, and give the model back as it was."""
         self._queue.close()
         if self._closed:
             return
@@ -335,7 +335,7 @@ class Engine:
         self._model.close()
 
     def __enter__(self) -> Engine:
-        """Return itself."""
+        """Return the engine."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -1,4 +1,4 @@
-"""The rules of sessions: what an operation comes to, given the session it is about: an error, an answer or a change."""
+"""What an operation comes to, given the session it is about: an error, an answer or a change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ class Decision(NamedTuple):
 
 
 class SessionPolicy:
-    """Decides about operations from what is known of their sessions. It reads the store, and changes no session."""
+    """Decides about operations from what is known of their sessions, and leaves it to the tick to change them.
+
+    `entry` is what is known of a session, None where it does not exist, and `now` is the time of the tick.
+    """
 
     def __init__(self, model: ServedModel, store: Store, arena: Arena, *, max_stored: int) -> None:
         """Allow up to `max_stored` sessions in the store."""
@@ -155,6 +158,7 @@ class SessionPolicy:
         return Change(session, None if entry is None else entry.token, row, None, True)
 
     def _make_room(self, session: str, entry: SessionEntry | None, now: float) -> None:
+        """Refuse a new session where the store is full, even after expired sessions are removed from it."""
         if entry is not None:
             return
         if self._store.count() + self._new >= self._max_stored:
@@ -168,6 +172,7 @@ class SessionPolicy:
         self._new += 1
 
     def _known(self, session: str, entry: SessionEntry | None) -> SessionEntry:
+        """Return the entry of a session that exists, or raise."""
         if entry is None:
             raise SessionLost(
                 f"there is no session {session!r}: it was never opened, was closed, or expired long ago. "
@@ -180,6 +185,7 @@ class SessionPolicy:
         return self._store.ttl is not None and now - entry.touched > self._store.ttl
 
     def _alive(self, session: str, entry: SessionEntry | None, now: float) -> SessionEntry:
+        """Return the entry of a session that exists and has not expired, or raise."""
         entry = self._known(session, entry)
         if self._expired(entry, now):
             raise SessionLost(
@@ -190,6 +196,7 @@ class SessionPolicy:
         return entry
 
     def _own(self, op: SessionOperation, entry: SessionEntry | None, now: float) -> SessionEntry:
+        """Return the entry of a session that also belongs to this model, or raise."""
         entry = self._alive(op.session, entry, now)
         if entry.fingerprint != self._model.fingerprint:
             raise SessionLost(

@@ -164,26 +164,25 @@ class SqliteStore(Store):
     def _advance(self, batch: Advance) -> list[int | None]:
         """Write the sessions of one batch; return their versions, None where a token is outdated."""
         numbers = self._numbers_of(batch.sessions)
-        columns = [column.tolist() for column in (batch.tokens + 1, batch.seqs, batch.steps)]
-        last = [batch.touched] * len(numbers), batch.states.sealed(), numbers, batch.tokens.tolist()
-        values = list(zip(*columns, *last, strict=True))
-        versions: list[int | None] = list(columns[0])
-        self._db.execute("SAVEPOINT moves")  # one statement for all, or else one for each to see which is outdated
+        tokens, seqs, steps = (column.tolist() for column in (batch.tokens, batch.seqs, batch.steps))
+        versions: list[int | None] = [token + 1 for token in tokens]
+        touched = [batch.touched] * len(numbers)
+        values = list(zip(versions, seqs, steps, touched, batch.states.sealed(), numbers, tokens, strict=True))
+        self._db.execute("SAVEPOINT moves")  # all in one go, or else one by one to see which are outdated
         if self._db.executemany(_ADVANCE, values).rowcount != len(values):
             self._db.execute("ROLLBACK TO moves")
             versions = [value[0] if self._db.execute(_ADVANCE, value).rowcount else None for value in values]
         self._db.execute("RELEASE moves")
         if batch.answers is not None and self.replay:
-            seqs, which = batch.last(self.replay)
+            last, rows = (column.tolist() for column in batch.last(self.replay))
             answers = batch.answers.sealed()
-            each = zip(numbers, seqs.tolist(), which.tolist(), versions, strict=True)
-            rows = [
+            kept = [
                 ((seq % self.replay << 40) | number, seq, answers[row])
-                for number, those, rows, version in each
+                for number, its_seqs, its_rows, version in zip(numbers, last, rows, versions, strict=True)
                 if version is not None
-                for seq, row in zip(those, rows, strict=True)
+                for seq, row in zip(its_seqs, its_rows, strict=True)
             ]
-            self._db.executemany(_ANSWER, rows)
+            self._db.executemany(_ANSWER, kept)
         return versions
 
     def _numbers_of(self, sessions: list[str]) -> list[int]:

@@ -129,9 +129,9 @@ def caller_of(request: Request) -> str:
     return gateway_of(request).caller(request)
 
 
-# What routes take as parameters.
-Entrance = Annotated[Gateway, Depends(gateway_of)]
-Caller = Annotated[str, Depends(caller_of)]
+# Parameters of routes.
+CurrentGateway = Annotated[Gateway, Depends(gateway_of)]
+CurrentCaller = Annotated[str, Depends(caller_of)]
 
 
 async def body_of(request: Request, most: int) -> bytes:

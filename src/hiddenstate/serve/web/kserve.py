@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...errors import BadInput, SessionLost
 from ..wire import from_json, named_tensors, parse_json, to_json, to_raw
-from .gateway import Caller, Entrance, Gateway, body_of
+from .gateway import CurrentCaller, CurrentGateway, Gateway, body_of
 
 router = APIRouter(prefix="/v2", tags=["KServe v2"])
 
@@ -48,7 +48,7 @@ async def live() -> dict[str, bool]:
 
 
 @router.get("/health/ready")
-async def ready(gateway: Entrance) -> dict[str, bool]:
+async def ready(gateway: CurrentGateway) -> dict[str, bool]:
     """Say whether inputs are taken."""
     if gateway.draining:
         raise HTTPException(503, "the server is shutting down.")
@@ -56,7 +56,7 @@ async def ready(gateway: Entrance) -> dict[str, bool]:
 
 
 @router.get("/models/{model}")
-async def describe(gateway: Entrance, model: str) -> dict[str, Any]:
+async def describe(gateway: CurrentGateway, model: str) -> dict[str, Any]:
     """Describe the model; whatever it is called, it is the one that is served."""
     shape = [1, -1, *gateway.engine.step_shape]
     inputs = [{"name": "x", "datatype": _NAMES[gateway.engine.dtype], "shape": shape}]
@@ -64,13 +64,13 @@ async def describe(gateway: Entrance, model: str) -> dict[str, Any]:
 
 
 @router.get("/models/{model}/ready")
-async def model_ready(gateway: Entrance, model: str) -> dict[str, Any]:
+async def model_ready(gateway: CurrentGateway, model: str) -> dict[str, Any]:
     """Say whether inputs are taken."""
     return {"name": model, **await ready(gateway)}
 
 
 @router.post("/models/{model}/infer", openapi_extra={"requestBody": {"content": {"application/json": {}}}})
-async def infer(gateway: Entrance, caller: Caller, model: str, request: Request) -> Response:
+async def infer(gateway: CurrentGateway, caller: CurrentCaller, model: str, request: Request) -> Response:
     """Apply an input to the sequence that the parameters name.
 
     `sequence_start` begins it, in place of an older one of that name; `sequence_end` ends it after this input.

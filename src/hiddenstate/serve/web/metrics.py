@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ..engine import Engine
-from .gateway import Entrance
+from .gateway import CurrentGateway
 
 router = APIRouter(tags=["health"])
 
@@ -58,7 +58,7 @@ async def alive() -> dict[str, str]:
 
 
 @router.get("/readyz", responses={503: {"description": "the server is shutting down"}})
-async def ready(gateway: Entrance) -> dict[str, str]:
+async def ready(gateway: CurrentGateway) -> dict[str, str]:
     """Say whether inputs are taken."""
     if gateway.draining:
         raise HTTPException(503, "the server is shutting down.")
@@ -66,13 +66,13 @@ async def ready(gateway: Entrance) -> dict[str, str]:
 
 
 @router.get("/v1/stats")
-async def stats(gateway: Entrance) -> dict[str, Any]:
+async def stats(gateway: CurrentGateway) -> dict[str, Any]:
     """Return the numbers that the live page shows."""
     engine = gateway.engine
     return {**dataclasses.asdict(engine.stats()), "hot": engine.hot, "pending": engine.pending}
 
 
 @router.get("/metrics", response_class=Response)
-async def metrics(gateway: Entrance) -> Response:
+async def metrics(gateway: CurrentGateway) -> Response:
     """Return all numbers as Prometheus reads them."""
     return Response(generate_latest(registry_of(gateway.engine)), media_type=CONTENT_TYPE_LATEST)

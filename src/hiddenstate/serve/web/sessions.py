@@ -14,7 +14,7 @@ from torch import Tensor
 from ...errors import BadInput, SessionLost
 from ...state import from_bytes
 from ..wire import JSON, SAFETENSORS, from_json, named_tensors, pack, parse_json, to_json, unpack
-from .gateway import Caller, Entrance, Gateway, body_of
+from .gateway import CurrentCaller, CurrentGateway, Gateway, body_of
 
 _LARGEST_SEQ = 2**62
 
@@ -85,7 +85,7 @@ router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=_ERRORS)
 
 
 @router.post("", status_code=201)
-async def open_session(gateway: Entrance, caller: Caller, new: NewSession | None = None) -> SessionFacts:
+async def open_session(gateway: CurrentGateway, caller: CurrentCaller, new: NewSession | None = None) -> SessionFacts:
     """Begin a session."""
     name = (new.id if new else None) or uuid.uuid4().hex
     key = gateway.key(caller, name)
@@ -95,7 +95,9 @@ async def open_session(gateway: Entrance, caller: Caller, new: NewSession | None
 
 
 @router.put("/{session}", status_code=201)
-async def open_named(gateway: Entrance, caller: Caller, session: str, exist_ok: bool = False) -> SessionFacts:
+async def open_named(
+    gateway: CurrentGateway, caller: CurrentCaller, session: str, exist_ok: bool = False
+) -> SessionFacts:
     """Begin a session of this name, or with `exist_ok` go on with the one that is there."""
     key = gateway.key(caller, session)
     gateway.admit_new(caller)
@@ -105,8 +107,8 @@ async def open_named(gateway: Entrance, caller: Caller, session: str, exist_ok: 
 
 @router.get("")
 async def list_sessions(
-    gateway: Entrance,
-    caller: Caller,
+    gateway: CurrentGateway,
+    caller: CurrentCaller,
     prefix: str = "",
     after: str = "",
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
@@ -118,21 +120,21 @@ async def list_sessions(
 
 
 @router.get("/{session}")
-async def get_session(gateway: Entrance, caller: Caller, session: str) -> SessionFacts:
+async def get_session(gateway: CurrentGateway, caller: CurrentCaller, session: str) -> SessionFacts:
     """Tell how far a session has come."""
     return await _facts(gateway, caller, gateway.key(caller, session))
 
 
 @router.delete("/{session}", status_code=204)
-async def close_session(gateway: Entrance, caller: Caller, session: str) -> None:
+async def close_session(gateway: CurrentGateway, caller: CurrentCaller, session: str) -> None:
     """End a session."""
     await gateway.engine.aclose(gateway.key(caller, session))
 
 
 @router.post("/{session}/steps", openapi_extra={"requestBody": _TENSOR}, response_model=Outputs)
 async def push(
-    gateway: Entrance,
-    caller: Caller,
+    gateway: CurrentGateway,
+    caller: CurrentCaller,
     session: str,
     request: Request,
     seq: Annotated[int | None, Query(ge=1, lt=_LARGEST_SEQ)] = None,
@@ -163,13 +165,15 @@ async def push(
 
 
 @router.post("/{session}/reset", status_code=204)
-async def reset(gateway: Entrance, caller: Caller, session: str) -> None:
+async def reset(gateway: CurrentGateway, caller: CurrentCaller, session: str) -> None:
     """Let a session start anew; the numbering of its inputs goes on."""
     await gateway.engine.areset(gateway.key(caller, session))
 
 
 @router.post("/{session}/fork", status_code=201)
-async def fork(gateway: Entrance, caller: Caller, session: str, new: NewSession | None = None) -> SessionFacts:
+async def fork(
+    gateway: CurrentGateway, caller: CurrentCaller, session: str, new: NewSession | None = None
+) -> SessionFacts:
     """Begin another session in the state of this one."""
     key = gateway.key(caller, session)
     target = gateway.key(caller, (new.id if new else None) or uuid.uuid4().hex)
@@ -178,7 +182,7 @@ async def fork(gateway: Entrance, caller: Caller, session: str, new: NewSession 
 
 
 @router.get("/{session}/state", response_class=Response, responses={200: {"content": _BINARY}})
-async def export(gateway: Entrance, caller: Caller, session: str, request: Request) -> Response:
+async def export(gateway: CurrentGateway, caller: CurrentCaller, session: str, request: Request) -> Response:
     """Return a session's state as a safetensors file, or as JSON where that is asked for."""
     data = await gateway.engine.aexport(gateway.key(caller, session))
     if JSON in request.headers.get("accept", ""):
@@ -188,7 +192,7 @@ async def export(gateway: Entrance, caller: Caller, session: str, request: Reque
 
 @router.put("/{session}/state", openapi_extra={"requestBody": _FILE})
 async def import_state(
-    gateway: Entrance, caller: Caller, session: str, request: Request, any_model: bool = False
+    gateway: CurrentGateway, caller: CurrentCaller, session: str, request: Request, any_model: bool = False
 ) -> SessionFacts:
     """Put a session, begun if need be, where an exported one was."""
     key = gateway.key(caller, session)

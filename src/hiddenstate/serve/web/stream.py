@@ -19,7 +19,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi import APIRouter, HTTPException, WebSocket, WebSocketDisconnect
 from torch import Tensor
@@ -34,6 +34,7 @@ router = APIRouter()
 
 _REFUSED = 4400  # plus the HTTP status minus 400: 4401 is no token, 4404 no such session
 _SEQ_BYTES = 8
+_Answer: TypeAlias = "list[Push] | Awaitable[str | bytes]"  # inputs that will have results, or a frame to come
 
 
 @router.websocket("/v1/sessions/{session}/stream")
@@ -48,14 +49,14 @@ async def stream(socket: WebSocket, session: str) -> None:
         if socket.query_params.get("open", "").lower() in ("1", "true"):
             gateway.admit_new(caller)
             await gateway.engine.aopen(key, exist_ok=True)
-        seq = (await gateway.engine.ainfo(key)).seq
+        await gateway.engine.ainfo(key)  # which raises where there is no such session
     except HTTPException as error:
         await _refuse(socket, {"kind": "HTTP", "message": error.detail}, _REFUSED + error.status_code - 400)
         return
     except HiddenStateError as error:
         await _refuse(socket, facts_of(error, socket), _REFUSED + 4)
         return
-    await StreamConnection(socket, gateway, key).run(seq)
+    await StreamConnection(socket, gateway, key).run()
 
 
 async def _refuse(socket: WebSocket, facts: dict[str, Any], code: int) -> None:
@@ -72,9 +73,7 @@ class StreamConnection:
     def __init__(self, socket: WebSocket, gateway: Gateway, key: str) -> None:
         """Connect `socket` to the session that the engine knows as `key`."""
         self._socket, self._gateway, self._key = socket, gateway, key
-        self._answers: deque[list[Push] | Awaitable[str | bytes] | None] = (
-            deque()
-        )  # to be sent, in order; None: the end
+        self._answers: deque[_Answer | None] = deque()  # to be sent, in order; None: the end
         self._frames: list[tuple[memoryview, int | None]] = []  # received together, and not queued yet
         self._window = max(1, gateway.limits.window)
         self._under_way = 0
@@ -86,7 +85,7 @@ class StreamConnection:
             "info": self._ready,
         }
 
-    async def run(self, seq: int) -> None:
+    async def run(self) -> None:
         """Write answers until the client sends `eof` or is gone."""
         reader = asyncio.ensure_future(self._read())
         try:
@@ -136,12 +135,12 @@ class StreamConnection:
             self._flush()
             self._answer(None)
 
-    async def _next(self) -> list[Push] | Awaitable[str | bytes] | None:
+    async def _next(self) -> _Answer | None:
         while not self._answers:
             await self._change()
         return self._answers.popleft()
 
-    def _answer(self, answer: list[Push] | Awaitable[str | bytes] | None) -> None:
+    def _answer(self, answer: _Answer | None) -> None:
         self._answers.append(answer)
         self._notify()
 
