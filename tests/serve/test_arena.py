@@ -104,7 +104,7 @@ def test_states_of_any_kind_of_number(dtype):
 
 def test_what_is_known_of_a_session_stays_with_its_slot():
     arena, entry = Arena(LIKE, 2), SessionEntry("a", 7, 6)
-    entry.seq, entry.steps, entry.opened, entry.touched, entry.anew, entry.used = 3, 9, 1.5, 2.5, False, 4
+    entry.seq, entry.steps, entry.opened, entry.touched, entry.initial, entry.used = 3, 9, 1.5, 2.5, False, 4
     arena.enter(entry)
     found = arena.entry("a")
     assert {name: getattr(found, name) for name in SessionEntry.__slots__} == {

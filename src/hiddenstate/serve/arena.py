@@ -25,8 +25,8 @@ class SessionEntry:
     """What is known of one session."""
 
     __slots__ = (
-        "anew",
         "fingerprint",
+        "initial",
         "opened",
         "seq",
         "session",
@@ -52,7 +52,7 @@ class SessionEntry:
         self.touched = 0.0
         self.fingerprint = ""
         self.used = 0  # the last tick that used it
-        self.anew = True  # it starts from the initial state, and its slot holds nothing
+        self.initial = True  # it starts from the initial state, and its slot holds nothing
 
 
 class SessionTable:
@@ -70,7 +70,7 @@ class SessionTable:
         self.used: Ints = np.zeros(slots, np.int64)
         self.opened: Floats = np.zeros(slots)
         self.touched: Floats = np.zeros(slots)
-        self.anew = np.ones(slots, bool)
+        self.initial = np.ones(slots, bool)
 
     def write(self, entry: SessionEntry) -> None:
         """Copy the entry of a session into its slot."""
@@ -82,7 +82,7 @@ class SessionTable:
         self.used[slot] = entry.used
         self.opened[slot] = entry.opened
         self.touched[slot] = entry.touched
-        self.anew[slot] = entry.anew
+        self.initial[slot] = entry.initial
 
     def read(self, session: str, slot: int) -> SessionEntry:
         """Return the entry of the session in a slot, without its fingerprint."""
@@ -93,7 +93,7 @@ class SessionTable:
         entry.used = int(self.used[slot])
         entry.opened = float(self.opened[slot])
         entry.touched = float(self.touched[slot])
-        entry.anew = bool(self.anew[slot])
+        entry.initial = bool(self.initial[slot])
         return entry
 
     def advance(self, slots: Slots, versions: Ints, *, inputs: int, steps: int, now: float) -> None:
@@ -102,7 +102,7 @@ class SessionTable:
         self.seq[slots] += inputs
         self.steps[slots] += steps
         self.touched[slots] = now
-        self.anew[slots] = False
+        self.initial[slots] = False
 
 
 class Arena:
@@ -118,7 +118,7 @@ class Arena:
             self._parts[name] = part.new_zeros(shape)
         self._arrays = {name: array_of(part) for name, part in self._parts.items()}
         self._unwritten: tuple[slice, State] | None = None  # the last states, as long as nobody needs them in place
-        self._free = list(range(slots - 1, -1, -1))  # the lowest is given first, so that those in use lie together
+        self._free = list(range(slots - 1, -1, -1))  # the lowest is given first, so that slots in use are neighbors
         self._names: list[str | None] = [None] * slots
         self._slots = Lookup()
         self.size = slots

@@ -26,7 +26,7 @@ _tuple = tuple.__new__  # makes a named tuple in half the time, which counts wit
 
 
 class InputShape(NamedTuple):
-    """What rows must have in common for their outputs to lie in one tensor."""
+    """What the rows of a batch must have in common for their outputs to be one tensor."""
 
     steps: int  # of one input
     single_step: bool  # given as one step without a time axis
@@ -48,7 +48,7 @@ class Batch:
 
     inputs: list[RowInput] | PushMany
     slots: Ints
-    anew: bool  # all of these sessions start from the initial state
+    initial: bool  # all of these sessions start from the initial state
     at: Slots = field(init=False)  # the slots, as a slice where they can be one
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class Batch:
     def select(self, rows: Sequence[int]) -> Batch:
         """Return these rows alone."""
         inputs = self.rows
-        return Batch([inputs[row] for row in rows], self.slots[list(rows)], self.anew)
+        return Batch([inputs[row] for row in rows], self.slots[list(rows)], self.initial)
 
     def lengths(self) -> list[int]:
         """Return the steps of each row."""
@@ -153,23 +153,23 @@ class BatchRunner:
         self._keep_answers = keep_answers
         self._formats: dict[tuple[Any, ...], Format] = {}
 
-    def group(self, inputs: Sequence[RowInput], slots: Ints, anew: Sequence[bool]) -> list[Batch]:
+    def group(self, inputs: Sequence[RowInput], slots: Ints, initial: Sequence[bool]) -> list[Batch]:
         """Group inputs into batches that can each go into one call."""
         groups: dict[tuple[bool, int, int], list[int]] = {}
         ragged = self._model.ragged
         for row, given in enumerate(inputs):
             # Lengths within a factor of two of each other, so that padding never costs more than the work itself.
             if type(given) is PushChain:
-                key = (anew[row], -len(given.pushes), given.pushes[0].steps)
+                key = (initial[row], -len(given.pushes), given.pushes[0].steps)
             else:
                 steps: int = given.steps  # type: ignore[union-attr]
-                key = (anew[row], 1, steps.bit_length() if ragged else steps)
+                key = (initial[row], 1, steps.bit_length() if ragged else steps)
             if key in groups:
                 groups[key].append(row)
             else:
                 groups[key] = [row]
         if len(groups) == 1:
-            return [Batch(list(inputs), slots, bool(anew[0]))]
+            return [Batch(list(inputs), slots, bool(initial[0]))]
         return [Batch([inputs[row] for row in rows], slots[rows], key[0]) for key, rows in groups.items()]
 
     def run(self, batches: Sequence[Batch]) -> list[BatchResult]:
@@ -183,7 +183,7 @@ class BatchRunner:
         shapes = batch.shapes()
         steps = None if len({shape.steps * shape.inputs for shape in shapes}) == 1 else batch.lengths()
         try:
-            before = None if batch.anew else self._gather(batch.at)
+            before = None if batch.initial else self._gather(batch.at)
             leaves, after = self._model.run(batch.tensor(self._model.layout, padded=steps is not None), before, steps)
         except Exception as error:  # whatever a user's model raises
             self._run_halves(batch, error, results)

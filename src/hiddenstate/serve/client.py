@@ -89,7 +89,7 @@ class Client:
         self._seqs.pop(session, None)
 
     def reset(self, session: str) -> None:
-        """Let a session start anew; the numbering of its inputs goes on."""
+        """Put a session back in the initial state; the numbering of its inputs continues."""
         self._ask("POST", f"{_path(session)}/reset")
 
     def fork(self, session: str, target: str | None = None) -> str:
@@ -108,7 +108,7 @@ class Client:
         return session
 
     def info(self, session: str) -> Session:
-        """Tell how far a session has come."""
+        """Return how far a session has come."""
         return Session(**self._ask("GET", _path(session)).json())
 
     def sessions(self, prefix: str = "", *, after: str = "", limit: int = 1000) -> list[str]:
@@ -117,11 +117,11 @@ class Client:
         return list(self._ask("GET", "/v1/sessions", params=asked).json()["sessions"])
 
     def __enter__(self) -> Client:
-        """Return itself."""
+        """Return the client."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Let go of the connections; the sessions stay."""
+        """Close the connections; the sessions stay."""
         self._http.close()
 
     def _next(self, session: str) -> int:

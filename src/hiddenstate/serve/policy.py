@@ -145,7 +145,7 @@ class SessionPolicy:
 
     def _state_bytes(self, entry: SessionEntry) -> bytes | None:
         """Return the raw bytes of a session's state, None where it is in the initial state."""
-        if entry.anew:
+        if entry.initial:
             return None
         if entry.slot >= 0:
             return self._model.format.rows(self._arena.gather(slice(entry.slot, entry.slot + 1)))[0]

@@ -24,7 +24,7 @@ class OperationQueue:
     """
 
     def __init__(self, *, max_size: int, max_wait: float, chains: bool = False) -> None:
-        """Hold at most `max_size` operations, none of them longer than `max_wait` seconds to let others join its tick.
+        """Hold at most `max_size` operations; `take` waits up to `max_wait` seconds for more to join a tick.
 
         With `chains`, inputs that wait behind an input of their own session are taken together with it.
         """

@@ -27,7 +27,7 @@ class Session:
     touched: float  # when the last input was applied
     expires: float | None  # when it is lost unless an input comes; None: never
     fingerprint: str  # of the model its state belongs to
-    hot: bool  # its state is at hand, rather than in the store alone
+    hot: bool  # its state is in memory, rather than in the store alone
 
 
 def checked(session: str) -> str:

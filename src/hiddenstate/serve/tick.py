@@ -139,10 +139,10 @@ class TickRunner:
         for op in ops:
             if type(op) is PushMany:
                 slots = self._arena.find(op.sessions)
-                anew = table.anew[slots]
-                if self._come_next(op.seqs, slots, now).all() and (anew == anew[0]).all():
+                initial = table.initial[slots]
+                if self._come_next(op.seqs, slots, now).all() and (initial == initial[0]).all():
                     table.used[slots] = self._number
-                    batches.append(Batch(op, slots, bool(anew[0])))
+                    batches.append(Batch(op, slots, bool(initial[0])))
                 else:
                     inputs += op.as_pushes()
             elif isinstance(op, Push | PushChain):
@@ -161,7 +161,7 @@ class TickRunner:
             return []
         slots = self._arena.find([given.session for given in inputs])
         self._arena.table.used[slots] = self._number
-        return self._batches.group(inputs, slots, self._arena.table.anew[slots].tolist())
+        return self._batches.group(inputs, slots, self._arena.table.initial[slots].tolist())
 
     def _can_run(self, inputs: Sequence[RowInput], now: float) -> list[bool]:
         """Return of each input whether it can run at once; a chain that cannot as a whole is cut to its first input."""
@@ -267,7 +267,7 @@ class TickRunner:
         for one in cold:
             push, entry = one
             try:
-                row = None if entry.anew else self._policy.read_state(entry)
+                row = None if entry.initial else self._policy.read_state(entry)
             except ServeError as error:
                 push.result = error
                 inputs.remove(one)
@@ -354,5 +354,5 @@ def _entry(session: str, claim: Claim) -> SessionEntry:
     assert row is not None
     entry = SessionEntry(session, claim.token, claim.version)
     entry.seq, entry.steps, entry.opened, entry.touched, entry.fingerprint, entry.state = row
-    entry.anew = row.state is None
+    entry.initial = row.state is None
     return entry

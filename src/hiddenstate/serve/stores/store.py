@@ -82,7 +82,7 @@ class Change(NamedTuple):
     token: int | None  # of the claim; None: the session must not exist
     row: Row | None  # None: the session is removed
     answer: Any = None  # to input `row.seq`; kept beside earlier ones
-    anew: bool = False  # earlier answers are dropped
+    anew: bool = False  # the session is replaced as a whole: earlier answers are dropped
 
 
 class Blobs:
