@@ -7,6 +7,7 @@ dropped at any time.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,38 +22,25 @@ Slots: TypeAlias = "slice | Ints"  # a range of slots, or any slots in any order
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+@dataclass(slots=True, eq=False)
 class SessionEntry:
     """What is known of one session."""
 
-    __slots__ = (
-        "fingerprint",
-        "initial",
-        "opened",
-        "seq",
-        "session",
-        "slot",
-        "state",
-        "steps",
-        "token",
-        "touched",
-        "used",
-        "version",
-    )
+    session: str
+    token: int  # the store's, to be shown with a change
+    version: int  # the store's
+    slot: int = -1  # none
+    seq: int = 0  # of the last input applied
+    steps: int = 0  # applied in all
+    opened: float = 0.0
+    touched: float = 0.0
+    fingerprint: str = ""  # of the model that the state belongs to
+    state: bytes | None = None  # as read from the store, until it is in a slot
+    initial: bool = True  # it starts from the initial state, and its slot holds nothing
+    used: int = 0  # the last tick that used it
 
-    def __init__(self, session: str, token: int, version: int) -> None:
-        """Make an entry without a slot; `token` and `version` are the store's."""
-        self.session = session
-        self.token = token
-        self.version = version
-        self.slot = -1  # none
-        self.state: bytes | None = None  # as read from the store, until it is in a slot
-        self.seq = 0
-        self.steps = 0
-        self.opened = 0.0
-        self.touched = 0.0
-        self.fingerprint = ""
-        self.used = 0  # the last tick that used it
-        self.initial = True  # it starts from the initial state, and its slot holds nothing
+
+_COLUMNS = ("token", "version", "seq", "steps", "opened", "touched", "initial", "used")
 
 
 class SessionTable:
@@ -67,34 +55,19 @@ class SessionTable:
         self.version: Ints = np.zeros(slots, np.int64)
         self.seq: Ints = np.zeros(slots, np.int64)
         self.steps: Ints = np.zeros(slots, np.int64)
-        self.used: Ints = np.zeros(slots, np.int64)
         self.opened: Floats = np.zeros(slots)
         self.touched: Floats = np.zeros(slots)
         self.initial = np.ones(slots, bool)
+        self.used: Ints = np.zeros(slots, np.int64)
 
     def write(self, entry: SessionEntry) -> None:
         """Copy the entry of a session into its slot."""
-        slot = entry.slot
-        self.token[slot] = entry.token
-        self.version[slot] = entry.version
-        self.seq[slot] = entry.seq
-        self.steps[slot] = entry.steps
-        self.used[slot] = entry.used
-        self.opened[slot] = entry.opened
-        self.touched[slot] = entry.touched
-        self.initial[slot] = entry.initial
+        for name in _COLUMNS:
+            getattr(self, name)[entry.slot] = getattr(entry, name)
 
     def read(self, session: str, slot: int) -> SessionEntry:
         """Return the entry of the session in a slot, without its fingerprint."""
-        entry = SessionEntry(session, int(self.token[slot]), int(self.version[slot]))
-        entry.slot = slot
-        entry.seq = int(self.seq[slot])
-        entry.steps = int(self.steps[slot])
-        entry.used = int(self.used[slot])
-        entry.opened = float(self.opened[slot])
-        entry.touched = float(self.touched[slot])
-        entry.initial = bool(self.initial[slot])
-        return entry
+        return SessionEntry(session, slot=slot, **{name: getattr(self, name)[slot].item() for name in _COLUMNS})
 
     def advance(self, slots: Slots, versions: Ints, *, inputs: int, steps: int, now: float) -> None:
         """Note that `inputs` inputs with `steps` steps in all were applied to each of these sessions."""

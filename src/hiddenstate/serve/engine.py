@@ -344,7 +344,7 @@ class Engine:
 
     def _push(self, future: ResultFuture, session: str, x: Any, seq: int | None, place: int = 0) -> Push:
         piece, single_step = self._model.read(x)
-        if not _are_seqs([seq]):
+        if seq is not None and not _are_seqs([seq]):
             raise BadInput(f"seq is {seq!r}, but inputs are numbered from 1 on.")
         source, steps = piece.unsqueeze(0), len(piece)
         return Push(checked(session), future, source, steps=steps, single_step=single_step, seq=seq, place=place)

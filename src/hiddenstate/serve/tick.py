@@ -352,7 +352,4 @@ class TickRunner:
 def _entry(session: str, claim: Claim) -> SessionEntry:
     row = claim.row
     assert row is not None
-    entry = SessionEntry(session, claim.token, claim.version)
-    entry.seq, entry.steps, entry.opened, entry.touched, entry.fingerprint, entry.state = row
-    entry.initial = row.state is None
-    return entry
+    return SessionEntry(session, claim.token, claim.version, initial=row.state is None, **row._asdict())
