@@ -46,7 +46,7 @@ def test_a_coroutine_is_woken_from_another_thread():
         future = AsyncResultFuture(1)
         future.put(0, 7)
         threading.Thread(target=notify_all, args=([future],)).start()
-        return await asyncio.wait_for(future.future, 5)
+        return await asyncio.wait_for(future.waiter, 5)
 
     assert asyncio.run(ask()) == [7]
 

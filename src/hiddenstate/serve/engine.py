@@ -386,7 +386,7 @@ class Engine:
         """Queue an operation and await its result."""
         future = AsyncResultFuture(1)
         self._worker.submit_async([make(future)])
-        return _one(await future.future)
+        return _one(await future.waiter)
 
 
 def _one(results: list[Any]) -> Any:

@@ -71,25 +71,25 @@ class ResultFuture:
 
 
 class AsyncResultFuture(ResultFuture):
-    """The same for a coroutine, which awaits `future`."""
+    """The same for a coroutine, which awaits `waiter`."""
 
-    __slots__ = ("future", "loop")
+    __slots__ = ("loop", "waiter")
 
     def __init__(self, count: int) -> None:
         """Expect `count` results in the running event loop."""
         self._expect(count)
         self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[list[Any]] = self.loop.create_future()
+        self.waiter: asyncio.Future[list[Any]] = self.loop.create_future()
 
     @property
     def cancelled(self) -> bool:
         """Whether the coroutine was cancelled."""
-        return self.future.cancelled()
+        return self.waiter.cancelled()
 
     def notify(self) -> None:
         """Set the asyncio future; called in its own event loop."""
-        if not self.future.done():
-            self.future.set_result(self.results)
+        if not self.waiter.done():
+            self.waiter.set_result(self.results)
 
 
 def notify_all(futures: Iterable[ResultFuture]) -> None:
@@ -253,7 +253,7 @@ class Push(SessionOperation):
     async def outcome(self) -> Any:
         """Return the result, or raise the error; from then on `seq` is the number that the input was given."""
         assert isinstance(self.future, AsyncResultFuture)
-        result = (await self.future.future)[self.place]
+        result = (await self.future.waiter)[self.place]
         if isinstance(result, Exception):
             raise result
         return result
@@ -262,7 +262,7 @@ class Push(SessionOperation):
 async def outcomes(pushes: Sequence[Push]) -> list[Any]:
     """Return the results, errors included, of inputs that share one future and have it to themselves."""
     assert isinstance(pushes[0].future, AsyncResultFuture)
-    return await pushes[0].future.future
+    return await pushes[0].future.waiter
 
 
 class PushChain(SessionOperation):
