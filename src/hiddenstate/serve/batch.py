@@ -90,12 +90,13 @@ class Batch:
         """Return all inputs as one tensor `(row, step, ...)`, padded where their lengths differ."""
         if isinstance(self.inputs, PushMany):
             return self.inputs.source
-        each = [row.pushes if isinstance(row, PushChain) else (row,) for row in self.inputs]
         if padded:
-            whole = [torch.cat([push.piece(layout.dtype, layout.step_shape) for push in pushes]) for pushes in each]
-            return torch.nn.utils.rnn.pad_sequence(whole, batch_first=True)
-        stacked = _stacked([push for pushes in each for push in pushes], layout)
-        return stacked.reshape(len(self), -1, *layout.step_shape)
+            pieces = [
+                torch.cat([push.piece(layout.dtype, layout.step_shape) for push in _pushes(row)]) for row in self.inputs
+            ]
+            return torch.nn.utils.rnn.pad_sequence(pieces, batch_first=True)
+        pushes = [push for row in self.inputs for push in (row.pushes if type(row) is PushChain else (row,))]
+        return _stacked(pushes, layout).reshape(len(self), -1, *layout.step_shape)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -280,6 +281,10 @@ class BatchRunner:
 def first_push(given: RowInput) -> Push:
     """Return the first input of a row."""
     return given.pushes[0] if isinstance(given, PushChain) else given
+
+
+def _pushes(given: RowInput) -> Sequence[Push]:
+    return given.pushes if isinstance(given, PushChain) else (given,)
 
 
 def _stacked(pushes: Sequence[Push], layout: ModelLayout) -> Tensor:
