@@ -1,12 +1,18 @@
-"""Stores to run the same tests on."""
+"""Stores to run the same tests on, and a server to talk to."""
 
 import uuid
 from collections.abc import Iterator
 
+import httpx
 import pytest
+import torch
+from torch import nn
 
+from hiddenstate.serve import Engine
 from tests.support import redis
+from tests.support.models import Deep
 from tests.support.redis import RedisServer
+from tests.support.web import serving
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +34,15 @@ def address(request, tmp_path) -> str:
         case "redis":
             return request.getfixturevalue("redis_server").address(uuid.uuid4().hex)
     return "memory:"
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return Deep().eval()
+
+
+@pytest.fixture
+def http(model):
+    with Engine(model) as engine, serving(engine) as url, httpx.Client(base_url=url, trust_env=False) as client:
+        yield client

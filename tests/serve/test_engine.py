@@ -693,7 +693,7 @@ def test_inputs_to_one_session_are_applied_in_the_order_they_came():
     torch.testing.assert_close(torch.stack(got), whole(model, x), **CLOSE)
 
 
-def test_every_verb_has_its_twin():
+def test_every_method_has_its_twin():
     async def main(engine: Engine) -> None:
         a = await engine.aopen("a")
         await engine.apush(a, torch.randn(3))

@@ -191,9 +191,9 @@ def test_a_worker_paused_past_its_lease_is_fenced(redis_server):
 
 @pytest.mark.redis
 def test_a_session_that_another_worker_never_lets_go_is_refused_in_the_end(redis_server, monkeypatch):
-    from hiddenstate.serve import worker
+    from hiddenstate.serve import tick
 
-    monkeypatch.setattr(worker, "_PATIENCE", 0.2)
+    monkeypatch.setattr(tick, "_PATIENCE", 0.2)
     store = redis_server.address(uuid.uuid4().hex, lease=30)
     torch.manual_seed(0)
     slow, other = Gated(), Gated()

@@ -2,7 +2,7 @@
 
 from .client import Client
 from .engine import Engine
-from .running import app, run
+from .server import app, run
 from .session import Session
 
 __all__ = ["Client", "Engine", "Session", "app", "run"]

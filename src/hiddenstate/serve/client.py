@@ -1,23 +1,26 @@
-"""A client that goes on where it was: it numbers its inputs, repeats what was not answered, and reconnects."""
+"""A client that survives lost connections: it numbers its inputs, repeats those without an answer, and reconnects."""
 
 from __future__ import annotations
 
+import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from .. import errors
 from ..errors import BadInput, HiddenStateError, MissingExtra, Overloaded, SequenceGap, ServeError, SessionLost
 from .session import Session
-from .streaming import Stream
-from .wire import SAFETENSORS, pack
+from .wire import SAFETENSORS, pack, to_raw
 
 _BUSY = 503
+_SEQ_BYTES = 8  # in front of the binary frames of a stream
 
 
 class Client:
@@ -40,7 +43,7 @@ class Client:
         # Not through a proxy that the environment names: the server is where the address says.
         self._http = httpx.Client(base_url=self._url, headers=headers, timeout=timeout, trust_env=False)
         self._away = httpx.TransportError
-        self._seqs: dict[str, int] = {}  # the last input that is known to be applied
+        self._seqs: dict[str, int] = {}  # the last input known to be applied
 
     def open(self, session: str | None = None, *, exist_ok: bool = False) -> str:
         """Begin a session and return its name."""
@@ -66,7 +69,7 @@ class Client:
         path, data = f"{_path(session)}/steps", pack({"x": x})
         answer = self._ask("POST", path, params={"seq": number}, content=data, headers=headers)
         self._seqs[session] = max(number, self._seqs.get(session, 0))
-        return unnamed(safetensors.torch.load(answer.content))
+        return unwrapped(safetensors.torch.load(answer.content))
 
     def stream(self, session: str, xs: Iterable[Tensor], *, begin: bool = False) -> Iterator[Any]:
         """Apply many inputs through a WebSocket, several under way at once, and yield their outputs in order.
@@ -75,10 +78,10 @@ class Client:
         is not there is begun.
         """
         address = f"ws{self._url.removeprefix('http')}{_path(session)}/stream{'?open=true' if begin else ''}"
-        stream = Stream(address, token=self._token, patience=self._patience, timeout=self._timeout)
+        stream = ClientStream(address, token=self._token, patience=self._patience, timeout=self._timeout)
         self._seqs.pop(session, None)
         for output in stream.run(iter(xs)):
-            yield unnamed(output) if isinstance(output, Mapping) else output
+            yield unwrapped(output) if isinstance(output, Mapping) else output
 
     def close(self, session: str) -> None:
         """End a session."""
@@ -86,7 +89,7 @@ class Client:
         self._seqs.pop(session, None)
 
     def reset(self, session: str) -> None:
-        """Let a session start anew; the numbering of its inputs goes on."""
+        """Put a session back in the initial state; the numbering of its inputs continues."""
         self._ask("POST", f"{_path(session)}/reset")
 
     def fork(self, session: str, target: str | None = None) -> str:
@@ -105,7 +108,7 @@ class Client:
         return session
 
     def info(self, session: str) -> Session:
-        """Tell how far a session has come."""
+        """Return how far a session has come."""
         return Session(**self._ask("GET", _path(session)).json())
 
     def sessions(self, prefix: str = "", *, after: str = "", limit: int = 1000) -> list[str]:
@@ -114,11 +117,11 @@ class Client:
         return list(self._ask("GET", "/v1/sessions", params=asked).json()["sessions"])
 
     def __enter__(self) -> Client:
-        """Return itself."""
+        """Return the client."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Let go of the connections; the sessions stay."""
+        """Close the connections; the sessions stay."""
         self._http.close()
 
     def _next(self, session: str) -> int:
@@ -130,7 +133,7 @@ class Client:
         return self._again(lambda: self._http.request(method, path, **content))
 
     def _again(self, ask: Callable[[], Any]) -> Any:
-        """Ask until there is an answer, or patience ends."""
+        """Ask until there is an answer, or `patience` is over."""
         end, pause = time.monotonic() + self._patience, 0.05
         while True:
             try:
@@ -149,7 +152,78 @@ class Client:
             pause = min(1.0, 2 * pause)
 
 
-def unnamed(tensors: Mapping[str, Tensor]) -> Any:
+class ClientStream:
+    """A stream over one WebSocket after another: after a break, inputs without an answer are sent again."""
+
+    def __init__(self, address: str, *, token: str | None, patience: float, timeout: float) -> None:
+        """Connect to `address` when `run` begins."""
+        self._address, self._patience, self._timeout = address, patience, timeout
+        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._under_way: deque[tuple[int, bytes]] = deque()  # number and frame of each input without an answer
+        self._next = 0
+        self._facts: Mapping[str, Any] = {}
+
+    def run(self, xs: Iterator[Tensor]) -> Iterator[Tensor | dict[str, Tensor]]:
+        """Yield an output for each input, in order."""
+        try:
+            from websockets.exceptions import WebSocketException
+            from websockets.sync.client import connect
+        except ModuleNotFoundError as error:
+            raise MissingExtra("a stream needs websockets: pip install 'hiddenstate[serve]'.") from error
+        progress, pause = time.monotonic(), 0.05
+        while True:
+            try:
+                options: dict[str, Any] = {"max_size": None, "open_timeout": self._timeout, "proxy": None}
+                with connect(self._address, additional_headers=self._headers, compression=None, **options) as socket:
+                    self._ready(socket)
+                    for _, frame in self._under_way:
+                        socket.send(frame)
+                    while self._fill(socket, xs):
+                        output = self._answer(socket)
+                        progress, pause = time.monotonic(), 0.05
+                        yield output
+                    socket.send('{"type": "eof"}')
+                    return
+            except (OSError, WebSocketException, TimeoutError) as error:
+                if time.monotonic() - progress + pause > self._patience:
+                    raise ServeError(f"{self._address} does not answer: {type(error).__name__}: {error}") from error
+            time.sleep(pause)
+            pause = min(1.0, 2 * pause)
+
+    def _ready(self, socket: Any) -> None:
+        self._facts = _checked_text(socket.recv(timeout=self._timeout))
+        self._next = self._next or self._facts["seq"] + 1
+
+    def _fill(self, socket: Any, xs: Iterator[Tensor]) -> bool:
+        """Send as many inputs as may be under way; return False when all are answered."""
+        while len(self._under_way) < self._facts["window"]:
+            x = next(xs, None)
+            if x is None:
+                break
+            dtype = getattr(torch, self._facts["dtype"])
+            frame = self._next.to_bytes(_SEQ_BYTES, "little") + to_raw(torch.as_tensor(x).to(dtype))
+            self._under_way.append((self._next, frame))
+            self._next += 1
+            socket.send(frame)
+        return bool(self._under_way)
+
+    def _answer(self, socket: Any) -> Tensor | dict[str, Tensor]:
+        data = socket.recv(timeout=self._timeout)
+        if isinstance(data, str):
+            _checked_text(data)
+            raise ServeError(f"the server said {data[:200]} where an output was expected.")
+        seq, _ = self._under_way[0]
+        if int.from_bytes(data[:_SEQ_BYTES], "little") != seq:
+            raise ServeError(f"an answer to input {seq} was expected, but another one came.")
+        self._under_way.popleft()
+        outputs = self._facts["outputs"]
+        if len(outputs) > 1 or outputs[0]["name"] != "y":
+            return dict(safetensors.torch.load(bytes(data[_SEQ_BYTES:])))
+        flat = torch.frombuffer(bytearray(data[_SEQ_BYTES:]), dtype=getattr(torch, outputs[0]["dtype"]))
+        return flat.view(outputs[0]["shape"])
+
+
+def unwrapped(tensors: Mapping[str, Tensor]) -> Any:
     """Return the one tensor, or several by their names within the output."""
     if set(tensors) == {"y"}:
         return tensors["y"]
@@ -157,7 +231,7 @@ def unnamed(tensors: Mapping[str, Tensor]) -> Any:
 
 
 def as_error(facts: Mapping[str, Any]) -> HiddenStateError:
-    """Return the error that a server tells of."""
+    """Return the error that a server reports."""
     kind, message = facts.get("kind"), str(facts.get("message"))
     if kind == "SessionLost":
         return SessionLost(message, str(facts.get("reason", "unknown")))
@@ -181,3 +255,11 @@ def _path(session: str) -> str:
     if not isinstance(session, str) or not session or "/" in session:
         raise BadInput(f"the session is {session!r}, but a name without slashes is needed.")
     return f"/v1/sessions/{quote(session, safe='')}"
+
+
+def _checked_text(data: str | bytes) -> Mapping[str, Any]:
+    """Return the content of a text frame, or raise the error that it reports."""
+    content: Mapping[str, Any] = json.loads(data)
+    if content.get("type") == "error":
+        raise as_error(content)
+    return content

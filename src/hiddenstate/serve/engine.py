@@ -5,27 +5,42 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import BadInput
-from .driving import Driving
-from .inputs import Many, Output, Push
-from .line import Line
-from .ops import AsyncTicket, Op, Ticket
-from .served import Served
-from .slab import Slab
-from .stats import Snapshot
+from ..state import State
+from .arena import Arena
+from .queue import OperationQueue
+from .session import Session, checked, named, read_import
+from .session_operations import (
+    AsyncResultFuture,
+    Close,
+    Export,
+    Fork,
+    Info,
+    ListNames,
+    Open,
+    OutputRow,
+    Push,
+    PushMany,
+    Reset,
+    ResultFuture,
+    SessionOperation,
+)
+from .stats import EngineStats
 from .stores import Store, open_store
-from .verbs import Verbs, are_numbers, checked
+from .tick import TickRunner
+from .trial import prepare
 from .worker import Worker
 
 _CPU = torch.device("cpu")
+_ENGINE: Any = object()  # stands for the engine itself, where a session could be named
 
 
-class Engine(Verbs):
+class Engine:
     """Serves an unmodified model to many sessions, each with a state of its own.
 
     An input is acknowledged only after the new state is in the store. A session fed in pieces equals one call:
@@ -40,7 +55,7 @@ class Engine(Verbs):
     True
 
     While the engine is open, the model is its own; `shutdown`, or the end of `with`, gives it back as it was.
-    Every verb has a twin for coroutines, called the same with an `a` in front: `await engine.apush(session, x)`.
+    Methods that wait have a twin for coroutines, with an `a` in front of the name: `await engine.apush(session, x)`.
     """
 
     def __init__(
@@ -62,16 +77,16 @@ class Engine(Verbs):
         """Check that the model can be served, open the store, and start.
 
         Args:
-            model: Any model with recurrent layers of which `hs.check_split` holds.
+            model: Any model with recurrent layers for which `hs.check_split` holds.
             store: `memory:`, `sqlite:///path` or `redis://host:port/number`.
-            max_batch: Operations in one tick at most.
-            max_sessions: States held at hand; those of further sessions lie in the store alone until they are needed.
-            max_stored: Sessions in the store at most; further ones are refused (`Overloaded`).
+            max_batch: The most operations in one tick.
+            max_sessions: States held in memory; those of further sessions are in the store alone until needed.
+            max_stored: The most sessions in the store; further ones are refused (`Overloaded`).
             max_pending: Operations that may wait at once; further ones are refused.
-            max_wait_ms: How long an input waits at most for others to join its tick. It waits only for as many as came
-                last time, so a lone caller never does.
+            max_wait_ms: The longest that an input waits for others to join its tick. It waits only for as many as came
+                last time, so a lone caller never waits.
             ttl: Seconds without an input after which a session expires; None: never.
-            replay: How many answers of each session are kept, to be given again when an input is repeated.
+            replay: How many answers are kept of each session, to be given again when an input is repeated.
             example: An input as the model takes it, where none can be made up.
             init: What a session starts from, as in `hs.Carry`.
             clock: Seconds since the epoch.
@@ -84,23 +99,21 @@ class Engine(Verbs):
             raise BadInput(
                 f"replay is {replay}, max_wait_ms {max_wait_ms} and ttl {ttl}: none of them can be negative."
             )
-        self._served = Served(model, example=example, init=init)
+        self._model = prepare(model, example=example, init=init)
         try:
             self._store = open_store(store)
             self._store.ttl, self._store.replay = ttl, replay
-            slab = Slab(self._served.initial(), max_sessions)
-            self._slab = slab
-            chains = self._store.chains and self._served.every_step
-            self._line = Line(most=max_pending, max_wait=max_wait_ms / 1e3, chains=chains)
-            self._worker = Worker(
-                self._served, self._store, self._line, slab=slab, batch=max_batch, limit=max_stored, clock=clock
-            )
+            self._arena = Arena(self._model.initial(), max_sessions)
+            max_wait, chains = max_wait_ms / 1e3, self._store.chains and self._model.every_step
+            self._queue = queue = OperationQueue(max_size=max_pending, max_wait=max_wait, chains=chains)
+            ticks = TickRunner(self._model, self._store, queue, arena=self._arena, max_stored=max_stored, clock=clock)
+            most = min(max_batch, max_sessions)
+            self._worker = Worker(ticks, queue, self._store, max_batch=most, max_wait=max_wait)
         except BaseException:
-            self._served.close()
+            self._model.close()
             raise
         self._closed = False
-        self._driving = Driving(self._worker, self._line, max_wait=max_wait_ms / 1e3)
-        self._worker.start(self._driving.pass_on)
+        self._worker.start()
 
     # Inputs.
 
@@ -109,53 +122,53 @@ class Engine(Verbs):
 
         Args:
             session: Its name.
-            x: One step as the model sees it, without batch and time, or steps of that shape one after another.
+            x: One step without batch and time axes, or several steps stacked along a time axis in front.
             seq: The number of this input, counted from 1: a repeated one is answered again and not applied again, a gap
-                is an error. None: whatever comes next.
-            timeout: Seconds to wait for the answer at most.
+                is an error. None: the next one.
+            timeout: The most seconds to wait for the answer.
         """
-        ticket = Ticket(1)
-        push = self._push(ticket, session, x, seq)
+        future = ResultFuture(1)
+        push = self._push(future, session, x, seq)
         if timeout is None:
-            self._driving.stand_here([push])
+            self._worker.submit([push])
         else:
-            self._line.add([push])
-        return self._output(_one(ticket.wait(timeout)), x)
+            self._queue.add([push])
+        return self._output(_one(future.wait(timeout)), x)
 
     async def apush(self, session: str, x: Any, seq: int | None = None) -> Any:
-        """Do as `push`; cancelled before its tick, the input is not applied."""
+        """Do as `push`; an input that is cancelled before its tick is not applied."""
         return self._output(await self.submit(session, x, seq).outcome(), x)
 
     def submit(self, session: str, x: Any, seq: int | None = None) -> Push:
-        """Let an input stand in line at once, and return it: await its `outcome`, and then read its `seq`.
+        """Queue an input at once, and return it: await its `outcome`, and then read its `seq`.
 
         For event loops with many inputs under way: no task is made for each. `output` makes tensors of the outcome.
         """
-        push = self._push(AsyncTicket(1), session, x, seq)
-        self._driving.stand([push])
+        push = self._push(AsyncResultFuture(1), session, x, seq)
+        self._worker.submit_async([push])
         return push
 
     def submit_raw(self, session: str, frames: Sequence[tuple[memoryview, int | None]]) -> list[Push]:
-        """Do as `submit` with several inputs, each as the bare bytes of its steps in the model's dtype and its number.
+        """Do as `submit` with several inputs, each as the raw bytes of its steps in the model's dtype and its number.
 
-        They are answered together: the outcome of any is there when those of all are.
+        They are answered together: no outcome is there before all are.
         """
-        ticket = AsyncTicket(len(frames))
-        width = self._served.layout.width
+        future = AsyncResultFuture(len(frames))
+        width = self._model.layout.width
         pushes = [
-            Push(session, ticket, place, (data, len(data) // width, False, seq))
+            Push(session, future, data, steps=len(data) // width, single_step=False, seq=seq, place=place)
             for place, (data, seq) in enumerate(frames)
         ]
-        self._driving.stand(pushes)
+        self._worker.submit_async(pushes)
         return pushes
 
-    def output(self, outcome: Output) -> Any:
-        """Return what an input was answered with, as `push` returns it."""
-        return self._served.output(outcome, _CPU)
+    def output(self, outcome: OutputRow) -> Any:
+        """Return the outcome of an input as `push` returns it."""
+        return self._model.output(outcome, _CPU)
 
-    def output_raw(self, outcome: Output) -> bytes | None:
-        """Return the same as bare bytes, None where it is more than one tensor."""
-        return self._served.raw(outcome)
+    def output_raw(self, outcome: OutputRow) -> bytes | None:
+        """Return the same as raw bytes, None where it is more than one tensor."""
+        return self._model.raw(outcome)
 
     def push_many(
         self,
@@ -168,8 +181,8 @@ class Engine(Verbs):
         """Apply one input to each of many sessions at once, and return their outputs in that order.
 
         Inputs in one tensor, `(session, ...)`, are answered in one tensor; those in a list, in a list. Where some fail,
-        the others are applied all the same: the first error is raised, or with `errors="return"` a list is returned
-        in which each error stands in place of an output.
+        the others are applied all the same: the first error is raised, or with `errors="return"` a list is returned in
+        which each error takes the place of an output.
         """
         if errors not in ("raise", "return"):
             raise BadInput(f"errors is {errors!r}, but it is 'raise' or 'return'.")
@@ -178,13 +191,13 @@ class Engine(Verbs):
             raise BadInput(f"there are {len(sessions)} sessions, {len(xs)} inputs and {count} numbers of inputs.")
         if not len(sessions):
             return []
-        ticket = Ticket(len(sessions))
-        self._driving.stand_here(self._pushes(ticket, sessions, xs, seqs))
-        results = ticket.wait(None)
-        if len(ticket.rows) == 1 and ticket.rows[0][1] == len(results) and errors == "raise":
-            return self._rebuilt(ticket.rows[0][2], xs)
-        for place, count, leaves in ticket.rows:
-            results[place : place + count] = [Output(leaves, row, None) for row in range(count)]
+        future = ResultFuture(len(sessions))
+        self._worker.submit(self._pushes(future, sessions, xs, seqs))
+        results = future.wait(None)
+        if len(future.rows) == 1 and future.rows[0][1] == len(results) and errors == "raise":
+            return self._rebuilt(future.rows[0][2], xs)
+        for place, count, leaves in future.rows:
+            results[place : place + count] = [OutputRow(leaves, row, None) for row in range(count)]
         if errors == "raise":
             for result in results:
                 if isinstance(result, Exception):
@@ -193,27 +206,104 @@ class Engine(Verbs):
                 return self._stacked(results, xs)
         return [r if isinstance(r, Exception) else self._output(r, x) for r, x in zip(results, xs, strict=True)]
 
+    # Sessions.
+
+    def open(self, session: str | None = None, *, exist_ok: bool = False) -> str:
+        """Begin a session and return its name, made up where none is given."""
+        return cast(str, self._run(lambda future: Open(named(session), future, exist_ok=exist_ok)))
+
+    async def aopen(self, session: str | None = None, *, exist_ok: bool = False) -> str:
+        """Do as `open`."""
+        return cast(str, await self._arun(lambda future: Open(named(session), future, exist_ok=exist_ok)))
+
+    def close(self, session: str = _ENGINE) -> None:
+        """End a session and delete its state. Without a session, stop the engine itself, as `shutdown` does."""
+        if session is _ENGINE:
+            self.shutdown()
+        else:
+            self._run(lambda future: Close(checked(session), future))
+
+    async def aclose(self, session: str) -> None:
+        """Do as `close` with a session."""
+        await self._arun(lambda future: Close(checked(session), future))
+
+    def reset(self, session: str) -> None:
+        """Put a session back in the initial state; the numbering of its inputs continues."""
+        self._run(lambda future: Reset(checked(session), future))
+
+    async def areset(self, session: str) -> None:
+        """Do as `reset`."""
+        await self._arun(lambda future: Reset(checked(session), future))
+
+    def fork(self, session: str, target: str | None = None) -> str:
+        """Begin another session in the state of this one, and return its name."""
+        return cast(str, self._run(lambda future: Fork(checked(session), future, target=named(target))))
+
+    async def afork(self, session: str, target: str | None = None) -> str:
+        """Do as `fork`."""
+        return cast(str, await self._arun(lambda future: Fork(checked(session), future, target=named(target))))
+
+    def export(self, session: str) -> bytes:
+        """Return a session's state as a safetensors file, with its model and the number of its last input."""
+        return cast(bytes, self._run(lambda future: Export(checked(session), future)))
+
+    async def aexport(self, session: str) -> bytes:
+        """Do as `export`."""
+        return cast(bytes, await self._arun(lambda future: Export(checked(session), future)))
+
+    def import_(self, session: str, state: bytes | State, *, any_model: bool = False) -> str:
+        """Put a session, which is begun if it does not exist, where an exported one was.
+
+        Args:
+            session: Its name.
+            state: What `export` returned, or a State of one row, which then counts as after no input.
+            any_model: Whether to accept a file that names no model, or another one.
+        """
+        options: dict[str, Any] = {"model": self._model, "any_model": any_model}
+        return cast(str, self._run(lambda future: read_import(session, future, state, **options)))
+
+    async def aimport_(self, session: str, state: bytes | State, *, any_model: bool = False) -> str:
+        """Do as `import_`."""
+        options: dict[str, Any] = {"model": self._model, "any_model": any_model}
+        return cast(str, await self._arun(lambda future: read_import(session, future, state, **options)))
+
+    def info(self, session: str) -> Session:
+        """Return how far a session has come."""
+        return cast(Session, self._run(lambda future: Info(checked(session), future)))
+
+    async def ainfo(self, session: str) -> Session:
+        """Do as `info`."""
+        return cast(Session, await self._arun(lambda future: Info(checked(session), future)))
+
+    def sessions(self, prefix: str = "", *, after: str = "", limit: int = 1_000_000) -> list[str]:
+        """Return up to `limit` names of sessions in order: those that begin with `prefix` and come after `after`."""
+        return cast("list[str]", self._run(lambda future: ListNames(prefix, future, after=after, limit=limit)))
+
+    async def asessions(self, prefix: str = "", *, after: str = "", limit: int = 1_000_000) -> list[str]:
+        """Do as `sessions`."""
+        return cast("list[str]", await self._arun(lambda future: ListNames(prefix, future, after=after, limit=limit)))
+
     # The engine itself.
 
     @property
     def fingerprint(self) -> str:
-        """The mark of this model, which every state it makes bears."""
-        return self._served.fingerprint
+        """The fingerprint of the model, which is stored with every state."""
+        return self._model.fingerprint
 
     @property
     def step_shape(self) -> tuple[int, ...]:
         """The shape of one step of one session."""
-        return self._served.layout.step_shape
+        return self._model.layout.step_shape
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of inputs."""
-        return self._served.layout.dtype
+        return self._model.layout.dtype
 
     @property
     def outputs(self) -> list[dict[str, Any]]:
-        """Name, dtype and shape of each tensor that a piece is answered with; -1 stands for its steps."""
-        return self._served.described()
+        """Name, dtype and shape of each tensor of the output; -1 stands for the number of steps."""
+        return self._model.described()
 
     @property
     def replay(self) -> int:
@@ -222,75 +312,81 @@ class Engine(Verbs):
 
     @property
     def hot(self) -> int:
-        """How many states are at hand."""
-        return len(self._slab)
+        """How many sessions have their state in memory."""
+        return len(self._arena)
 
     @property
     def pending(self) -> int:
-        """How many operations wait or are under way."""
-        return len(self._line)
+        """How many operations wait or are in a tick."""
+        return len(self._queue)
 
-    def stats(self) -> Snapshot:
-        """Return what the engine has done, in numbers."""
-        return self._worker.stats.snapshot()
+    def stats(self) -> EngineStats:
+        """Return counts and latencies since the start."""
+        return self._worker.counter.snapshot()
 
     def shutdown(self) -> None:
-        """Take no more, finish and commit what is under way, and give the model back as it was."""
-        self._line.close()
+        """Refuse new operations, finish and commit what is under way, and give the model back as it was."""
+        self._queue.close()
         if self._closed:
             return
         self._closed = True
         self._worker.join()
         self._store.close()
-        self._served.close()
+        self._model.close()
 
     def __enter__(self) -> Engine:
-        """Return itself."""
+        """Return the engine."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Shut down."""
         self.shutdown()
 
-    def _push(self, ticket: Ticket, session: str, x: Any, seq: int | None, place: int = 0) -> Push:
-        piece, alone = self._served.read(x)
-        if seq is not None and (isinstance(seq, bool) or not isinstance(seq, int) or seq < 1):
+    def _push(self, future: ResultFuture, session: str, x: Any, seq: int | None, place: int = 0) -> Push:
+        piece, single_step = self._model.read(x)
+        if seq is not None and not _are_seqs([seq]):
             raise BadInput(f"seq is {seq!r}, but inputs are numbered from 1 on.")
-        push = Push(checked(session), ticket, place, (piece.unsqueeze(0), len(piece), alone, seq))
-        push.row = 0
-        return push
+        source, steps = piece.unsqueeze(0), len(piece)
+        return Push(checked(session), future, source, steps=steps, single_step=single_step, seq=seq, place=place)
 
     def _pushes(
-        self, ticket: Ticket, sessions: Sequence[str], xs: Sequence[Any] | Tensor, seqs: Sequence[int | None] | None
-    ) -> Sequence[Op]:
-        if isinstance(xs, Tensor) and set(map(type, sessions)) == {str} and (seqs is None or are_numbers(seqs)):
-            source, alone = self._served.read_rows(xs)
-            return [Many(list(sessions), ticket, 0, (source, alone, None if seqs is None else list(seqs)))]
+        self,
+        future: ResultFuture,
+        sessions: Sequence[str],
+        xs: Sequence[Any] | Tensor,
+        seqs: Sequence[int | None] | None,
+    ) -> Sequence[SessionOperation]:
+        if isinstance(xs, Tensor) and set(map(type, sessions)) == {str} and (seqs is None or _are_seqs(seqs)):
+            source, single_step = self._model.read_rows(xs)
+            numbers = None if seqs is None else list(seqs)
+            return [PushMany(list(sessions), future, source, single_step=single_step, seqs=numbers)]
         each = enumerate(zip(sessions, xs, seqs or [None] * len(sessions), strict=True))
-        return [self._push(ticket, session, x, seq, place) for place, (session, x, seq) in each]
+        return [self._push(future, session, x, seq, place) for place, (session, x, seq) in each]
 
-    def _output(self, outcome: Output, x: Any) -> Any:
-        """Return an output where its input came from."""
-        return self._served.output(outcome, x.device if isinstance(x, Tensor) else _CPU)
+    def _output(self, outcome: OutputRow, x: Any) -> Any:
+        """Return an output on the device of its input."""
+        return self._model.output(outcome, x.device if isinstance(x, Tensor) else _CPU)
 
-    def _stacked(self, outcomes: list[Output], xs: Tensor) -> Any:
+    def _stacked(self, outcomes: list[OutputRow], xs: Tensor) -> Any:
         """Return all outputs in one tensor, `(session, ...)`."""
         columns = zip(*([None if leaf is None else leaf[o.row] for leaf in o.leaves] for o in outcomes), strict=True)
         found = [[leaf for leaf in column if leaf is not None] for column in columns]
         return self._rebuilt([torch.stack(column) if column else None for column in found], xs)
 
     def _rebuilt(self, leaves: list[Tensor | None], xs: Any) -> Any:
-        return self._served.rebuild([None if leaf is None else leaf.to(xs.device) for leaf in leaves])
+        return self._model.rebuild([None if leaf is None else leaf.to(xs.device) for leaf in leaves])
 
-    def _now(self, ask: Callable[[Ticket], Op]) -> Any:
-        ticket = Ticket(1)
-        self._driving.stand_here([ask(ticket)])
-        return _one(ticket.wait(None))
+    def _run(self, make: Callable[[ResultFuture], SessionOperation]) -> Any:
+        """Queue an operation and wait for its result."""
+        future = ResultFuture(1)
+        self._worker.submit([make(future)])
+        return _one(future.wait(None))
 
-    async def _later(self, ask: Callable[[Ticket], Op]) -> Any:
-        ticket = AsyncTicket(1)
-        self._driving.stand([ask(ticket)])
-        return _one(await ticket.future)
+    async def _arun(self, make: Callable[[ResultFuture], SessionOperation]) -> Any:
+        """Queue an operation and await its result."""
+        future = AsyncResultFuture(1)
+        self._worker.submit_async([make(future)])
+        return _one(await future.waiter)
 
 
 def _one(results: list[Any]) -> Any:
@@ -298,3 +394,7 @@ def _one(results: list[Any]) -> Any:
     if isinstance(result, Exception):
         raise result
     return result
+
+
+def _are_seqs(seqs: Sequence[Any]) -> bool:
+    return all([seq is None or (isinstance(seq, int) and seq >= 1 and not isinstance(seq, bool)) for seq in seqs])

@@ -1,4 +1,4 @@
-"""What an engine does, in numbers."""
+"""What an engine has done, in numbers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .inputs import Chain, Many, Push
-from .ops import Op, Ticket
+from .session_operations import Push, PushChain, PushMany, ResultFuture, SessionOperation
 
-_KEPT = 1024  # ticks and answers that quantiles look back on
+_KEPT = 1024  # ticks and answers that means and quantiles are taken over
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class EngineStats:
     """Totals since the start, and the last thousand or so ticks."""
 
     seconds: float  # since the start
@@ -29,8 +28,8 @@ class Snapshot:
     latency_p99: float
 
 
-class Stats:
-    """Counts ticks; read from any thread."""
+class TickCounter:
+    """Counts ticks and what was in them; read from any thread."""
 
     def __init__(self) -> None:
         """Start at zero."""
@@ -40,12 +39,12 @@ class Stats:
         self._lately: deque[tuple[int, float]] = deque(maxlen=_KEPT)  # operations, seconds
         self._latencies: deque[float] = deque(maxlen=_KEPT)
 
-    def tick(self, ops: Sequence[Op], tickets: Sequence[Ticket], began: float) -> None:
-        """Count one tick, which answered these tickets."""
+    def count(self, ops: Sequence[SessionOperation], complete: Sequence[ResultFuture], began: float) -> None:
+        """Count one tick: its operations, and the futures that it completed."""
         now = time.perf_counter()
-        single = [op for op in ops if not isinstance(op, Chain | Many)]
-        chained = [push for op in ops if isinstance(op, Chain) for push in op.pushes]
-        many = [op for op in ops if isinstance(op, Many)]
+        single = [op for op in ops if not isinstance(op, PushChain | PushMany)]
+        chained = [push for op in ops if isinstance(op, PushChain) for push in op.pushes]
+        many = [op for op in ops if isinstance(op, PushMany)]
         lengths = [op.steps for op in [*single, *chained] if type(op) is Push]
         together = sum([len(op) for op in many])
         failed = len([op for op in [*single, *chained] if isinstance(op.result, Exception)])
@@ -55,10 +54,10 @@ class Stats:
             self._steps += sum(lengths) + sum([op.steps * len(op) for op in many])
             self._failures += failed
             self._lately.append((len(single) + len(chained) + together, now - began))
-            self._latencies.extend([now - ticket.began for ticket in tickets])
+            self._latencies.extend([now - future.began for future in complete])
 
-    def snapshot(self) -> Snapshot:
-        """Return the numbers of this moment."""
+    def snapshot(self) -> EngineStats:
+        """Return the current numbers."""
         with self._lock:
             lately, latencies = list(self._lately), sorted(self._latencies)
             totals = (self._ticks, self._inputs, self._steps, self._failures)
@@ -66,4 +65,4 @@ class Stats:
             sum(column) / max(1, len(lately)) for column in (zip(*lately, strict=True) if lately else ((), ()))
         )
         p50, p99 = (latencies[int(share * (len(latencies) - 1))] if latencies else 0.0 for share in (0.5, 0.99))
-        return Snapshot(time.monotonic() - self._began, *totals, batch, seconds, p50, p99)
+        return EngineStats(time.monotonic() - self._began, *totals, batch, seconds, p50, p99)

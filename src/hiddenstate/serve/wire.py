@@ -1,4 +1,4 @@
-"""Tensors on the wire: as JSON, as safetensors, as bare bytes."""
+"""Tensors on the wire: as JSON, as safetensors, as raw bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def named_tensors(output: Any, name: str = "y") -> dict[str, Tensor]:
 
 
 def to_json(output: Any) -> Any:
-    """Return an output as JSON has it; a number that is not finite becomes null.
+    """Return an output as JSON values; a number that is not finite becomes None.
 
     >>> to_json((torch.tensor([1.0, float("-inf")]), None))
     [[1.0, None], None]
@@ -78,7 +78,7 @@ def pack(content: Mapping[str, Tensor]) -> bytes:
 
 
 def unpack(data: bytes, name: str = "x") -> Tensor:
-    """Return the tensor of that name in a safetensors file."""
+    """Return the one tensor in a safetensors file, which must have this name."""
     try:
         content = safetensors.torch.load(data)
     except (SafetensorError, LookupError, RuntimeError, TypeError, ValueError, AssertionError) as error:
@@ -91,19 +91,13 @@ def unpack(data: bytes, name: str = "x") -> Tensor:
 
 
 def to_raw(tensor: Tensor) -> bytes:
-    """Return bare bytes, little-endian, row after row."""
+    """Return the raw bytes of a tensor, little-endian, in row-major order."""
     plain = tensor.detach().cpu().contiguous()
     return plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
 
 
-def from_raw(data: bytes | memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Return steps of `shape` out of bare bytes."""
-    width = dtype.itemsize * math.prod(shape)
-    return torch.frombuffer(bytearray(data), dtype=dtype).view(len(data) // width, *shape)
-
-
 def parse_json(data: bytes | str) -> Any:
-    """Return what a JSON text says."""
+    """Return the value of a JSON text, or raise `BadInput`."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:

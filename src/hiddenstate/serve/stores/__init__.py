@@ -1,9 +1,8 @@
 """Where sessions are kept: in memory, in a SQLite file, or in a Redis that several workers share."""
 
-from .lookup import Floats, Ints, Lookup
+from .address import open_store
 from .memory import MemoryStore
-from .opening import open_store
-from .store import Advance, Blobs, Busy, Change, Claim, Row, Store
+from .store import Advance, Blobs, Busy, Change, Claim, Floats, Ints, Lookup, Row, Store
 
 __all__ = [
     "Advance",

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...errors import StoreFailed
-from .lookup import Lookup
-from .store import Advance, Change, Claim, Row, Store
+from .store import Advance, Change, Claim, Lookup, Row, Store
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -20,8 +19,8 @@ CREATE TABLE IF NOT EXISTS sessions (
 );
 CREATE TABLE IF NOT EXISTS answers (place INTEGER PRIMARY KEY, seq INTEGER NOT NULL, data BLOB NOT NULL);
 """
-# Where an answer lies: those of one tick side by side, so that a commit writes few pages. Numbers are never used again,
-# and so no session can find an answer of another.
+# The key of an answer: those of one tick are neighbors, so that a commit writes few pages. Sessions' numbers are never
+# used again, so no session can find the answer of another.
 _PLACE = "((? << 40) | (SELECT number FROM sessions WHERE id = ?))"
 _ANSWER = "INSERT OR REPLACE INTO answers (place, seq, data) VALUES (?, ?, ?)"
 _FORGET = f"DELETE FROM answers WHERE place = {_PLACE}"
@@ -34,10 +33,12 @@ _UPDATE = (
     "UPDATE sessions SET version = ?, seq = ?, steps = ?, opened = ?, touched = ?, fingerprint = ?, state = ? "
     "WHERE id = ? AND version = ?"
 )
-_MOVE = "UPDATE sessions SET version = ?, seq = ?, steps = ?, touched = ?, state = ? WHERE number = ? AND version = ?"
+_ADVANCE = (
+    "UPDATE sessions SET version = ?, seq = ?, steps = ?, touched = ?, state = ? WHERE number = ? AND version = ?"
+)
 _DELETE = "DELETE FROM sessions WHERE id = ? AND version = ?"
 _HOLDS = "SELECT 1 FROM sessions WHERE id = ? AND version = ?"
-_PLACES = 16  # of answers that an engine with another replay may have left
+_PLACES = 16  # answers to delete at least: an engine with another `replay` may have left more
 _FORMAT = 1
 _PAGE = 16384  # bytes: a few states of some KiB each, so that a commit writes few pages and none runs over
 _LOG = 32 * 2**20 // _PAGE  # pages
@@ -48,22 +49,22 @@ _ASKED_AT_ONCE = 500  # SQLite takes no more than 999 parameters everywhere
 class SqliteStore(Store):
     """Sessions in a file, in WAL mode with full synchronization: a commit survives a crash of process or machine.
 
-    A second engine on the same file does no harm: each sees that the other wrote, and looks again; whichever comes
-    late with a change finds another version, and looks again too.
+    A second engine on the same file does no harm: each notices that the other wrote and reads again, and a change that
+    comes too late finds another version and is made again.
     """
 
     chains = True
 
     def __init__(self, path: str, *, patience: float = 1.0) -> None:
-        """Open or make the file; wait `patience` seconds for somebody else's lock before giving up."""
+        """Open or create the file; wait `patience` seconds for another process's lock before giving up."""
         self._path = path
         try:
             self._db = sqlite3.connect(path, timeout=patience, isolation_level=None, check_same_thread=False)
-            self._db.execute(f"PRAGMA page_size = {_PAGE}")  # of a file that is made only now
+            self._db.execute(f"PRAGMA page_size = {_PAGE}")  # takes effect only if the file is new
             self._db.execute("PRAGMA journal_mode = WAL")
-            # Sessions change again and again: the longer the log, the more of it need never be folded back.
+            # Sessions change again and again: the longer the log, the more of it never has to be copied back.
             self._db.execute(f"PRAGMA wal_autocheckpoint = {_LOG}")
-            self._db.execute("PRAGMA cache_size = -32768")  # KiB at most: the pages of a tick or two
+            self._db.execute("PRAGMA cache_size = -32768")  # KiB: the pages of a tick or two
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
             (found,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -82,14 +83,14 @@ class SqliteStore(Store):
             )
         (self._seen,) = self._db.execute("PRAGMA data_version").fetchone()
         self._numbers = Lookup()
-        self._swept = 0  # the number up to which the sweep has come
+        self._swept = 0  # the number of the last session that the sweep looked at
 
     def claim(self, wanted: Sequence[tuple[str, int]]) -> list[Claim | Any]:
         """Read the rows."""
         rows: dict[str, Claim] = {}
         names = [session for session, _ in wanted]
         with self._failing("read"):
-            for some in _parted(names):
+            for some in _chunks(names):
                 query = f"SELECT id, number, {_ROW} FROM sessions WHERE id IN ({_marks(some)})"
                 for session, number, version, *row in self._db.execute(query, some):
                     self._remember(session, number)
@@ -100,16 +101,16 @@ class SqliteStore(Store):
         """Write everything in one transaction, on disk before this returns."""
         return self.advance([], changes)
 
-    def advance(self, moved: Sequence[Advance], changes: Sequence[Change]) -> list[int | None]:
-        """Do so, what has moved on with one statement for each column of rows."""
+    def advance(self, advances: Sequence[Advance], changes: Sequence[Change]) -> list[int | None]:
+        """Write all changed rows in one transaction, those of a batch with one statement."""
         versions: list[int | None] = []
         with self._failing("write"), self._transaction():
-            for group in moved:
-                versions += self._move(group)
-            done = [self._apply(change) for change in changes]
-        kept = [change for change, version in zip(changes, done, strict=True) if version is not None]
+            for batch in advances:
+                versions += self._advance(batch)
+            applied = [self._apply(change) for change in changes]
+        kept = [change for change, version in zip(changes, applied, strict=True) if version is not None]
         self._count += sum((change.token is None) - (change.row is None) for change in kept)
-        return versions + done
+        return versions + applied
 
     def read(self, session: str) -> Row | None:
         """Read one row."""
@@ -117,7 +118,7 @@ class SqliteStore(Store):
         return None if found is None else found.row
 
     def answer(self, session: str, seq: int) -> Any:
-        """Read what is kept in the place of `seq`, unless a later one is there."""
+        """Read the place in which the answer to `seq` is kept, unless a later one has replaced it."""
         with self._failing("read"):
             query = f"SELECT data FROM answers WHERE place = {_PLACE} AND seq = ?"
             found = self._db.execute(query, (seq % max(1, self.replay), session, seq)).fetchone()
@@ -130,11 +131,11 @@ class SqliteStore(Store):
             return [name for (name,) in self._db.execute(query, (after, prefix, len(prefix), prefix, limit))]
 
     def count(self) -> int:
-        """Return the number counted at start and kept up since."""
+        """Return the number counted at the start and updated since."""
         return int(self._count)
 
     def sweep(self, before: float, limit: int) -> int:
-        """Go through the table in turn, `limit` rows at a time."""
+        """Look at the next `limit` rows; calls go around the whole table."""
         with self._failing("sweep"), self._transaction():
             query = "SELECT number, id, touched FROM sessions WHERE number > ? ORDER BY number LIMIT ?"
             seen = self._db.execute(query, (self._swept, limit)).fetchall()
@@ -148,7 +149,7 @@ class SqliteStore(Store):
         return len(gone)
 
     def others_wrote(self) -> bool:
-        """Ask SQLite, which keeps a number that other connections' commits change."""
+        """Ask SQLite for the number that changes with the commits of other connections."""
         with self._failing("read"):
             (now,) = self._db.execute("PRAGMA data_version").fetchone()
         before, self._seen = self._seen, now
@@ -157,32 +158,31 @@ class SqliteStore(Store):
         return bool(before != now)
 
     def close(self) -> None:
-        """Close the file; SQLite then folds its log back into it."""
+        """Close the file; SQLite then copies its log back into it."""
         self._db.close()
 
-    def _move(self, group: Advance) -> list[int | None]:
-        """Write one group; None in place of a version where a token holds no more."""
-        numbers = self._numbers_of(group.sessions)
-        columns = [column.tolist() for column in (group.tokens + 1, group.seqs, group.steps)]
-        last = [group.touched] * len(numbers), group.states.sealed(), numbers, group.tokens.tolist()
-        values = list(zip(*columns, *last, strict=True))
-        versions: list[int | None] = list(columns[0])
-        self._db.execute("SAVEPOINT moves")
-        if self._db.executemany(_MOVE, values).rowcount != len(values):
+    def _advance(self, batch: Advance) -> list[int | None]:
+        """Write the sessions of one batch; return their versions, None where a token is outdated."""
+        numbers = self._numbers_of(batch.sessions)
+        tokens, seqs, steps = (column.tolist() for column in (batch.tokens, batch.seqs, batch.steps))
+        versions: list[int | None] = [token + 1 for token in tokens]
+        touched = [batch.touched] * len(numbers)
+        values = list(zip(versions, seqs, steps, touched, batch.states.sealed(), numbers, tokens, strict=True))
+        self._db.execute("SAVEPOINT moves")  # all in one go, or else one by one to see which are outdated
+        if self._db.executemany(_ADVANCE, values).rowcount != len(values):
             self._db.execute("ROLLBACK TO moves")
-            versions = [value[0] if self._db.execute(_MOVE, value).rowcount else None for value in values]
+            versions = [value[0] if self._db.execute(_ADVANCE, value).rowcount else None for value in values]
         self._db.execute("RELEASE moves")
-        if group.answers is not None and self.replay:
-            seqs, which = group.last(self.replay)
-            answers = group.answers.sealed()
-            each = zip(numbers, seqs.tolist(), which.tolist(), versions, strict=True)
-            rows = [
+        if batch.answers is not None and self.replay:
+            last, rows = (column.tolist() for column in batch.last(self.replay))
+            answers = batch.answers.sealed()
+            kept = [
                 ((seq % self.replay << 40) | number, seq, answers[row])
-                for number, those, rows, version in each
+                for number, its_seqs, its_rows, version in zip(numbers, last, rows, versions, strict=True)
                 if version is not None
-                for seq, row in zip(those, rows, strict=True)
+                for seq, row in zip(its_seqs, its_rows, strict=True)
             ]
-            self._db.executemany(_ANSWER, rows)
+            self._db.executemany(_ANSWER, kept)
         return versions
 
     def _numbers_of(self, sessions: list[str]) -> list[int]:
@@ -191,7 +191,7 @@ class SqliteStore(Store):
         if -1 not in found:
             return found
         known: dict[str, int] = {}
-        for some in _parted(sessions):
+        for some in _chunks(sessions):
             known.update(self._db.execute(f"SELECT id, number FROM sessions WHERE id IN ({_marks(some)})", some))
         for session, number in known.items():
             self._remember(session, number)
@@ -251,7 +251,7 @@ class SqliteStore(Store):
             ) from error
 
 
-def _parted(names: list[str]) -> Iterator[list[str]]:
+def _chunks(names: list[str]) -> Iterator[list[str]]:
     return (names[begin : begin + _ASKED_AT_ONCE] for begin in range(0, len(names), _ASKED_AT_ONCE))
 
 

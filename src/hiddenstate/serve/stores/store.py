@@ -1,15 +1,53 @@
-"""What an engine needs of a store, whatever it is made of."""
+"""What every store of sessions does, and the values that go in and out of it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ...state import Format, State
-from .lookup import Floats, Ints
+
+Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+
+
+class Lookup:
+    """An integer for each name, looked up by the hundred: the answer to the last list of names is remembered.
+
+    >>> where = Lookup()
+    >>> where.add("a", 3)
+    >>> where.all(["a", "b"]).tolist()
+    [3, -1]
+    """
+
+    __slots__ = ("_asked", "_found", "names")
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.names: dict[str, int] = {}  # read only
+        self._asked: list[str] | None = None
+        self._found: Ints = np.zeros(0, np.int64)
+
+    def add(self, name: str, number: int) -> None:
+        """Set the number of a name."""
+        self._asked = None
+        self.names[name] = number
+
+    def remove(self, name: str) -> int | None:
+        """Remove a name, and return the number that it had."""
+        self._asked = None
+        return self.names.pop(name, None)
+
+    def all(self, names: list[str]) -> Ints:
+        """Return the number of each name, -1 where there is none; not to be changed."""
+        if names != self._asked:  # comparing the same string objects takes next to no time
+            known = self.names
+            self._found = np.array([known.get(name, -1) for name in names], np.int64)
+            self._asked = list(names)
+        return self._found
 
 
 class Row(NamedTuple):
@@ -24,51 +62,51 @@ class Row(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A session as it was found."""
+    """A session as the store has it, ready to be changed."""
 
-    token: int  # to be shown when it is changed
-    version: int  # of the row; another one means that it was changed since
-    row: Row | None  # None where the version is the one that the caller knows already
+    token: int  # a change is accepted only with it
+    version: int  # of the row; it differs after every change
+    row: Row | None  # None where the caller knows this version already
 
 
 class Busy(NamedTuple):
-    """Another worker is in the midst of changing the session."""
+    """In place of a claim: another worker is changing the session."""
 
-    seconds: float  # after which its lease ends, at the latest
+    seconds: float  # until its lease ends at the latest
 
 
 class Change(NamedTuple):
-    """What a tick does to one session."""
+    """A change to one session."""
 
     session: str
-    token: int | None  # of the claim; None: there must be no such session
-    row: Row | None  # None: it is removed
-    answer: Any = None  # to the input `row.seq`; kept beside earlier ones
-    anew: bool = False  # earlier answers are dropped
+    token: int | None  # of the claim; None: the session must not exist
+    row: Row | None  # None: the session is removed
+    answer: Any = None  # to input `row.seq`; kept beside earlier ones
+    anew: bool = False  # the session is replaced as a whole: earlier answers are dropped
 
 
 class Blobs:
-    """Rows of one kind, on their way to a store that takes them as it likes."""
+    """States or outputs, one per row, that a store turns into bytes in the form it needs."""
 
     __slots__ = ("_rows", "_state", "kind")
 
     def __init__(self, kind: Format, state: State) -> None:
-        """Take the rows of `state`, which are of that kind."""
+        """Hold the rows of `state`, whose format is `kind`."""
         self.kind, self._state = kind, state
         self._rows: list[bytes] | None = None
 
     def bare(self) -> list[bytes]:
-        """Return the bare bytes of each."""
+        """Return the raw bytes of each row."""
         if self._rows is None:
             self._rows = self.kind.rows(self._state)
         return self._rows
 
     def sealed(self) -> list[bytes]:
-        """Return each as a file."""
+        """Return each row as a safetensors file."""
         return [self.kind.seal(row) for row in self.bare()]
 
     def pieces(self) -> list[Any]:
-        """Return the same as arrays of bytes, `(row, byte)`, that lie side by side, and that nobody else changes."""
+        """Return the raw bytes as arrays `(row, byte)`, to be joined along bytes, that nobody else changes."""
         return self.kind.pieces(self._state)
 
     def select(self, rows: Sequence[int]) -> Blobs:
@@ -77,7 +115,7 @@ class Blobs:
 
 
 class Advance(NamedTuple):
-    """Sessions that one call of the model has moved on, column by column: there may be hundreds in a tick."""
+    """Changes to all sessions of one batch, as columns: there may be hundreds in a tick."""
 
     sessions: list[str]
     tokens: Ints
@@ -85,13 +123,13 @@ class Advance(NamedTuple):
     steps: Ints
     opened: Floats
     states: Blobs
-    answers: Blobs | None  # to the inputs applied: those of the first session, then those of the second
-    inputs: int  # applied to each
+    answers: Blobs | None  # to the inputs applied: all of the first session, then all of the second
+    inputs: int  # applied to each session
     touched: float
     fingerprint: str
 
     def changes(self) -> list[Change]:
-        """Return the same one by one, as files, where one input was applied to each."""
+        """Return the same as single changes, with files; only where one input was applied to each session."""
         assert self.inputs == 1
         answers = [None] * len(self.sessions) if self.answers is None else self.answers.sealed()
         numbers = (column.tolist() for column in (self.tokens, self.seqs, self.steps, self.opened))
@@ -102,44 +140,44 @@ class Advance(NamedTuple):
         ]
 
     def last(self, count: int) -> tuple[Ints, Ints]:
-        """Return the numbers of the last inputs of each session, `(session, input)`, and which answers are theirs."""
+        """Return the numbers of each session's last `count` inputs, `(session, input)`, and their rows in `answers`."""
         ahead = np.arange(max(0, self.inputs - count), self.inputs)
         numbers = self.seqs[:, None] - (self.inputs - 1) + ahead
         return numbers, np.arange(len(self.seqs))[:, None] * self.inputs + ahead
 
 
 class Store(ABC):
-    """Sessions by name: their rows, and the last answers of each.
+    """Sessions by name: a row for each, and its last answers.
 
-    All methods are called from one thread. What fails for want of a disk, a lock or a connection raises `StoreFailed`.
+    No two methods are called at once. A failing disk, lock or connection raises `StoreFailed`.
     """
 
-    shared = False  # several workers may use it at once: every change needs a claim
-    chains = False  # takes several inputs of one session in one tick
-    sealed = True  # states and answers are kept as files (bytes), rather than as the engine has them
+    shared = False  # whether several workers may use it at once, so that every change needs a claim
+    chains = False  # whether one tick may apply several inputs to a session
+    sealed = True  # whether states and answers are kept as safetensors files, rather than as raw bytes
 
     replay = 8  # how many answers of each session are kept
-    ttl: float | None = None  # after how many seconds of silence a session expires
+    ttl: float | None = None  # seconds without an input after which a session expires
 
     @abstractmethod
     def claim(self, wanted: Sequence[tuple[str, int]]) -> list[Claim | Busy | None]:
-        """Return each session, asked for by name and known version (-1: none), to be changed; None: there is none."""
+        """Return each session, given by name and known version (-1: none), for a change; None where there is none."""
 
     @abstractmethod
     def commit(self, changes: Sequence[Change]) -> list[int | None]:
-        """Make the changes durable in one transaction: the new version of each, None where its token holds no more."""
+        """Make changes durable in one transaction; return the new version of each, None where its token is outdated."""
 
-    def advance(self, moved: Sequence[Advance], changes: Sequence[Change]) -> list[int | None]:
-        """Make what has moved on and other changes durable in one transaction, and return versions as `commit` does."""
-        return self.commit([*(change for group in moved for change in group.changes()), *changes])
+    def advance(self, advances: Sequence[Advance], changes: Sequence[Change]) -> list[int | None]:
+        """Make all of these durable in one transaction, and return versions, session by session, as `commit` does."""
+        return self.commit([*(change for advance in advances for change in advance.changes()), *changes])
 
     @abstractmethod
     def read(self, session: str) -> Row | None:
-        """Return a session, to be looked at."""
+        """Return a session without claiming it."""
 
     @abstractmethod
     def answer(self, session: str, seq: int) -> Any:
-        """Return what was answered to input `seq`, None where it is no longer kept."""
+        """Return the kept answer to input `seq`, None where it is no longer kept."""
 
     @abstractmethod
     def sessions(self, prefix: str, after: str, limit: int) -> list[str]:
@@ -151,15 +189,15 @@ class Store(ABC):
 
     @abstractmethod
     def sweep(self, before: float, limit: int) -> int:
-        """Remove up to `limit` or so sessions last touched before then; return how many."""
+        """Look at up to `limit` sessions, remove those last touched before `before`, and return how many these were."""
 
     def others_wrote(self) -> bool:
-        """Say whether somebody else has changed anything since this was last asked, of a store that is not shared."""
+        """Return whether somebody else has written to a store that is not shared since the last call."""
         return False
 
     def release(self, claims: Sequence[tuple[str, int]]) -> None:  # noqa: B027 - most have nothing to give back
-        """Give back claims, by session and token, that came to no change."""
+        """Give back claims, by session and token, that led to no change."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""

@@ -1,4 +1,4 @@
-"""The application: an engine's routes put together."""
+"""The ASGI application: all routes, error handlers and the live page, around one engine."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from starlette.requests import Request
 from ...errors import HiddenStateError
 from ..engine import Engine
 from . import kserve, metrics, sessions, stream
-from .desk import Desk
-from .failures import answer_error, answer_http_error
-from .limits import Limits
+from .gateway import Gateway, Limits
+from .http_errors import answer_error, answer_http_error
 
 
 def make_app(
     engine: Engine, *, tokens: Mapping[str, str] | Sequence[str] | None = None, limits: Limits | None = None
 ) -> FastAPI:
     """Return an ASGI application that serves `engine` and shuts it down, all inputs committed, when it ends."""
-    desk = Desk(engine, tokens=tokens, limits=limits)
+    gateway = Gateway(engine, tokens=tokens, limits=limits)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        desk.draining = True
+        gateway.draining = True
         await run_in_threadpool(engine.shutdown)
 
     app = FastAPI(
         title="hiddenstate", summary="One state for each caller, batched and durable.", version="1", lifespan=lifespan
     )
-    app.state.desk = desk
+    app.state.gateway = gateway
     for part in (sessions, kserve, metrics, stream):
         app.include_router(part.router)
     app.add_exception_handler(HiddenStateError, answer_error)

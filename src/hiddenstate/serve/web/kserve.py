@@ -15,21 +15,21 @@ from torch import Tensor
 
 from ...errors import BadInput, SessionLost
 from ..wire import from_json, named_tensors, parse_json, to_json, to_raw
-from .desk import Desk
-from .limits import body_of
-from .sessions import At, Caller
+from .gateway import CurrentCaller, CurrentGateway, Gateway, body_of
 
 router = APIRouter(prefix="/v2", tags=["KServe v2"])
 
 _DTYPES = {
-    **{"BOOL": torch.bool, "UINT8": torch.uint8, "INT8": torch.int8, "INT16": torch.int16, "INT32": torch.int32},
-    **{
-        "INT64": torch.int64,
-        "FP16": torch.float16,
-        "FP32": torch.float32,
-        "FP64": torch.float64,
-        "BF16": torch.bfloat16,
-    },
+    "BOOL": torch.bool,
+    "UINT8": torch.uint8,
+    "INT8": torch.int8,
+    "INT16": torch.int16,
+    "INT32": torch.int32,
+    "INT64": torch.int64,
+    "FP16": torch.float16,
+    "FP32": torch.float32,
+    "FP64": torch.float64,
+    "BF16": torch.bfloat16,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LENGTH = "inference-header-content-length"
@@ -48,47 +48,47 @@ async def live() -> dict[str, bool]:
 
 
 @router.get("/health/ready")
-async def ready(desk: At) -> dict[str, bool]:
+async def ready(gateway: CurrentGateway) -> dict[str, bool]:
     """Say whether inputs are taken."""
-    if desk.draining:
+    if gateway.draining:
         raise HTTPException(503, "the server is shutting down.")
     return {"ready": True}
 
 
 @router.get("/models/{model}")
-async def describe(desk: At, model: str) -> dict[str, Any]:
+async def describe(gateway: CurrentGateway, model: str) -> dict[str, Any]:
     """Describe the model; whatever it is called, it is the one that is served."""
-    shape = [1, -1, *desk.engine.step_shape]
-    inputs = [{"name": "x", "datatype": _NAMES[desk.engine.dtype], "shape": shape}]
+    shape = [1, -1, *gateway.engine.step_shape]
+    inputs = [{"name": "x", "datatype": _NAMES[gateway.engine.dtype], "shape": shape}]
     return {"name": model, "versions": ["1"], "platform": "pytorch", "inputs": inputs, "outputs": []}
 
 
 @router.get("/models/{model}/ready")
-async def model_ready(desk: At, model: str) -> dict[str, Any]:
+async def model_ready(gateway: CurrentGateway, model: str) -> dict[str, Any]:
     """Say whether inputs are taken."""
-    return {"name": model, **await ready(desk)}
+    return {"name": model, **await ready(gateway)}
 
 
 @router.post("/models/{model}/infer", openapi_extra={"requestBody": {"content": {"application/json": {}}}})
-async def infer(desk: At, caller: Caller, model: str, request: Request) -> Response:
+async def infer(gateway: CurrentGateway, caller: CurrentCaller, model: str, request: Request) -> Response:
     """Apply an input to the sequence that the parameters name.
 
     `sequence_start` begins it, in place of an older one of that name; `sequence_end` ends it after this input.
     """
-    content, blob = _read(request, await body_of(request, desk.limits.body))
+    content, blob = _read(request, await body_of(request, gateway.limits.body))
     asked = _object(content.get("parameters", {}), "parameters")
     session = asked.get("sequence_id")
     if type(session) not in (int, str) or session in (0, ""):
         raise BadInput("parameters.sequence_id is needed: a number other than 0, or a string.")
-    key = desk.key(caller, str(session))
-    x, batched = _input(desk, content, blob)
-    desk.check_steps(x)
+    key = gateway.key(caller, str(session))
+    x, batched = _input(gateway, content, blob)
+    gateway.check_steps(x)
     if asked.get("sequence_start") is True:
-        await _begin(desk, caller, key)
-    push = desk.engine.submit(key, x, _seq(asked))
-    output = desk.engine.output(await push.outcome())
+        await _begin(gateway, caller, key)
+    push = gateway.engine.submit(key, x, _seq(asked))
+    output = gateway.engine.output(await push.outcome())
     if asked.get("sequence_end") is True:
-        await desk.engine.aclose(key)
+        await gateway.engine.aclose(key)
     tensors = {name: tensor.unsqueeze(0) if batched else tensor for name, tensor in named_tensors(output).items()}
     facts = {"model_name": model, "model_version": "1", "parameters": {"sequence_id": session, "seq": push.seq}}
     if isinstance(content.get("id"), str):
@@ -96,11 +96,11 @@ async def infer(desk: At, caller: Caller, model: str, request: Request) -> Respo
     return _answer(facts, tensors, binary=_wants_binary(content))
 
 
-async def _begin(desk: Desk, caller: str, key: str) -> None:
-    desk.admit_new(caller)
+async def _begin(gateway: Gateway, caller: str, key: str) -> None:
+    gateway.admit_new(caller)
     with suppress(SessionLost):
-        await desk.engine.aclose(key)
-    await desk.engine.aopen(key)
+        await gateway.engine.aclose(key)
+    await gateway.engine.aopen(key)
 
 
 def _seq(asked: dict[str, Any]) -> int | None:
@@ -111,7 +111,7 @@ def _seq(asked: dict[str, Any]) -> int | None:
 
 
 def _read(request: Request, body: bytes) -> tuple[dict[str, Any], bytes]:
-    """Part a body into its JSON and the binary data behind it."""
+    """Split a body into its JSON and the binary data behind it."""
     length = request.headers.get(_LENGTH)
     if length is not None and (not length.isdigit() or int(length) > len(body)):
         raise BadInput(f"the header {_LENGTH} says {length[:20]}, but the body has {len(body)} bytes.")
@@ -125,7 +125,7 @@ def _object(value: Any, name: str) -> dict[str, Any]:
     return value
 
 
-def _input(desk: Desk, content: dict[str, Any], blob: bytes) -> tuple[Tensor, bool]:
+def _input(gateway: Gateway, content: dict[str, Any], blob: bytes) -> tuple[Tensor, bool]:
     inputs = content.get("inputs")
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
         raise BadInput("inputs is a list of one tensor.")
@@ -139,7 +139,7 @@ def _input(desk: Desk, content: dict[str, Any], blob: bytes) -> tuple[Tensor, bo
     if x.numel() != math.prod(shape):
         raise BadInput(f"an input of shape {shape} has {math.prod(shape)} numbers, but {x.numel()} were given.")
     x = x.reshape(shape)
-    batched = x.dim() == len(desk.engine.step_shape) + 2
+    batched = x.dim() == len(gateway.engine.step_shape) + 2
     if batched and x.shape[0] != 1:
         raise BadInput(f"the input has {x.shape[0]} rows, but a sequence is one row: send one request for each.")
     return (x[0] if batched else x), batched

@@ -1,4 +1,4 @@
-"""Health and numbers, for those who watch over a server."""
+"""The routes for monitoring: health, readiness, and numbers as JSON and for Prometheus."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ..engine import Engine
-from .sessions import At
+from .gateway import CurrentGateway
 
 router = APIRouter(tags=["health"])
 
 
 class EngineCollector(Collector):
-    """An engine's numbers as Prometheus wants them."""
+    """An engine's numbers as Prometheus metrics."""
 
     def __init__(self, engine: Engine) -> None:
         """Read `engine`."""
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
-        """Read the numbers of this moment."""
+        """Yield the current numbers."""
         now = self._engine.stats()
         counters = {"ticks": now.ticks, "inputs": now.inputs, "steps": now.steps, "failures": now.failures}
         for name, value in counters.items():
@@ -58,21 +58,21 @@ async def alive() -> dict[str, str]:
 
 
 @router.get("/readyz", responses={503: {"description": "the server is shutting down"}})
-async def ready(desk: At) -> dict[str, str]:
+async def ready(gateway: CurrentGateway) -> dict[str, str]:
     """Say whether inputs are taken."""
-    if desk.draining:
+    if gateway.draining:
         raise HTTPException(503, "the server is shutting down.")
-    return {"status": "ready", "fingerprint": desk.engine.fingerprint}
+    return {"status": "ready", "fingerprint": gateway.engine.fingerprint}
 
 
 @router.get("/v1/stats")
-async def stats(desk: At) -> dict[str, Any]:
+async def stats(gateway: CurrentGateway) -> dict[str, Any]:
     """Return the numbers that the live page shows."""
-    engine = desk.engine
+    engine = gateway.engine
     return {**dataclasses.asdict(engine.stats()), "hot": engine.hot, "pending": engine.pending}
 
 
 @router.get("/metrics", response_class=Response)
-async def metrics(desk: At) -> Response:
+async def metrics(gateway: CurrentGateway) -> Response:
     """Return all numbers as Prometheus reads them."""
-    return Response(generate_latest(registry_of(desk.engine)), media_type=CONTENT_TYPE_LATEST)
+    return Response(generate_latest(registry_of(gateway.engine)), media_type=CONTENT_TYPE_LATEST)

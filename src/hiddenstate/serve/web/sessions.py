@@ -1,4 +1,4 @@
-"""REST: sessions as resources."""
+"""The REST routes: sessions as resources."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import uuid
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from torch import Tensor
@@ -14,10 +14,9 @@ from torch import Tensor
 from ...errors import BadInput, SessionLost
 from ...state import from_bytes
 from ..wire import JSON, SAFETENSORS, from_json, named_tensors, pack, parse_json, to_json, unpack
-from .desk import Desk
-from .limits import body_of
+from .gateway import CurrentCaller, CurrentGateway, Gateway, body_of
 
-_NUMBER = 2**62
+_LARGEST_SEQ = 2**62
 
 
 class NewSession(BaseModel):
@@ -85,114 +84,107 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=_ERRORS)
 
 
-def desk_of(request: Request) -> Desk:
-    """Return the desk of this application."""
-    desk: Desk = request.app.state.desk
-    return desk
-
-
-def caller_of(request: Request) -> str:
-    """Return who calls."""
-    return desk_of(request).caller(request)
-
-
-Caller = Annotated[str, Depends(caller_of)]
-At = Annotated[Desk, Depends(desk_of)]
-
-
 @router.post("", status_code=201)
-async def open_session(desk: At, caller: Caller, new: NewSession | None = None) -> SessionFacts:
+async def open_session(gateway: CurrentGateway, caller: CurrentCaller, new: NewSession | None = None) -> SessionFacts:
     """Begin a session."""
     name = (new.id if new else None) or uuid.uuid4().hex
-    key = desk.key(caller, name)
-    desk.admit_new(caller)
-    await desk.engine.aopen(key)
-    return await _facts(desk, caller, key)
+    key = gateway.key(caller, name)
+    gateway.admit_new(caller)
+    await gateway.engine.aopen(key)
+    return await _facts(gateway, caller, key)
 
 
 @router.put("/{session}", status_code=201)
-async def open_named(desk: At, caller: Caller, session: str, exist_ok: bool = False) -> SessionFacts:
+async def open_named(
+    gateway: CurrentGateway, caller: CurrentCaller, session: str, exist_ok: bool = False
+) -> SessionFacts:
     """Begin a session of this name, or with `exist_ok` go on with the one that is there."""
-    key = desk.key(caller, session)
-    desk.admit_new(caller)
-    await desk.engine.aopen(key, exist_ok=exist_ok)
-    return await _facts(desk, caller, key)
+    key = gateway.key(caller, session)
+    gateway.admit_new(caller)
+    await gateway.engine.aopen(key, exist_ok=exist_ok)
+    return await _facts(gateway, caller, key)
 
 
 @router.get("")
 async def list_sessions(
-    desk: At, caller: Caller, prefix: str = "", after: str = "", limit: Annotated[int, Query(ge=1, le=10_000)] = 1000
+    gateway: CurrentGateway,
+    caller: CurrentCaller,
+    prefix: str = "",
+    after: str = "",
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
 ) -> SessionNames:
     """List the caller's sessions in order, from the first after `after` on."""
     own = f"{caller}:" if caller else ""
-    found = await desk.engine.asessions(own + prefix, after=own + after if after else "", limit=limit)
-    return SessionNames(sessions=[desk.name(caller, key) for key in found])
+    found = await gateway.engine.asessions(own + prefix, after=own + after if after else "", limit=limit)
+    return SessionNames(sessions=[gateway.name(caller, key) for key in found])
 
 
 @router.get("/{session}")
-async def get_session(desk: At, caller: Caller, session: str) -> SessionFacts:
+async def get_session(gateway: CurrentGateway, caller: CurrentCaller, session: str) -> SessionFacts:
     """Tell how far a session has come."""
-    return await _facts(desk, caller, desk.key(caller, session))
+    return await _facts(gateway, caller, gateway.key(caller, session))
 
 
 @router.delete("/{session}", status_code=204)
-async def close_session(desk: At, caller: Caller, session: str) -> None:
+async def close_session(gateway: CurrentGateway, caller: CurrentCaller, session: str) -> None:
     """End a session."""
-    await desk.engine.aclose(desk.key(caller, session))
+    await gateway.engine.aclose(gateway.key(caller, session))
 
 
 @router.post("/{session}/steps", openapi_extra={"requestBody": _TENSOR}, response_model=Outputs)
 async def push(
-    desk: At,
-    caller: Caller,
+    gateway: CurrentGateway,
+    caller: CurrentCaller,
     session: str,
     request: Request,
-    seq: Annotated[int | None, Query(ge=1, lt=_NUMBER)] = None,
+    seq: Annotated[int | None, Query(ge=1, lt=_LARGEST_SEQ)] = None,
     create: Annotated[bool, Query(alias="open")] = False,
 ) -> Response:
     """Apply one step or a piece, as JSON `{"x": …, "seq": …}` or as a safetensors file with one tensor `x`.
 
     The answer has the form of the request. With `open` a session that is not there is begun.
     """
-    key = desk.key(caller, session)
-    body = await body_of(request, desk.limits.body)
+    key = gateway.key(caller, session)
+    body = await body_of(request, gateway.limits.body)
     binary = _media_type(request) == SAFETENSORS
-    x, number = (unpack(body), seq) if binary else _read_json(desk, body, seq)
-    desk.check_steps(x)
-    given = desk.engine.submit(key, x, number)
+    x, number = (unpack(body), seq) if binary else _read_json(gateway, body, seq)
+    gateway.check_steps(x)
+    given = gateway.engine.submit(key, x, number)
     try:
-        output = desk.engine.output(await given.outcome())
+        output = gateway.engine.output(await given.outcome())
     except SessionLost as error:
         if not create or error.reason != "unknown":
             raise
-        desk.admit_new(caller)
-        await desk.engine.aopen(key, exist_ok=True)
-        given = desk.engine.submit(key, x, number)
-        output = desk.engine.output(await given.outcome())
+        gateway.admit_new(caller)
+        await gateway.engine.aopen(key, exist_ok=True)
+        given = gateway.engine.submit(key, x, number)
+        output = gateway.engine.output(await given.outcome())
     if binary:
         return Response(pack(named_tensors(output)), media_type=SAFETENSORS, headers={"x-seq": str(given.seq)})
     return JSONResponse({"seq": given.seq, "y": to_json(output)})
 
 
 @router.post("/{session}/reset", status_code=204)
-async def reset(desk: At, caller: Caller, session: str) -> None:
+async def reset(gateway: CurrentGateway, caller: CurrentCaller, session: str) -> None:
     """Let a session start anew; the numbering of its inputs goes on."""
-    await desk.engine.areset(desk.key(caller, session))
+    await gateway.engine.areset(gateway.key(caller, session))
 
 
 @router.post("/{session}/fork", status_code=201)
-async def fork(desk: At, caller: Caller, session: str, new: NewSession | None = None) -> SessionFacts:
+async def fork(
+    gateway: CurrentGateway, caller: CurrentCaller, session: str, new: NewSession | None = None
+) -> SessionFacts:
     """Begin another session in the state of this one."""
-    key = desk.key(caller, session)
-    target = desk.key(caller, (new.id if new else None) or uuid.uuid4().hex)
-    desk.admit_new(caller)
-    return await _facts(desk, caller, await desk.engine.afork(key, target))
+    key = gateway.key(caller, session)
+    target = gateway.key(caller, (new.id if new else None) or uuid.uuid4().hex)
+    gateway.admit_new(caller)
+    return await _facts(gateway, caller, await gateway.engine.afork(key, target))
 
 
 @router.get("/{session}/state", response_class=Response, responses={200: {"content": _BINARY}})
-async def export(desk: At, caller: Caller, session: str, request: Request) -> Response:
+async def export(gateway: CurrentGateway, caller: CurrentCaller, session: str, request: Request) -> Response:
     """Return a session's state as a safetensors file, or as JSON where that is asked for."""
-    data = await desk.engine.aexport(desk.key(caller, session))
+    data = await gateway.engine.aexport(gateway.key(caller, session))
     if JSON in request.headers.get("accept", ""):
         return JSONResponse({"parts": {name: to_json(part) for name, part in from_bytes(data).items()}})
     return Response(data, media_type=SAFETENSORS)
@@ -200,32 +192,32 @@ async def export(desk: At, caller: Caller, session: str, request: Request) -> Re
 
 @router.put("/{session}/state", openapi_extra={"requestBody": _FILE})
 async def import_state(
-    desk: At, caller: Caller, session: str, request: Request, any_model: bool = False
+    gateway: CurrentGateway, caller: CurrentCaller, session: str, request: Request, any_model: bool = False
 ) -> SessionFacts:
     """Put a session, begun if need be, where an exported one was."""
-    key = desk.key(caller, session)
-    data = await body_of(request, desk.limits.body)
-    desk.admit_new(caller)
-    await desk.engine.aimport_(key, data, any_model=any_model)
-    return await _facts(desk, caller, key)
+    key = gateway.key(caller, session)
+    data = await body_of(request, gateway.limits.body)
+    gateway.admit_new(caller)
+    await gateway.engine.aimport_(key, data, any_model=any_model)
+    return await _facts(gateway, caller, key)
 
 
-async def _facts(desk: Desk, caller: str, key: str) -> SessionFacts:
-    facts = dataclasses.asdict(await desk.engine.ainfo(key))
-    return SessionFacts(**{**facts, "id": desk.name(caller, key)})
+async def _facts(gateway: Gateway, caller: str, key: str) -> SessionFacts:
+    facts = dataclasses.asdict(await gateway.engine.ainfo(key))
+    return SessionFacts(**{**facts, "id": gateway.name(caller, key)})
 
 
 def _media_type(request: Request) -> str:
     return request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
 
 
-def _read_json(desk: Desk, body: bytes, seq: int | None) -> tuple[Tensor, int | None]:
+def _read_json(gateway: Gateway, body: bytes, seq: int | None) -> tuple[Tensor, int | None]:
     content = parse_json(body)
     if not isinstance(content, dict) or "x" not in content:
         raise BadInput('the body is a JSON object with "x", one step or a list of steps, and perhaps "seq".')
     number = content.get("seq", seq)
-    if number is not None and (type(number) is not int or not 1 <= number < _NUMBER):
+    if number is not None and (type(number) is not int or not 1 <= number < _LARGEST_SEQ):
         raise BadInput(f"seq is {str(number)[:40]}, but inputs are numbered from 1 on.")
     if seq is not None and number != seq:
         raise HTTPException(400, f"the body says that seq is {number}, the address that it is {seq}.")
-    return from_json(content["x"], desk.engine.dtype), number
+    return from_json(content["x"], gateway.engine.dtype), number

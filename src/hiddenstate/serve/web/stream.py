@@ -1,15 +1,15 @@
-"""WebSocket: inputs in and outputs out as they come, several under way at once.
+"""The WebSocket route: inputs in and outputs out as they come, several under way at once.
 
-A binary frame is the number of the input (8 bytes, little-endian; 0: whatever comes next), then its steps as bare
-bytes in the model's dtype. The answer is a binary frame with that number, then the output: bare bytes where the model
-gives one tensor, else a safetensors file. A text frame is a JSON object with a `type`:
+A binary frame is the number of the input (8 bytes, little-endian; 0: the next one), then its steps as raw bytes in the
+model's dtype. The answer is a binary frame with that number, then the output: raw bytes where the model gives one
+tensor, else a safetensors file. A text frame is a JSON object with a `type`:
 
     to the server      {"type": "push", "x": …, "seq": …}  {"type": "reset"}  {"type": "info"}  {"type": "eof"}
     from the server    {"type": "ready", "seq": …, …}  {"type": "output", "seq": …, "y": …}  {"type": "reset"}
                        {"type": "eof", "seq": …}  {"type": "error", "kind": …, "message": …, …}
 
-Whoever reconnects reads in `ready` how far the session came, and repeats the inputs it has no answer to: those that
-were applied are answered again, the others are applied.
+A client that reconnects learns from `ready` the last input applied, and repeats those it has no answer to: the ones
+that were applied are answered again, the others are applied.
 """
 
 from __future__ import annotations
@@ -19,43 +19,44 @@ import json
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi import APIRouter, HTTPException, WebSocket, WebSocketDisconnect
 from torch import Tensor
 
 from ...errors import BadInput, HiddenStateError
-from ..inputs import Push, outcomes
+from ..session_operations import Push, outcomes
 from ..wire import from_json, named_tensors, pack, parse_json, to_json
-from .desk import Desk
-from .failures import facts_of
+from .gateway import Gateway
+from .http_errors import facts_of
 
 router = APIRouter()
 
-_REFUSED = 4400  # plus an HTTP status less 400: 4401 is no token, 4404 no such session
-_HEAD = 8
+_REFUSED = 4400  # plus the HTTP status minus 400: 4401 is no token, 4404 no such session
+_SEQ_BYTES = 8
+_Answer: TypeAlias = "list[Push] | Awaitable[str | bytes]"  # inputs that will have results, or a frame to come
 
 
 @router.websocket("/v1/sessions/{session}/stream")
 async def stream(socket: WebSocket, session: str) -> None:
-    """Talk to one session until it or the client ends the stream."""
-    desk: Desk = socket.app.state.desk
+    """Serve one session until the client ends the stream."""
+    gateway: Gateway = socket.app.state.gateway
     asked = socket.scope.get("subprotocols", [])
     await socket.accept(subprotocol=asked[0] if asked else None)
     try:
-        caller = desk.caller(socket)
-        key = desk.key(caller, session)
+        caller = gateway.caller(socket)
+        key = gateway.key(caller, session)
         if socket.query_params.get("open", "").lower() in ("1", "true"):
-            desk.admit_new(caller)
-            await desk.engine.aopen(key, exist_ok=True)
-        seq = (await desk.engine.ainfo(key)).seq
+            gateway.admit_new(caller)
+            await gateway.engine.aopen(key, exist_ok=True)
+        await gateway.engine.ainfo(key)  # which raises where there is no such session
     except HTTPException as error:
         await _refuse(socket, {"kind": "HTTP", "message": error.detail}, _REFUSED + error.status_code - 400)
         return
     except HiddenStateError as error:
         await _refuse(socket, facts_of(error, socket), _REFUSED + 4)
         return
-    await Talk(socket, desk, key).run(seq)
+    await StreamConnection(socket, gateway, key).run()
 
 
 async def _refuse(socket: WebSocket, facts: dict[str, Any], code: int) -> None:
@@ -66,26 +67,26 @@ async def _refuse(socket: WebSocket, facts: dict[str, Any], code: int) -> None:
         return
 
 
-class Talk:
-    """One stream: a reader that lets inputs stand in line as they come, and a writer that answers in their order."""
+class StreamConnection:
+    """One stream: a reader that queues inputs as they come, and a writer that answers in their order."""
 
-    def __init__(self, socket: WebSocket, desk: Desk, key: str) -> None:
-        """Talk through `socket` to the session that the engine knows as `key`."""
-        self._socket, self._desk, self._key = socket, desk, key
-        self._answers: deque[list[Push] | Awaitable[str | bytes] | None] = deque()  # what is to be answered, in order
-        self._frames: list[tuple[memoryview, int | None]] = []  # that came together, and have yet to stand in line
-        self._window = max(1, desk.limits.window)
+    def __init__(self, socket: WebSocket, gateway: Gateway, key: str) -> None:
+        """Connect `socket` to the session that the engine knows as `key`."""
+        self._socket, self._gateway, self._key = socket, gateway, key
+        self._answers: deque[_Answer | None] = deque()  # to be sent, in order; None: the end
+        self._frames: list[tuple[memoryview, int | None]] = []  # received together, and not queued yet
+        self._window = max(1, gateway.limits.window)
         self._under_way = 0
-        self._changed: asyncio.Future[None] | None = None  # what reader and writer wait for
-        self._step = desk.engine.dtype.itemsize * math.prod(desk.engine.step_shape)  # bytes
-        self._verbs: dict[str, Callable[[dict[str, Any]], Awaitable[str | bytes]]] = {
+        self._changed: asyncio.Future[None] | None = None  # what reader and writer wait on
+        self._step_bytes = gateway.engine.dtype.itemsize * math.prod(gateway.engine.step_shape)
+        self._commands: dict[str, Callable[[dict[str, Any]], Awaitable[str | bytes]]] = {
             "push": self._push_json,
             "reset": self._reset,
             "info": self._ready,
         }
 
-    async def run(self, seq: int) -> None:
-        """Answer until the client says `eof` or is gone."""
+    async def run(self) -> None:
+        """Write answers until the client sends `eof` or is gone."""
         reader = asyncio.ensure_future(self._read())
         try:
             await self._socket.send_text(await self._ready({}))
@@ -98,7 +99,7 @@ class Talk:
                     self._done(1)
             if not reader.result():
                 return
-            seq = (await self._desk.engine.ainfo(self._key)).seq
+            seq = (await self._gateway.engine.ainfo(self._key)).seq
             await self._socket.send_text(json.dumps({"type": "eof", "seq": seq}))
             await self._socket.close()
         except (WebSocketDisconnect, RuntimeError, HiddenStateError):
@@ -109,7 +110,7 @@ class Talk:
             self._abandon()
 
     async def _read(self) -> bool:
-        """Take frames until the end; True when the client said so itself."""
+        """Read frames until the end; return whether the client ended the stream itself."""
         try:
             while True:
                 frame = await self._socket.receive()
@@ -120,26 +121,26 @@ class Talk:
                     self._push_bytes(data)
                 else:
                     self._flush()
-                    answer = self._heed(text or "")
+                    answer = self._command(text or "")
                     if answer is None:
                         return True
-                    # It stands in line only once it has begun to run, and so must before the next frame is read.
+                    # A task queues its operation when it first runs, which must be before the next frame is read.
                     await asyncio.sleep(0)
                     self._answer(answer)
                 self._under_way += 1
-                # A client that does not read is not read from either.
+                # Do not read from a client that does not read its answers.
                 while self._under_way >= self._window:
                     await self._change()
         finally:
             self._flush()
             self._answer(None)
 
-    async def _next(self) -> list[Push] | Awaitable[str | bytes] | None:
+    async def _next(self) -> _Answer | None:
         while not self._answers:
             await self._change()
         return self._answers.popleft()
 
-    def _answer(self, answer: list[Push] | Awaitable[str | bytes] | None) -> None:
+    def _answer(self, answer: _Answer | None) -> None:
         self._answers.append(answer)
         self._notify()
 
@@ -148,7 +149,7 @@ class Talk:
         self._notify()
 
     async def _change(self) -> None:
-        """Wait until an answer is to be given, or one has been: reader and writer look again, each for its own."""
+        """Wait until an answer was queued or sent, for which the writer or the reader is waiting."""
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
         await self._changed
@@ -158,32 +159,35 @@ class Talk:
         if changed is not None and not changed.done():
             changed.set_result(None)
 
-    def _heed(self, text: str) -> Awaitable[str | bytes] | None:
-        """Return what is to be answered to a text frame, None for the end."""
+    def _command(self, text: str) -> Awaitable[str | bytes] | None:
+        """Begin what a text frame asks for, and return its answer; None for the end."""
         try:
             content = parse_json(text)
             kind = content.get("type") if isinstance(content, dict) else None
             if kind == "eof":
                 return None
-            verb = self._verbs.get(kind) if isinstance(kind, str) else None
-            if verb is None:
+            command = self._commands.get(kind) if isinstance(kind, str) else None
+            if command is None:
                 raise BadInput('a text frame is a JSON object with a "type": push, reset, info or eof.')
-            return asyncio.ensure_future(verb(content))
+            return asyncio.ensure_future(command(content))
         except HiddenStateError as error:
             return _failed(error)
 
     def _push_bytes(self, data: bytes) -> None:
-        """Take a binary frame; all those that come in one turn of the event loop stand in line together."""
+        """Take a binary frame; all those that come in one turn of the event loop are queued together."""
         try:
-            seq = int.from_bytes(data[:_HEAD], "little")
-            size = len(data) - _HEAD
+            seq = int.from_bytes(data[:_SEQ_BYTES], "little")
+            size = len(data) - _SEQ_BYTES
             if size < 0 or seq >= 2**62:
-                raise BadInput(f"a binary frame begins with the number of the input, {_HEAD} bytes.")
-            if size > self._desk.limits.steps * self._step:
-                raise BadInput(f"the frame has more steps than the {self._desk.limits.steps} that are taken at most.")
-            if not size or size % self._step:
+                raise BadInput(f"a binary frame begins with the number of the input, {_SEQ_BYTES} bytes.")
+            if size > self._gateway.limits.steps * self._step_bytes:
                 raise BadInput(
-                    f"the frame has {size} bytes of input, but a step has {self._step}, and one or more are needed."
+                    f"the frame has more steps than the {self._gateway.limits.steps} that are taken at most."
+                )
+            if not size or size % self._step_bytes:
+                raise BadInput(
+                    f"the frame has {size} bytes of input, but a step has {self._step_bytes}, "
+                    f"and one or more are needed."
                 )
         except HiddenStateError as error:
             self._flush()
@@ -191,19 +195,19 @@ class Talk:
             return
         if not self._frames:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._frames.append((memoryview(data)[_HEAD:], seq or None))
+        self._frames.append((memoryview(data)[_SEQ_BYTES:], seq or None))
 
     def _flush(self) -> None:
         if self._frames:
             frames, self._frames = self._frames, []
             try:
-                self._answer(self._desk.engine.submit_raw(self._key, frames))
+                self._answer(self._gateway.engine.submit_raw(self._key, frames))
             except HiddenStateError as error:
                 for _ in frames:
                     self._answer(_failed(error))
 
     async def _send_all(self, pushes: list[Push]) -> None:
-        engine, send = self._desk.engine, self._socket.send_bytes
+        engine, send = self._gateway.engine, self._socket.send_bytes
         for push, outcome in zip(pushes, await outcomes(pushes), strict=True):
             if isinstance(outcome, HiddenStateError):
                 facts = facts_of(outcome, self._socket)
@@ -213,25 +217,25 @@ class Talk:
             if body is None:
                 body = pack(named_tensors(engine.output(outcome)))
             assert push.seq is not None
-            await send(push.seq.to_bytes(_HEAD, "little") + body)
+            await send(push.seq.to_bytes(_SEQ_BYTES, "little") + body)
         self._done(len(pushes))
 
     async def _push_json(self, content: dict[str, Any]) -> str:
         seq = content.get("seq")
         if seq is not None and (type(seq) is not int or not 1 <= seq < 2**62):
             raise BadInput(f"seq is {str(seq)[:40]}, but inputs are numbered from 1 on.")
-        x = from_json(content.get("x"), self._desk.engine.dtype)
+        x = from_json(content.get("x"), self._gateway.engine.dtype)
         self._check(x)
-        push = self._desk.engine.submit(self._key, x, seq)
-        output = self._desk.engine.output(await push.outcome())
+        push = self._gateway.engine.submit(self._key, x, seq)
+        output = self._gateway.engine.output(await push.outcome())
         return json.dumps({"type": "output", "seq": push.seq, "y": to_json(output)})
 
     async def _reset(self, content: dict[str, Any]) -> str:
-        await self._desk.engine.areset(self._key)
+        await self._gateway.engine.areset(self._key)
         return json.dumps({"type": "reset"})
 
     async def _ready(self, content: dict[str, Any]) -> str:
-        engine = self._desk.engine
+        engine = self._gateway.engine
         info = await engine.ainfo(self._key)
         facts = {"seq": info.seq, "steps": info.steps, "window": self._window}
         shape, dtype = list(engine.step_shape), str(engine.dtype).removeprefix("torch.")
@@ -239,7 +243,7 @@ class Talk:
 
     def _check(self, x: Tensor) -> None:
         try:
-            self._desk.check_steps(x)
+            self._gateway.check_steps(x)
         except HTTPException as error:
             raise BadInput(str(error.detail)) from None
 
@@ -250,7 +254,7 @@ class Talk:
             return json.dumps({"type": "error", **facts_of(error, self._socket)})
 
     def _abandon(self) -> None:
-        """Let go of answers that nobody will read."""
+        """Cancel answers that nobody will read."""
         for answer in self._answers:
             if isinstance(answer, asyncio.Future):
                 answer.cancel()
