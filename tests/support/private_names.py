@@ -64,6 +64,7 @@ _KNOWN = {
     "_backward_pre_hooks": "torch.nn.Linear(1, 1)._backward_pre_hooks",
     "_buffers": "torch.nn.Linear(1, 1)._buffers",
     "_cdata": "torch.zeros(1).untyped_storage()._cdata",
+    "_asdict": "__import__('collections').namedtuple('Pair', 'a b')._asdict",
     "_fields": "__import__('collections').namedtuple('Pair', 'a b')._fields",
     "_forward_hooks": "torch.nn.Linear(1, 1)._forward_hooks",
     "_forward_pre_hooks": "torch.nn.Linear(1, 1)._forward_pre_hooks",
