@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "serve.py"
 
 

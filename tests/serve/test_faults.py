@@ -23,6 +23,8 @@ from tests.support.models import Deep
 from tests.support.redis import RedisServer, free_port
 from tests.support.web import Nursery, kill, serving, wait_until
 
+pytestmark = pytest.mark.long
+
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 KILLS = 20
 CALLERS = 6

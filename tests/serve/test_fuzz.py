@@ -10,6 +10,8 @@ from schemathesis.checks import not_a_server_error
 from hiddenstate.serve import Engine, app
 from tests.support.models import Deep
 
+pytestmark = pytest.mark.long
+
 
 def endless(inner):
     """The application without its end: the tool starts and ends it around every request."""

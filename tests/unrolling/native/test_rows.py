@@ -94,6 +94,7 @@ def test_threads_with_rows_of_their_own_give_what_the_loop_gives(sample):
     check(cell, x, 2, lengths=[5, 3, 5, 1, 2, 4, 5, 5, 2, 3, 1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [Centered, Turned, Crowd, nn.GRUCell, LayerNormLSTMCell])
 @settings(max_examples=6, deadline=None, phases=[Phase.generate])  # every example is compiled: none to spare
 @given(

@@ -150,11 +150,13 @@ def test_rows_that_end_or_start_anew_are_the_loops(monkeypatch):
     assert_the_loops(Gates(), x, monkeypatch, lengths=[3, 1, 2], resets=resets)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch", [1, 9, 35])
 def test_any_number_of_rows_is_the_loops(batch, monkeypatch):
     assert_the_loops(Gates(), torch.randn(batch, 3, INPUT), monkeypatch)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [9, 34])
 def test_any_number_of_units_is_the_loops(size, monkeypatch):
     assert_the_loops(Gates(size), torch.randn(2, 3, INPUT), monkeypatch)

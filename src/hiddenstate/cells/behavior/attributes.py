@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from .bytecode import may_read_first
 from .calls import ModelCall
 from .candidates import Analysis
 from .found import Found, Part, Recurrence, Unsure
@@ -111,6 +112,9 @@ def _kept_on(call: ModelCall, kept: Attributes, analysis: Analysis, moved: list[
         name, old = ".".join(filter(None, key)), kept.old.get(key)
         from_input, line = kept.made.get(key, (False, ""))
         if from_input and (old is None or not old.content.numel()):
+            if not _may_be_read(call.model, key[1]):
+                analysis.leave((key[0], line), f"{key[1]} is written, and no code of the model reads it before")
+                continue
             why = f"{key[1]} is kept by a call that found nothing there: a second one tells whether it is read"
             analysis.later.append(str(Unsure(key[0], line, why)))
         elif key in moved and _reads(analysis.trace, name):
@@ -118,6 +122,17 @@ def _kept_on(call: ModelCall, kept: Attributes, analysis: Analysis, moved: list[
         elif key in moved:
             analysis.leave((key[0], kept.made[key][1]), f"{key[1]} is written, and nothing reads what was there before")
     return _recurrences(kept, analysis, kept.new, _Rows.of(call, kept, analysis, found)) if found else []
+
+
+def _may_be_read(model: nn.Module, name: str) -> bool:
+    """Say whether any function of a model's classes may read an attribute that an earlier call left."""
+    name = name.partition("[")[0]
+    kinds = dict.fromkeys(kind for module in model.modules() for kind in type(module).__mro__)
+    own = [kind for kind in kinds if not kind.__module__.startswith(("torch.", "builtins"))]
+    codes = (getattr(getattr(thing, "fget", thing), "__code__", None) for kind in own for thing in vars(kind).values())
+    found = [code for code in codes if code is not None]
+    # What is in a dict or a list is read by the name of that, which is not known here.
+    return not any(name in code.co_names for code in found) or any(may_read_first(code, name) for code in found)
 
 
 def _is_told(analysis: Analysis, key: Key, tensor: Tensor) -> bool:

@@ -139,3 +139,15 @@ def _names(instruction: dis.Instruction) -> list[str]:
     if isinstance(value, str):
         return [value]
     return [each for each in value if isinstance(each, str)] if isinstance(value, tuple) else []
+
+
+def may_read_first(code: CodeType, name: str) -> bool:
+    """Say whether a function may read an attribute before it has put something there itself; also by a string."""
+    if any(constant == name for constant in code.co_consts if isinstance(constant, str)):
+        return True
+    if any(may_read_first(inner, name) for inner in code.co_consts if isinstance(inner, CodeType)):
+        return True
+    if name not in code.co_names:
+        return False
+    used = [each for each in dis.get_instructions(code) if each.argval == name and "ATTR" in each.opname]
+    return bool(used) and used[0].opname != "STORE_ATTR"
