@@ -89,7 +89,8 @@ def _take_roles(analysis: Analysis, loop: Scope, windows: Windows, roles: list[R
         return
     targets = [[v for role in roles if (v := role.values[turn]) is not None] for turn in range(windows.count)]
     around = _states_around(analysis, windows)
-    pieces = pieces_of(windows, targets, analysis.marks, around)
+    begun = {role.initial.number for role in roles if role.initial is not None}
+    pieces = pieces_of(windows, targets, analysis.marks, around, starts=begun)
     own = pieces.own or (loop in analysis.timed and not around)
     if pieces.depth:
         analysis.leave(where, "each repetition has weights of its own: layers in depth, not time")

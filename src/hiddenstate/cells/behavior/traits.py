@@ -30,7 +30,12 @@ class Pieces:
 
 
 def pieces_of(
-    windows: Windows, targets: list[list[Value]], marks: bytearray, states: set[int] | frozenset[int] = frozenset()
+    windows: Windows,
+    targets: list[list[Value]],
+    marks: bytearray,
+    states: set[int] | frozenset[int] = frozenset(),
+    *,
+    starts: set[int] | frozenset[int] = frozenset(),
 ) -> Pieces:
     """Look at all that repetitions need for their `targets` and do not make; `states` of loops around are no input."""
     trace, begins = windows.trace, windows.starts[0]
@@ -58,8 +63,9 @@ def pieces_of(
     own = _own(windows, targets, keys)
     odd = next((f"{where[0]} in {where[2].co_name}" for where, seen in strange.items() if len(seen) > 1), "")
     weights = Counter(weight for used in uses for weight in used)
-    for weight in [weight for weight in uses[0] if weights[weight] == 1] if len(weights) == 1 else ():
-        del weights[weight]  # all that is used of the weights is what the loop starts from
+    for weight in starts:  # what a loop only starts from is no weight of its first repetition
+        if weights[weight] == 1 and weight in uses[0]:
+            del weights[weight]
     alone = sum(any(weights[weight] == 1 for weight in used) for used in uses)
     once, each = max(weights.values(), default=0) == 1, alone >= max(2, windows.count - 1)
     depth = (once and not own) or (each and (once or not own))
