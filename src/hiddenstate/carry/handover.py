@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from ..cells import (
     has_own_code,
     listen,
     may_be_recomputed,
+    warn,
     watched,
     when_reached,
 )
@@ -159,19 +159,16 @@ class HandOver(Listener):
         new = [each for each in things if each not in self._told]
         self._told.update(new)
         if new:
-            warnings.warn(
-                f"{what}{'; '.join(new)}. hs.layers(model, *inputs).explain() says more.", CarryWarning, stacklevel=7
-            )
+            warn(f"{what}{'; '.join(new)}. hs.layers(model, *inputs).explain() says more.", CarryWarning)
 
     def _on_reached(self, name: str) -> None:
         """Say that a call goes where none went that was watched, and watch the next one."""
         if not self._looks and name not in self._told:
             self._looks = 1
             self._told.add(name)
-            warnings.warn(
+            warn(
                 f"not carried: what {name!r} may keep, which no call reached before; the next call is watched for it.",
                 CarryWarning,
-                stacklevel=2,
             )
 
     def _begin_with(self, layer: Layer, values: Mapping[str, list[Tensor]]) -> None:
@@ -217,11 +214,10 @@ class HandOver(Listener):
         if lost and kept is not None and not _all_zero(kept) and not self._from_the_caller(call):
             self._told.add(layer.name)
             made = "of zeros" if _all_zero(state) else "that is not the carried one"
-            warnings.warn(
+            warn(
                 f"the layer {layer.name!r} is handed a state {made} by the model itself, so the carried state is not "
                 f"used. Let the model pass no state (None) where it makes one now.",
                 CarryWarning,
-                stacklevel=2,
             )
         return state
 
@@ -318,12 +314,11 @@ class HandOver(Listener):
         self._silent -= self._call.steps.keys()
         if self._silent and entry is self._model:
             names = ", ".join(repr(name) for name in sorted(self._silent))
-            warnings.warn(
+            warn(
                 f"{names} {'was' if len(self._silent) == 1 else 'were'} found in the model, but not called in its "
                 f"first call, so nothing is carried there. Usually this call takes another way through the model; "
                 f"a layer whose weights are used without calling it is not heard.",
                 CarryWarning,
-                stacklevel=2,
             )
         if not self._silent or entry is self._model:
             self._silent = None

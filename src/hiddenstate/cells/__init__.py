@@ -27,6 +27,7 @@ from .native import Form, flatten, rebuild
 from .uncompiled import uncompiled
 from .unheard import unheard
 from .untouched import Snapshot, plain_object, random_streams_kept, seed, untouched
+from .warning import warn
 from .watched import foreseen, watched, when_reached
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ __all__ = [
     "unheard",
     "untouched",
     "unwrap",
+    "warn",
     "watched",
     "when_reached",
 ]

@@ -27,6 +27,7 @@ from ..cells import (
     has_own_code,
     layers,
     listen,
+    warn,
     watched,
     when_reached,
 )
@@ -99,9 +100,9 @@ class Recorder(Recording):
             self._hearing.report_silent()
             seen = self._seen.seen if self._seen is not None else None
             if seen is not None and seen.later:
-                self._warn(list(seen.later), 3)
+                self._warn(list(seen.later))
             elif self._own_code and not self._examined and not self._tracks():
-                self._warn(["anything: the model was not called as a whole, with steps enough to tell what recurs"], 3)
+                self._warn(["anything: the model was not called as a whole, with steps enough to tell what recurs"])
         if self._folder is not None:
             self._hand_over(everything=True)
             self._folder.close()
@@ -236,16 +237,12 @@ class Recorder(Recording):
             self._cells.forget(track)
             self._fused.forget(track)
 
-    def _warn(self, doubts: list[str], stacklevel: int = 7, what: str = "not recorded: ") -> None:
+    def _warn(self, doubts: list[str], what: str = "not recorded: ") -> None:
         new = [doubt for doubt in doubts if doubt not in self._told]
         self._told.update(new)
         if new:
-            warnings.warn(
-                f"{what}{'; '.join(new)}. "
-                f"hs.layers(model, *inputs).explain() says more; hs.register teaches what is missing.",
-                RecordingWarning,
-                stacklevel=stacklevel,
-            )
+            more = "hs.layers(model, *inputs).explain() says more; hs.register teaches what is missing."
+            warn(f"{what}{'; '.join(new)}. {more}", RecordingWarning)
 
     def _listen(self, recorders: Iterable[LayerRecorder]) -> Handle:
         return listen(self._model, [each.layer for each in recorders], self._hearing)
