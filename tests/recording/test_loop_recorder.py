@@ -97,6 +97,30 @@ def test_a_call_that_takes_another_way_is_not_recorded_wrongly_but_said_and_the_
     torch.testing.assert_close(rec.runs(track)[-1].h, out)
 
 
+def test_at_most_one_call_is_lost_to_another_way():
+    model = Elman()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with hs.record(model) as rec:
+            for number in range(12):
+                model(torch.randn(B, 5, 2), scale=0.5 if number % 4 == 3 else 1.0)
+    (track,) = rec
+    assert len(rec.runs(track)) == 11
+    assert ["took another way" in str(each.message) for each in caught] == [True]
+
+
+def test_a_recording_that_begins_beside_another_one_sees_all_of_its_first_call():
+    model = Stacked()
+    with hs.record(model) as first:
+        for _ in range(4):
+            model(torch.randn(B, 5, 2))
+        with hs.record(model) as second:
+            out = model(torch.randn(B, 6, 2)).detach()
+    for rec in (first, second):
+        assert [run.h.shape[1] for run in (rec.runs(track)[-1] for track in rec)] == [6, 6]
+        torch.testing.assert_close(rec.runs("high.loop" + list(rec)[1].rpartition("loop")[2])[-1].h, out)
+
+
 def test_gradients_of_a_loop_are_those_that_reach_its_states():
     model, x = Elman(), torch.randn(B, 5, 2)
     for _ in range(3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -17,9 +18,17 @@ from .unheard import all_hear, unheard
 Then: TypeAlias = Callable[[Layers], None]
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """Who wants to know what recurs in a call."""
+
+    tell: list[Then]
+    knows: bool  # the one who watches it knows the model from earlier calls, and may look at less of it
+
+
 class _Here(threading.local):
     def __init__(self) -> None:
-        self.waiting: dict[nn.Module, list[Then]] = {}  # by model whose call is watched just now: who wants to know
+        self.waiting: dict[nn.Module, _Waiting] = {}  # by model whose call is watched just now
 
 
 _here = _Here()
@@ -28,18 +37,22 @@ _here = _Here()
 def watched(entry: Entry, run: Callable[[], Any], then: Then, *, before: Layers | None = None) -> Any:
     """Return what `run()` does, the rest of a call of a model, and tell `then` what recurred in it.
 
-    However many want to know, the call is made once and watched once. `before` is what an earlier call told.
+    However many want to know, the call is made once, and watched once for all who know as little of the model.
+    `before` is what an earlier call told.
     """
     model = entry.module
-    if model in _here.waiting:
-        _here.waiting[model].append(then)
+    outer = _here.waiting.get(model)
+    if outer is not None and (before is not None or not outer.knows):
+        outer.tell.append(then)
         return run()
-    _here.waiting[model] = [then]
+    own = _here.waiting[model] = _Waiting([then], before is not None)
     try:
         result, found = layers_in(model, (entry.args, entry.kwargs), run, before)
     finally:
-        waiting = _here.waiting.pop(model)
-    for tell in waiting:
+        del _here.waiting[model]
+        if outer is not None:
+            _here.waiting[model] = outer
+    for tell in own.tell:
         tell(found)
     return result
 

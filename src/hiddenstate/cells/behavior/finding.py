@@ -63,7 +63,6 @@ def find_in(
     inputs: tuple[tuple[Any, ...], dict[str, Any]],
     run: Callable[[], Any],
     *,
-    exclude: Iterable[str] = (),
     known: Iterable[nn.Module] = (),
     before: Found | None = None,
 ) -> tuple[Any, Found]:
@@ -85,17 +84,18 @@ def find_in(
             looked = _analyzed(call, trace, kept, later=before is not None)
             if isinstance(looked, Found):
                 return result, looked
-            found, candidates = _found(*looked, tuple(exclude), before, live=True), looked[1].candidates
+            found, candidates = _found(*looked, (), before, live=True), looked[1].candidates
             new = plan_of(trace, candidates, inputs)
             if plan is not None and taps is not None:
                 new = plan.proven(new, taps, candidates)
-    return result, replace(found, plan=new)
+    steady = before is None or before.steady  # what a call did otherwise once is not tapped again, and so never lost
+    return result, replace(found, plan=new if steady else None, steady=steady)
 
 
 def _read(before: Found, made: list[tuple[Tapped, list[Tensor], Tensor | None]] | None) -> Found:
     """Return what was seen before with what a tapped call made; where that took another way, say so."""
     if made is None:
-        return replace(before, live={}, plan=None, unsure=(*before.unsure, Unsure("", "", _ANOTHER_WAY)))
+        return replace(before, live={}, plan=None, steady=False, unsure=(*before.unsure, Unsure("", "", _ANOTHER_WAY)))
     recurrences, live, left = [], {}, list(made)
     for each in before.recurrences:
         own: dict[str, tuple[list[Tensor], Tensor | None]] = {}

@@ -95,6 +95,7 @@ class Found:
     live: Mapping[Recurrence, Mapping[str, list[Tensor]]] = field(default_factory=dict)
     called: frozenset[nn.Module] = frozenset()  # what the call reached
     later: tuple[str, ...] = ()  # what only a second call can tell: attributes of which it is not known who reads them
+    steady: bool = True  # no call has taken another way than those before: loops may be tapped
     plan: Plan | None = None  # where loops make their states, so that later calls need not be traced
 
     def explain(self) -> str:
