@@ -56,7 +56,7 @@ def require(part: str) -> None:
         if lookup(name) is None:
             raise UnsupportedTorch(
                 f"torch {torch.__version__} has no {name}, which hiddenstate.{part} needs to {what}. Torch does not "
-                f"promise this name. Use torch 2.6 or one of the versions after it that have it, or look for a newer "
+                f"promise this name. Use torch 2.11 or one of the versions after it that have it, or look for a newer "
                 f"hiddenstate."
             )
 

@@ -18,7 +18,9 @@ HiddenStateError              catch this to catch them all
 │   ├── SequenceGap           an input does not follow the last one, and its answer is not kept either
 │   ├── ModelFailed           the model raised, or gave NaN; the session is as it was
 │   ├── StoreFailed           the store did not take the new states; nothing was acknowledged
+│   │   └── StoreBusy         the store is locked by somebody else at this moment
 │   └── Overloaded            there is no room for more sessions or inputs just now
+│       └── DeadlineExceeded  the turn of an input did not come in time, so it was not applied         (TimeoutError)
 ├── UnknownTrack              a recording or a model has no track of this name                 (KeyError)
 ├── SeveralRuns               a track was run more than once: which run is meant is unclear    (LookupError)
 └── RecordingFileError        a folder does not hold a recording, or no longer does            (ValueError)
@@ -33,6 +35,7 @@ __all__ = [
     "BadInput",
     "CarryError",
     "CarryWarning",
+    "DeadlineExceeded",
     "DiagnosisFailed",
     "HiddenStateError",
     "HiddenStateWarning",
@@ -51,6 +54,7 @@ __all__ = [
     "SeveralRuns",
     "StateFileError",
     "StateMismatch",
+    "StoreBusy",
     "StoreFailed",
     "UnknownTrack",
     "UnrollWarning",
@@ -125,8 +129,16 @@ class StoreFailed(ServeError):
     """The store did not take the new states; nothing was acknowledged."""
 
 
+class StoreBusy(StoreFailed):
+    """The store is locked by somebody else at this moment."""
+
+
 class Overloaded(ServeError):
     """There is no room for more sessions or inputs just now."""
+
+
+class DeadlineExceeded(Overloaded, TimeoutError):
+    """The turn of an input did not come in time, so it was not applied."""
 
 
 class UnknownTrack(HiddenStateError, KeyError):

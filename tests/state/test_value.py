@@ -5,6 +5,7 @@ import pickle
 import re
 import weakref
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils import _pytree
 
 from hiddenstate.errors import BadInput, StateMismatch
-from hiddenstate.state import State
+from hiddenstate.state import State, tensors
 from tests.support.strategies import COMPLEX, DTYPES, FLOATING, row_lists, same, slices, states, states_like
 
 
@@ -53,6 +54,11 @@ class TestIsAMapping:
     def test_an_unknown_part_is_a_key_error_that_lists_the_parts(self):
         with pytest.raises(KeyError, match="no part named 'x'; this state has h, c"):
             lstm_state()["x"]
+
+    @pytest.mark.parametrize("rows", [0, [0, 2], slice(2), torch.tensor([1])])
+    def test_rows_in_brackets_are_told_how_rows_are_taken(self, rows):
+        with pytest.raises(KeyError, match=r"no part named .* this state has h, c\. Rows are taken by state\.select"):
+            lstm_state()[rows]
 
     def test_it_reads_as_one_line(self):
         state = State({"h": torch.zeros(2, 3, 4), "n": torch.zeros(3).long()}, {"h": 1, "n": 0})
@@ -119,55 +125,6 @@ class TestNumbers:
         state = State({"h": torch.zeros(2, 3), "c": torch.zeros(2, 3, device="meta")})
         with pytest.raises(StateMismatch, match=r"h on cpu, c on meta.*state\.to\(device\)"):
             _ = state.device
-
-
-class TestBirth:
-    @pytest.mark.parametrize("native", [(torch.zeros(3), torch.zeros(3)), torch.zeros(3), None, 5])
-    def test_what_has_no_names_is_refused(self, native):
-        message = rf"State\(\{{'h': h\}}\), but this is {type(native).__name__}.*Layer\.to_state"
-        with pytest.raises(StateMismatch, match=message):
-            State(native)
-
-    def test_no_parts_are_refused(self):
-        with pytest.raises(StateMismatch, match=r"at least one part, for example State\(\{'h': h\}\)"):
-            State({})
-
-    def test_names_that_are_not_strings_are_refused(self):
-        with pytest.raises(StateMismatch, match="part names are strings, but this one is 0"):
-            State({0: torch.zeros(3)})
-
-    @pytest.mark.parametrize("part", [(torch.zeros(3),), 1.0, None, np.zeros(3)])
-    def test_parts_that_are_not_tensors_are_refused(self, part):
-        with pytest.raises(StateMismatch, match=rf"part 'h' is {type(part).__name__}, but a tensor.*Layer\.to_state"):
-            State({"h": part})
-
-    @pytest.mark.parametrize(
-        ("axes", "named"), [({"h": 0}, "h"), ({}, "no part"), ({0: 0}, "0"), ({"h": 0, "c": 0, "x": 0}, "h, c, x")]
-    )
-    def test_axes_of_other_parts_are_refused(self, axes, named):
-        with pytest.raises(StateMismatch, match=rf"batch_axis speaks of {named}, but the state has h, c: give one"):
-            State({"h": torch.zeros(3), "c": torch.zeros(3)}, axes)
-
-    @pytest.mark.parametrize("axis", [1.0, None, "0", True])
-    def test_an_axis_that_is_no_number_is_refused(self, axis):
-        message = rf"the batch axis of part 'h' is {re.escape(repr(axis))}, but a whole number is needed"
-        with pytest.raises(StateMismatch, match=message):
-            State({"h": torch.zeros(3, 3)}, axis)
-
-    @pytest.mark.parametrize(
-        ("shape", "axis", "at"), [((2, 4), 2, 2), ((), 0, 0), ((), 1, 0), ((4,), -2, 0), ((4,), 1, 1)]
-    )
-    def test_an_axis_that_is_not_there_is_refused_and_the_way_out_works(self, shape, axis, at):
-        part = torch.zeros(shape)
-        message = rf"part 'h' has shape {re.escape(str(shape))}, so it has no axis {axis} .*part\.unsqueeze\({at}\)"
-        with pytest.raises(StateMismatch, match=message):
-            State({"h": part}, axis)
-        assert State({"h": part.unsqueeze(at)}, at).batch == 1
-
-    def test_parts_of_different_rows_are_refused(self):
-        message = r"'h' has 3 rows \(axis 1 of \(2, 3, 4\)\), but part 'c' has 4 \(axis 1 of \(2, 4, 4\)\).*batch_axis"
-        with pytest.raises(StateMismatch, match=message):
-            State({"h": torch.zeros(2, 3, 4), "c": torch.zeros(2, 4, 4)}, 1)
 
 
 class TestSelect:
@@ -293,52 +250,6 @@ class TestPut:
         with pytest.raises(StateMismatch, match=message):
             state.put([0, 2], other)
         assert same(state.put([0, 2], other.select([0, 2])).select([0, 2]), other.select([0, 2]))
-
-
-def joined(one: State, other: State) -> list:
-    return [lambda: one.put([0], other), lambda: State.cat([one, other])]
-
-
-class TestStatesThatDoNotFit:
-    @pytest.mark.parametrize("other", [{"h": torch.zeros(1, 2)}, torch.zeros(1, 2), None])
-    def test_what_is_no_state(self, other):
-        for join in joined(State({"h": torch.zeros(3, 2)}), other):
-            with pytest.raises(
-                StateMismatch, match=rf"a State is needed, but this is {type(other).__name__}.*to_state"
-            ):
-                join()
-
-    def test_other_parts(self):
-        for join in joined(lstm_state(), State({"h": torch.zeros(2, 1, 4)}, 1)):
-            with pytest.raises(StateMismatch, match=r"has the parts h, c, but the other has h\. .*hs\.Bridge"):
-                join()
-
-    def test_another_axis(self):
-        for join in joined(State({"h": torch.zeros(1, 1)}, 0), State({"h": torch.zeros(1, 1)}, 1)):
-            with pytest.raises(StateMismatch, match="part 'h' has its batch axis at 0, but the other state's is at 1"):
-                join()
-
-    @pytest.mark.parametrize("shape", [(1, 5), (1, 4, 1), (1,)])
-    def test_another_size(self, shape):
-        message = (
-            rf"'h' has shape \(3, 4\), but .* has {re.escape(str(shape))}: they may differ in rows \(axis 0\) only"
-        )
-        for join in joined(State({"h": torch.zeros(3, 4)}), State({"h": torch.zeros(shape)})):
-            with pytest.raises(StateMismatch, match=message):
-                join()
-
-    def test_another_dtype_and_the_way_out_works(self):
-        state, other = State({"h": torch.zeros(3)}), State({"h": torch.ones(1, dtype=torch.bfloat16)})
-        message = r"'h' is torch\.float32, but .* is torch\.bfloat16.*autocast.*other\.to\(torch\.float32\)"
-        for join in joined(state, other):
-            with pytest.raises(StateMismatch, match=message):
-                join()
-        assert state.put([1], other.to(torch.float32))["h"].tolist() == [0.0, 1.0, 0.0]
-
-    def test_another_device(self):
-        for join in joined(State({"h": torch.zeros(3)}), State({"h": torch.ones(1, device="meta")})):
-            with pytest.raises(StateMismatch, match=r"'h' is on cpu, but .* is on meta.*other\.to\('cpu'\)"):
-                join()
 
 
 class TestRepeat:
@@ -585,3 +496,30 @@ class TestWithinTorch:
         expected = State.cat([put.repeat(2), put.map(torch.cos)])
         assert dict(compiled.batch_axis) == dict(expected.batch_axis)
         assert all(torch.allclose(compiled[name], expected[name]) for name in expected)
+
+
+def test_a_state_of_any_form_is_detached_in_that_form():
+    h = torch.ones(2, 3, requires_grad=True) * 2
+
+    class Pair(NamedTuple):
+        fast: torch.Tensor
+        slow: torch.Tensor
+
+    forms = [h, (h, h), [h, (h, h)], {"h": h, "rest": [h]}, Pair(h, h), State({"h": h}), None, (None, h)]
+    for form in forms:
+        cut = State.detached(form)
+        assert type(cut) is type(form)
+        before, after = tensors(form), tensors(cut)
+        assert before.keys() == after.keys()
+        assert not any(part.requires_grad for part in after.values())
+        assert all(torch.equal(before[path], part) for path, part in after.items())
+
+
+def test_a_detached_state_goes_on_in_every_kind_of_layer():
+    for layer in (torch.nn.RNN(3, 4), torch.nn.GRU(3, 4), torch.nn.LSTM(3, 4), torch.nn.LSTMCell(3, 4)):
+        x = torch.randn(5, 2, 3) if isinstance(layer, torch.nn.RNNBase) else torch.randn(2, 3)
+        result = layer(x)
+        state = State.detached(result[1] if isinstance(layer, torch.nn.RNNBase) else result)
+        after = layer(x, state)
+        sum(part.sum() for part in tensors(after).values()).backward()
+        assert not any(part.requires_grad for part in tensors(state).values())

@@ -70,6 +70,39 @@ def check_fit(state: State, other: State) -> None:
         _check_part(name, (state[name], state.batch_axis[name]), (other[name], other.batch_axis[name]))
 
 
+def check_shapes(parts: Mapping[str, Tensor], wanted: State) -> None:
+    """Refuse parts that lack an axis of `wanted`, or have it elsewhere, by the name of that axis; other sizes pass."""
+    for name, part in parts.items():
+        if name in wanted and wanted.batch > 1 and part.shape != wanted[name].shape:
+            advice = _misplaced(name, tuple(part.shape), tuple(wanted[name].shape), wanted.batch_axis[name])
+            if advice:
+                shapes = f"part {name!r} of the state has shape {tuple(part.shape)}, but {tuple(wanted[name].shape)}"
+                raise StateMismatch(f"{shapes} is needed: {advice}.")
+
+
+def _misplaced(name: str, seen: tuple[int, ...], wanted: tuple[int, ...], axis: int) -> str:
+    """Return which axis is missing, of one entry, or in another place, and what to write; "" where none is."""
+    without = wanted[:axis] + wanted[axis + 1 :]  # of one row without its axis
+    stacked = axis == 1 and len(wanted) == 3  # (layers, batch, unit)
+    every = f"one for each of {wanted[0]} layers and directions" if stacked else ""
+    if seen == (*wanted[:axis], 1, *wanted[axis + 1 :]):
+        return f"it has one row for all, and one for each is needed: {name}.expand{wanted}.contiguous()"
+    if stacked and seen == wanted[1:]:
+        fix = f"{name}.unsqueeze(0)" if wanted[0] == 1 else f"torch.stack([{name}, ...]), {every}"
+        return f"the axis of layers is missing, which comes first: {fix}"
+    if seen == without or (stacked and seen == wanted[2:]):
+        return f"the axis of rows is missing, axis {axis}: {name}.expand{wanted}.contiguous() starts all rows alike"
+    if stacked and seen == (wanted[1], wanted[0], wanted[2]):
+        turns = "batch_first=True turns inputs and outputs alone"
+        return f"the rows are on axis 0, and belong on axis 1 ({turns}): {name}.transpose(0, 1).contiguous()"
+    if stacked and seen == (wanted[1], 1, wanted[2]):
+        fix = f"{name}.transpose(0, 1).repeat({wanted[0]}, 1, 1)"
+        return f"the rows are on axis 0, and belong on axis 1, with {every}: {fix}"
+    if axis == 0 and len(seen) == len(wanted) + 1 and seen[1:] == wanted:
+        return f"it has an axis of layers in front, as a fused layer's state has, and a cell's has none: {name}[0]"
+    return ""
+
+
 def _axis(name: str, part: Tensor, axis: int) -> int:
     # The plain type first: asking for the protocol costs more than all other checks together.
     if type(axis) is not int and (isinstance(axis, bool) or not isinstance(axis, SupportsIndex)):

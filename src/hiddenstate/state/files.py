@@ -1,4 +1,7 @@
-"""States as bytes and on disk: safetensors, with batch axes and checksums in the metadata; never pickle."""
+"""States as bytes and on disk: safetensors, with batch axes and checksums in the metadata; never pickle.
+
+Named tensors and their batch axes go in and come out: `value.py` makes a State of them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import stat
 import zlib
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 import torch
@@ -18,18 +21,16 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ..errors import StateFileError
-from .value import State
+
+if TYPE_CHECKING:
+    from .value import State
 
 _KEY = "hiddenstate.state"  # the metadata entry that makes a safetensors file one of ours
 _VERSION = 1
 
 
 def to_bytes(state: State) -> bytes:
-    """Return what `state.save` writes: the content of a safetensors file.
-
-    >>> from_bytes(to_bytes(State({"h": torch.ones(2, 3)})))
-    State(h (2, 3) float32; batch of 2)
-    """
+    """Return what `state.save` writes: the content of a safetensors file."""
     try:
         tensors = _storable(state)
         parts = [_entry(name, axis, state[name], tensors[name]) for name, axis in state.batch_axis.items()]
@@ -38,8 +39,8 @@ def to_bytes(state: State) -> bytes:
         raise StateFileError(f"{state!r} cannot be written as safetensors: {error}") from error
 
 
-def from_bytes(data: bytes, *, source: str = "these bytes", device: str | torch.device = "cpu") -> State:
-    """Return the State that `to_bytes` made into `data`; errors call it by the name of its `source`."""
+def parts_and_axes(data: bytes, source: str) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Return the tensors that `to_bytes` wrote, intact, and where their batch axes are; errors name the `source`."""
     try:
         tensors = safetensors.torch.load(data)
         length = int.from_bytes(data[:8], "little")
@@ -52,22 +53,14 @@ def from_bytes(data: bytes, *, source: str = "these bytes", device: str | torch.
             f"{source} is in safetensors format, but does not hold a state: it says nothing of batch axes. "
             f"If it holds weights, load it with safetensors.torch.load_file."
         )
-    return _assemble(source, header, tensors).to(device)
+    return _assemble(source, header, tensors)
 
 
-def load(path: str | PathLike[str], *, device: str | torch.device = "cpu") -> State:
-    """Read a State that `State.save` wrote.
-
-    >>> import tempfile, pathlib
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "state.safetensors"
-    >>> State({"h": torch.ones(2, 3)}).save(path)
-    >>> load(path)
-    State(h (2, 3) float32; batch of 2)
-    """
+def read(path: str | PathLike[str]) -> bytes:
+    """Return what a file holds; a missing file is Python's own FileNotFoundError."""
     if os.path.isdir(path):
         raise StateFileError(f"{os.fspath(path)} is a folder, but a state is one file. Name the file in it.")
-    # A missing file is Python's own FileNotFoundError.
-    return from_bytes(Path(path).read_bytes(), source=os.fspath(path), device=device)
+    return Path(path).read_bytes()
 
 
 def save(state: State, path: str | PathLike[str]) -> None:
@@ -111,7 +104,7 @@ def _storable(state: State) -> dict[str, Tensor]:
 
 
 def _entry(name: str, axis: int, part: Tensor, stored: Tensor) -> dict[str, Any]:
-    """Return what the metadata say of a part; the checksum covers all that makes it, not its bytes alone."""
+    """Return the metadata of a part; its checksum covers name, axis, dtype and shape as well as the bytes."""
     entry = {"name": name, "axis": axis, "complex": part.is_complex()}
     checksum = checksum_of_kind(entry, stored)
     if stored.numel():
@@ -120,11 +113,11 @@ def _entry(name: str, axis: int, part: Tensor, stored: Tensor) -> dict[str, Any]
 
 
 def checksum_of_kind(entry: dict[str, Any], stored: Tensor) -> int:
-    """Return the checksum of all that makes a part but its bytes, with which theirs begins."""
+    """Return the checksum of a part's name, axis, dtype and shape; that of its bytes goes on from it."""
     return zlib.crc32(f"{entry} {stored.dtype} {tuple(stored.shape)}".encode())
 
 
-def _assemble(source: str, header: str, tensors: dict[str, Tensor]) -> State:
+def _assemble(source: str, header: str, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, int]]:
     try:
         content = json.loads(header)
         version = content["version"]
@@ -136,14 +129,19 @@ def _assemble(source: str, header: str, tensors: dict[str, Tensor]) -> State:
         axes = {entry["name"]: entry["axis"] for entry in content["parts"]}
         if axes.keys() != tensors.keys():
             raise ValueError(f"it lists the parts {list(axes)}, but holds {sorted(tensors)}")
-        return State({entry["name"]: _intact(entry, tensors[entry["name"]]) for entry in content["parts"]}, axes)
+        return {entry["name"]: _intact(entry, tensors[entry["name"]]) for entry in content["parts"]}, axes
     except StateFileError:
         raise
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise StateFileError(
-            f"{source} is damaged ({type(error).__name__}: {error}), so the state in it cannot be trusted. "
-            f"Go back to an older copy."
-        ) from error
+        raise damaged(source, error) from error
+
+
+def damaged(source: str, error: Exception) -> StateFileError:
+    """Return the error to raise where what a file says of its state cannot be so."""
+    return StateFileError(
+        f"{source} is damaged ({type(error).__name__}: {error}), so the state in it cannot be trusted. "
+        f"Go back to an older copy."
+    )
 
 
 def _intact(entry: dict[str, Any], stored: Tensor) -> Tensor:

@@ -56,6 +56,15 @@ def mapped(thing: Any, fn: Callable[[Path, Any], Any], path: Path = ()) -> Any:
     return fn(path, thing)
 
 
+def detached(thing: Any) -> Any:
+    """Return the same nesting with every tensor in it cut from the graph; None and the like stay as they are."""
+
+    def cut(_: Path, end: Any) -> Any:
+        return end.detach() if isinstance(end, Tensor) else end
+
+    return mapped(thing, cut)
+
+
 def _same_kind(thing: Any, made: dict[Any, Any]) -> Any:
     try:
         return type(thing)(made)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from operator import index
-from os import PathLike
+from os import PathLike, fspath
 from types import MappingProxyType
 from typing import Any, NoReturn, SupportsIndex
 
@@ -14,6 +14,8 @@ from torch.utils import _pytree  # torch.func, torch.export and torch.compile fi
 
 from ..errors import BadInput, StateMismatch
 from .checks import check_axes, check_fit, check_parts
+from .files import damaged, parts_and_axes, read, save
+from .nested import detached
 from .rows import Rows, row_index
 
 
@@ -53,8 +55,9 @@ class State(Mapping[str, Tensor]):
         """Return the tensor of one part."""
         try:
             return self._parts[part]
-        except KeyError:
-            raise KeyError(f"no part named {part!r}; this state has {', '.join(self._parts)}") from None
+        except (KeyError, TypeError):  # a list of rows cannot be looked up at all
+            hint = "" if isinstance(part, str) else ". Rows are taken by state.select([0, 2]), of all parts at once"
+            raise KeyError(f"no part named {part!r}; this state has {', '.join(self._parts)}{hint}") from None
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over part names, in the order they were given."""
@@ -139,6 +142,19 @@ class State(Mapping[str, Tensor]):
     def map(self, fn: Callable[[Tensor], Tensor]) -> State:
         """Apply `fn`, which keeps the batch axis where it is, to every part."""
         return State({name: fn(part) for name, part in self._parts.items()}, self._axes)
+
+    @staticmethod
+    def detached(state: Any) -> Any:
+        """Return a state of any form, cut from the graph and in that form: a tensor, `(h, c)`, a nest, a State, None.
+
+        The one line between two pieces of truncated backpropagation, whatever the kind of layer:
+
+        >>> _, hidden = torch.nn.LSTM(3, 4)(torch.randn(5, 2, 3))
+        >>> hidden = State.detached(hidden)
+        >>> type(hidden).__name__, hidden[0].requires_grad
+        ('tuple', False)
+        """
+        return state.detach() if isinstance(state, State) else detached(state)
 
     def detach(self) -> State:
         """Return the same values cut from the graph."""
@@ -249,14 +265,39 @@ class State(Mapping[str, Tensor]):
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write a safetensors file that `hiddenstate.load` reads; an older file survives until this one is whole."""
-        from .files import save  # files stands on this module
-
         save(self, path)
 
     def _index(self, rows: Rows, *, unique: bool) -> Callable[[Tensor], Tensor]:
         # Checked once; moved where parts lie on several devices.
         where = row_index(rows, self.batch, next(iter(self._parts.values())).device, unique=unique)
         return lambda part: where.to(part.device)
+
+
+def from_bytes(data: bytes, *, source: str = "these bytes", device: str | torch.device = "cpu") -> State:
+    """Return the State that `to_bytes` made into `data`; errors call it by the name of its `source`.
+
+    >>> from hiddenstate.state import to_bytes
+    >>> from_bytes(to_bytes(State({"h": torch.ones(2, 3)})))
+    State(h (2, 3) float32; batch of 2)
+    """
+    parts, axes = parts_and_axes(data, source)
+    try:
+        state = State(parts, axes)
+    except (StateMismatch, TypeError) as error:
+        raise damaged(source, error) from error
+    return state.to(device)
+
+
+def load(path: str | PathLike[str], *, device: str | torch.device = "cpu") -> State:
+    """Read a State that `State.save` wrote.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "state.safetensors"
+    >>> State({"h": torch.ones(2, 3)}).save(path)
+    >>> load(path)
+    State(h (2, 3) float32; batch of 2)
+    """
+    return from_bytes(read(path), source=fspath(path), device=device)
 
 
 def _check_state(other: Any) -> None:

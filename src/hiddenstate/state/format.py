@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..errors import StateMismatch
-from .files import checksum_of_kind, from_bytes, to_bytes
-from .value import State
+from .files import checksum_of_kind, to_bytes
+from .value import State, from_bytes
 
 _Bytes: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.uint8]]"
 _WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
