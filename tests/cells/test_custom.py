@@ -155,11 +155,11 @@ def test_a_layer_from_scratch_that_takes_whole_sequences_is_told_from_a_cell(mak
     x = torch.randn(3, 6, 3, dtype=torch.float64)
     whole = module(x if batch_first else x.transpose(0, 1))[0]
     whole = whole if batch_first else whole.transpose(0, 1)
-    torch.testing.assert_close(hs.unroll(module, x)[0], whole)
-    out, last = hs.unroll(module, x, lengths=[6, 2, 4])
+    torch.testing.assert_close(hs.unroll(module, x, time_axis=1)[0], whole)
+    out, last = hs.unroll(module, x, lengths=[6, 2, 4], time_axis=1)
     torch.testing.assert_close(out[1, :2], whole[1, :2])
     assert not out[1, 2:].any()
-    torch.testing.assert_close(last.select([1])["h"], hs.unroll(module, x[1:2, :2])[1]["h"])
+    torch.testing.assert_close(last.select([1])["h"], hs.unroll(module, x[1:2, :2], time_axis=1)[1]["h"])
     with hs.Carry(module) as carry:
         pieces = [module(piece if batch_first else piece.transpose(0, 1))[0] for piece in x.split(2, dim=1)]
         assert carry.state.batch == 3

@@ -32,7 +32,8 @@ def test_the_state_of_every_layer_goes_to_names_and_back(kind, form, layers, bot
         x = pack_sequence([torch.randn(4, 3), torch.randn(2, 3)])
     rows, batched = layer.rows((x,), {})
     assert (rows, batched) == {"batched": (5, True), "unbatched": (1, False), "packed": (2, True)}[form]
-    _, native = layer.split(module(x))
+    output, native = layer.split(module(x))
+    assert layer.split(layer.join(output, native)) == (output, native)
     state = layer.to_state(native, batch=rows)
     assert state.batch == rows
     assert tuple(state) == layer.spec.parts
@@ -71,6 +72,9 @@ def test_the_state_of_every_torch_cell_goes_to_names_and_back(kind, parts, batch
     assert state.batch == (5 if batched else 1)
     assert output is (native[0] if len(parts) == 2 else native)
     torch.testing.assert_close(layer.to_native(state, batched=batched), native)
+    again = layer.split(layer.join(output, native))
+    assert again[0] is output
+    torch.testing.assert_close(again[1], native)
     assert layer.tracks == ("l0",)
     assert layer.spec.sizes == dict.fromkeys(parts, 4)
 

@@ -2,18 +2,19 @@
 
 from typing import TYPE_CHECKING
 
-from .adapter import Adapter, Spec
-from .call import Call
+from .axes import InputAxes, input_axes, is_step, layer_axes
+from .batches import BegunDataSet, ReadBatch, is_data_set, read_batch
 from .cell import Cell
 from .custom import CellAdapter
-from .finding import ambiguous, as_layer, has_own_code, layers, register, unwrap
-from .invented import invented_inputs
-from .layer import Layer, Layers
+from .discovery import Layers, ambiguous, as_layer, gathered, has_own_code, layers, register
+from .dynamo import uncompiled
+from .handed_on import EndState, Succession, memory_of
+from .layer import Adapter, Call, Layer, Spec, unwrap
 from .listener import (
     Arguments,
-    Entry,
     Handle,
     Listener,
+    OuterCall,
     Proceed,
     Rank,
     around,
@@ -22,56 +23,78 @@ from .listener import (
     listeners,
     may_be_recomputed,
     recomputing,
+    under_checkpointing,
+    unheard,
 )
 from .native import Form, flatten, rebuild
-from .uncompiled import uncompiled
-from .unheard import unheard
-from .untouched import Snapshot, plain_object, random_streams_kept, seed, untouched
+from .snapshot import Snapshot, plain_object, random_streams_kept, seed, untouched
+from .started import StartedModel, needed_states, started
+from .trials import invented_inputs
 from .warning import warn
-from .watched import foreseen, watched, when_reached
+from .watched_calls import Begun, foreseen, watched, watched_from, when_reached
 
 if TYPE_CHECKING:
+    from .behavior import LoopStart as LoopStart
+    from .behavior import OwnStart as OwnStart
     from .behavior import Part as Part
 
 __all__ = [
     "Adapter",
     "Arguments",
+    "Begun",
+    "BegunDataSet",
     "Call",
     "Cell",
     "CellAdapter",
-    "Entry",
+    "EndState",
     "Form",
     "Handle",
+    "InputAxes",
     "Layer",
     "Layers",
     "Listener",
+    "OuterCall",
     "Proceed",
     "Rank",
+    "ReadBatch",
     "Snapshot",
     "Spec",
+    "StartedModel",
+    "Succession",
     "ambiguous",
     "around",
     "as_layer",
     "attributes",
     "flatten",
     "foreseen",
+    "gathered",
     "has_own_code",
+    "input_axes",
     "invented_inputs",
+    "is_data_set",
+    "is_step",
+    "layer_axes",
     "layers",
     "listen",
     "listeners",
     "may_be_recomputed",
+    "memory_of",
+    "needed_states",
     "plain_object",
     "random_streams_kept",
+    "read_batch",
     "rebuild",
     "recomputing",
     "register",
     "seed",
+    "started",
     "uncompiled",
+    "under_checkpointing",
     "unheard",
     "untouched",
     "unwrap",
     "warn",
     "watched",
+    "watched_from",
     "when_reached",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -11,23 +11,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import NotRecurrent, StateMismatch
 from ..state import State
-from .adapter import Adapter, Spec, arguments, first_input, weights_like
+from .layer import Adapter, Spec, arguments, first_input, named_like_state, weights_like
 from .native import Form, Native, flatten, matches, names, rebuild
-from .probing import ROWS, Takes, call_initial_state, guesses, read_form, try_out
-from .untouched import untouched
-
-# What a second argument is called when it is a state; endings count too: `prev_state`, `lstm_hidden`.
-_STATE_NAMES = {"state", "states", "hidden", "hiddens", "h", "hx", "hc", "prev", "previous", "carry", "memory", "mem"}
-_STATE_NAMES |= {"h0", "h_0", "h_prev", "hprev", "h_t", "ht", "h_tm1", "hidden_states", "past", "last", "context_state"}
-
-
-class _Known(NamedTuple):
-    """What a cell's state looks like: its nesting, where its rows are, and whether that was seen or only guessed."""
-
-    form: Form
-    axes: dict[str, int]
-    sure: bool = True
-    takes: Takes = "step"
+from .snapshot import untouched
+from .trials import ROWS, StateForm, Takes, call_initial_state, guesses, read_form, try_out
 
 
 class CellAdapter(Adapter):
@@ -35,7 +22,7 @@ class CellAdapter(Adapter):
 
     kind = "cell"
 
-    def __init__(self, known: WeakKeyDictionary[nn.Module, _Known] | None = None) -> None:
+    def __init__(self, known: WeakKeyDictionary[nn.Module, StateForm] | None = None) -> None:
         """Start with no cell known, or with what another adapter knows."""
         self._known = WeakKeyDictionary() if known is None else known
 
@@ -75,7 +62,7 @@ class CellAdapter(Adapter):
                 f"the state is {_nesting(native)}, but that of {type(module).__name__} is {_nesting(known.form)}."
             )
         axes = {name: _guess_axis(module, part, batch) for name, part in parts.items()}
-        self._known[module] = _Known(form, axes, sure=False)
+        self._known[module] = StateForm(form, axes, sure=False)
         return State(parts, axes)
 
     def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Native:
@@ -110,7 +97,7 @@ class CellAdapter(Adapter):
                 self._known[module] = known
         return "step" if known is None else known.takes
 
-    def _try(self, module: nn.Module, sample: Tensor | None = None) -> _Known | None:
+    def _try(self, module: nn.Module, sample: Tensor | None = None) -> StateForm | None:
         if hasattr(module, "initial_state"):
             known = _form_of_initial_state(module)
             with untouched(module), torch.no_grad():
@@ -121,11 +108,11 @@ class CellAdapter(Adapter):
             return None
         found = try_out(module, guesses(module, _hidden_size(module)), sample)
         if found is not None:
-            return _Known(found.form, found.axes, takes=found.takes)
+            return found
         form = read_form(module)
-        return _Known(form or "h", dict.fromkeys(names(form or "h"), 0), sure=form is not None)
+        return StateForm(form or "h", dict.fromkeys(names(form or "h"), 0), sure=form is not None)
 
-    def _form(self, module: nn.Module, state: State | None = None) -> _Known:
+    def _form(self, module: nn.Module, state: State | None = None) -> StateForm:
         known = self._known.get(module)
         if known is not None and known.sure:
             return known
@@ -133,7 +120,7 @@ class CellAdapter(Adapter):
         if state is not None and (known is None or not known.sure) and set(state) in ({"h"}, {"h", "c"}):
             # Nothing else is known of this cell: a state that somebody made for it tells.
             form = ("h", "c") if "c" in state else "h"
-            known = _Known(form, dict(state.batch_axis), sure=False)
+            known = StateForm(form, dict(state.batch_axis), sure=False)
         if known is None:
             _hidden_size(module)  # says what is missing
             raise AssertionError("a cell with hidden_size has a form")
@@ -190,16 +177,7 @@ def is_cell(module: nn.Module) -> bool:
         return False
     if callable(getattr(module, "initial_state", None)):
         return True
-    return len(taken) == 2 and isinstance(getattr(module, "hidden_size", None), int) and _named_like_state(taken[1])
-
-
-def _named_like_state(name: str) -> bool:
-    name = name.lower().strip("_")
-    return (
-        name in _STATE_NAMES
-        or name.endswith(("_state", "_states", "_hidden", "_hx", "_carry"))
-        or (name.startswith(("hidden_", "state_", "prev_", "h_", "init_")))
-    )
+    return len(taken) == 2 and isinstance(getattr(module, "hidden_size", None), int) and named_like_state(taken[1])
 
 
 def _has_size(module: nn.Module) -> bool:
@@ -216,7 +194,7 @@ def _hidden_size(module: nn.Module) -> int:
     return hidden
 
 
-def _form_of_initial_state(module: nn.Module) -> _Known:
+def _form_of_initial_state(module: nn.Module) -> StateForm:
     # Two batch sizes tell where the rows are: the axis that grew.
     with untouched(module), torch.no_grad():
         (two, form), (three, _) = (flatten(call_initial_state(module, batch)) for batch in (2, 3))
@@ -230,7 +208,7 @@ def _form_of_initial_state(module: nn.Module) -> _Known:
                 f"A learned h0 of shape (1, units) becomes one with h0.expand(batch, -1)."
             )
         axes[name] = grown[0]
-    return _Known(form, axes)
+    return StateForm(form, axes)
 
 
 def _guess_axis(module: nn.Module, part: Tensor, batch: int | None) -> int:

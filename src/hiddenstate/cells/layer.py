@@ -1,20 +1,105 @@
-"""A recurrent module found in a model, and the list of them."""
+"""A recurrent layer: how its kind is called (`Adapter`), where it is in a model (`Layer`), one call of it (`Call`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from ..errors import StateMismatch
+from ..errors import NotRecurrent, StateMismatch
 from ..state import State
-from .adapter import Adapter, Spec
 from .native import Native
 
 if TYPE_CHECKING:
-    from .behavior import Found, Recurrence
+    from .behavior import Recurrence
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a layer's state is made of."""
+
+    parts: tuple[str, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)  # part -> units
+    layers: int = 1
+    directions: int = 1
+    projection: int = 0  # units of h where they are fewer than those of c, else 0
+    input_size: int | None = None
+    batch_first: bool = True
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether the layer also runs backwards."""
+        return self.directions == 2
+
+
+class Adapter(ABC):
+    """How one kind of recurrent module is called, and what its state looks like.
+
+    Subclass it and teach it with `hiddenstate.register(Type, adapter)`. An adapter holds no state of its own:
+    every method is handed the module.
+    """
+
+    kind: str = "cell"
+    fused: bool = False  # one call runs all steps of a sequence, rather than one step
+    recurrence: Recurrence | None = None  # what was seen in a watched call, where the kind is not known by its type
+
+    @abstractmethod
+    def spec(self, module: nn.Module) -> Spec:
+        """Say what the state is made of."""
+
+    @abstractmethod
+    def initial(self, module: nn.Module, batch: int) -> State:
+        """Return the state that a sequence starts from."""
+
+    @abstractmethod
+    def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
+        """Name the parts of a native state; `batch`, where known, tells the rows of the call it belongs to."""
+
+    @abstractmethod
+    def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Native:
+        """Return the form the module itself takes; without rows when the call is not batched."""
+
+    @abstractmethod
+    def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
+        """Split what a call returned into its output and its native state."""
+
+    def join(self, module: nn.Module, output: Any, native: Native) -> Any:
+        """Return what a call with this output and native state returns; `split` takes it apart again.
+
+        Only sequences are put together from pieces: nobody asks it of a layer that is not fused.
+        """
+        return output, native
+
+    def rows(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
+        """Return how many rows a call has, and whether it is batched at all."""
+        x = first_input(module, args, kwargs)
+        if isinstance(x, PackedSequence):
+            return int(x.batch_sizes[0]), True
+        if not x.dim():
+            return 1, False
+        return x.shape[1 if self.fused and not self.spec(module).batch_first else 0], True
+
+    def given(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Native | None:
+        """Return the native state a call was given, or None."""
+        if len(args) > 1:
+            return args[1]
+        names = arguments(type(module))
+        return kwargs.get(names[1]) if len(names) > 1 else None
+
+    def give(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], native: Native
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return a call's arguments with this native state among them."""
+        if len(args) > 1:
+            return (args[0], native, *args[2:]), kwargs
+        return args, {**kwargs, arguments(type(module))[1]: native}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,11 +165,11 @@ class Layer:
             raise self._naming(error) from None
 
     def split(self, result: Any) -> tuple[Any, Native]:
-        """Part what a call returned into its output and its native state."""
+        """Split what a call returned into its output and its native state."""
         return self.adapter.split(self.module, result)
 
     def join(self, output: Any, native: Native) -> Any:
-        """Return what a call returns whose output and native state these are."""
+        """Return what a call with this output and native state returns."""
         return self.adapter.join(self.module, output, native)
 
     def rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
@@ -109,65 +194,186 @@ class Layer:
         return StateMismatch(f"at the layer {self.name!r}: {error}") if self.name else error
 
 
-class Layers(list[Layer]):
-    """The recurrent layers of a model; printing it is a table."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """What went into a recurrent layer and what came out, whatever the layer's own layout and its caller's spelling.
 
-    def __init__(self, found: Iterable[Layer] = (), seen: Found | None = None) -> None:
-        """Keep what was found, and where a call was watched, what was seen in it."""
-        super().__init__(found)
-        self.seen = seen
+    The arguments and the result are kept as they were; everything else is read off them when it is asked for.
+
+    >>> gru = torch.nn.GRU(3, 4)
+    >>> call = Call(hs.layers(gru)[0], (), {"hx": torch.zeros(1, 2, 4), "input": torch.randn(5, 2, 3)})
+    >>> tuple(call.x.shape), call.steps, call.given
+    ((2, 5, 3), 5, State(h (1, 2, 4) float32; batch of 2))
+    """
+
+    layer: Layer
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    result: Any = None  # what the layer returned; None before it did
 
     @property
-    def decided(self) -> bool:
-        """Whether the call that was watched had steps enough to tell; a longer one may show more where it had not."""
-        return self.seen is not None and not self.seen.unseen and not self.seen.later
+    def input(self) -> Tensor | PackedSequence:
+        """The sequence or step, as the layer was given it."""
+        return first_input(self.layer.module, self.args, self.kwargs)
 
-    def live(self, layer: Layer) -> Mapping[str, list[Tensor]]:
-        """Return what each part was after every repetition of the call that was watched, with its graph."""
-        return self.seen.live.get(layer.seen, {}) if self.seen is not None and layer.seen is not None else {}
+    @property
+    def rows(self) -> int:
+        """How many sequences the call runs."""
+        return self.layer.rows(self.args, self.kwargs)[0]
 
-    def settled(self) -> Layers:
-        """Return the same without what holds on to the call that was watched."""
-        return Layers(self, None if self.seen is None else replace(self.seen, live={}))
+    @property
+    def batched(self) -> bool:
+        """Whether its input has an axis for them."""
+        return self.layer.rows(self.args, self.kwargs)[1]
 
-    def doubts(self) -> list[str]:
-        """Return what could not be told in the call that was watched, but for steps of a layer that is known."""
-        known = [layer.name for layer in self if layer.seen is None]
-        unsure = self.seen.unsure if self.seen is not None else ()
-        return [str(each) for each in unsure if each.kept or not any(_inside(each.module, name) for name in known)]
+    @property
+    def x(self) -> Tensor:
+        """The input as `(batch, time, ...)`; a step has a time of 1, a packed sequence is padded with zeros."""
+        return self._rows_first(self.input)
 
-    def explain(self) -> str:
-        """Return what was found and by which evidence, what was not taken and why, and what was not examined."""
-        lines = [f"{layer.label}: {layer.kind}, {_how(layer)}" for layer in self if layer.seen is None]
-        if self.seen is None:
-            lines.append("No call was watched: hs.layers(model, *inputs) also finds recurrence by what it does.")
-            return "\n".join(lines)
-        return "\n".join([*lines, self.seen.explain()])
+    @property
+    def steps(self) -> int:
+        """How many steps the call makes."""
+        if not self.layer.fused:
+            return 1
+        x = self.input
+        if isinstance(x, PackedSequence):
+            return len(x.batch_sizes)
+        return int(x.shape[1 if self.batched and self.layer.spec.batch_first else 0])
 
-    def __str__(self) -> str:
-        """Return a table with one line for each layer."""
-        if not self:
-            return "no recurrent layers"
-        head = ("name", "kind", "state", "layers", "directions", "input")
-        rows = [head, *(_row(layer) for layer in self)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    @property
+    def lengths(self) -> Tensor | None:
+        """The steps of each row `(batch,)`, on the CPU, where the input was packed."""
+        x = self.input
+        if not isinstance(x, PackedSequence):
+            return None
+        lengths = (torch.arange(int(x.batch_sizes[0])) < x.batch_sizes.unsqueeze(1)).sum(0)
+        return lengths if x.unsorted_indices is None else lengths[x.unsorted_indices.cpu()]
+
+    @property
+    def given_native(self) -> Any:
+        """The state it was handed in the layer's own form, or None."""
+        return self.layer.given(self.args, self.kwargs)
+
+    @property
+    def given(self) -> State | None:
+        """The state it was handed, or None."""
+        native = self.given_native
+        return None if native is None else self.layer.to_state(native, batch=self.rows)
+
+    @property
+    def output_native(self) -> Any:
+        """The output as the layer returned it."""
+        return self.layer.split(self.result)[0]
+
+    @property
+    def output(self) -> Tensor:
+        """The output as `(batch, time, ...)`; a step has a time of 1, a packed sequence is padded with zeros."""
+        return self._rows_first(self.output_native)
+
+    @property
+    def state_native(self) -> Any:
+        """The state it ended in, in the layer's own form."""
+        return self.layer.split(self.result)[1]
+
+    @property
+    def state(self) -> State:
+        """The state it ended in."""
+        return self.layer.to_state(self.state_native, batch=self.rows)
+
+    def handed(self, state: State, *, batched: bool | None = None) -> Call:
+        """Return the same call with this state among its arguments; `batched`, where that is known already."""
+        native = self.layer.to_native(state, batched=self.batched if batched is None else batched)
+        return Call(self.layer, *self.layer.give(self.args, self.kwargs, native))
+
+    def fed(self, x: Tensor | PackedSequence) -> Call:
+        """Return the same call with another input, in the layout of this one."""
+        if self.args:
+            return Call(self.layer, (x, *self.args[1:]), self.kwargs)
+        name = next(name for name, value in self.kwargs.items() if value is self.input)
+        return Call(self.layer, (), {**self.kwargs, name: x})
+
+    def returned(self, result: Any) -> Call:
+        """Return the same call with what came out."""
+        return Call(self.layer, self.args, self.kwargs, result)
+
+    def _rows_first(self, value: Any) -> Tensor:
+        if isinstance(value, PackedSequence):
+            padded: Tensor = pad_packed_sequence(value, batch_first=True)[0]
+            return padded
+        tensor: Tensor = value
+        if not self.layer.fused:
+            return (tensor if self.batched else tensor.unsqueeze(0)).unsqueeze(1)
+        if not self.batched:
+            return tensor.unsqueeze(0)
+        return tensor if self.layer.spec.batch_first else tensor.transpose(0, 1)
+
+
+def arguments(kind: type[nn.Module]) -> tuple[str, ...]:
+    """Return the names of the arguments that a module's forward takes by position."""
+    try:
+        forward = kind.forward
+    except AttributeError:  # scripted modules have none to look at
+        return ()
+    return _arguments(forward)
+
+
+@lru_cache(maxsize=1024)
+def _arguments(forward: Callable[..., Any]) -> tuple[str, ...]:
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = list(inspect.signature(forward).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return ()
+    return tuple(parameter.name for parameter in parameters if parameter.kind in by_position)
+
+
+# What a second argument is called when it is a state; endings count too: `prev_state`, `lstm_hidden`.
+_STATE_NAMES = {"state", "states", "hidden", "hiddens", "h", "hx", "hc", "prev", "previous", "carry", "memory", "mem"}
+_STATE_NAMES |= {"h0", "h_0", "h_prev", "hprev", "h_t", "ht", "h_tm1", "hidden_states", "past", "last", "context_state"}
+
+
+def named_like_state(name: str) -> bool:
+    """Say whether an argument of this name is a state."""
+    name = name.lower().strip("_")
+    return (
+        name in _STATE_NAMES
+        or name.endswith(("_state", "_states", "_hidden", "_hx", "_carry"))
+        or (name.startswith(("hidden_", "state_", "prev_", "h_", "init_")))
+    )
+
+
+def first_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | PackedSequence:
+    """Return the sequence or step that a call was given."""
+    x = args[0] if args else kwargs.get(arguments(type(module))[0])
+    if not isinstance(x, Tensor | PackedSequence):
+        raise NotRecurrent(
+            f"{type(module).__name__} was called with {type(x).__name__} as its first argument, "
+            f"but a tensor or a PackedSequence was expected there."
         )
-
-    __repr__ = __str__
-
-
-def _inside(path: str, name: str) -> bool:
-    return not name or path == name or path.startswith(f"{name}.")
+    return x
 
 
-def _how(layer: Layer) -> str:
-    return "known by its type" if layer.kind not in ("cell", "layer") else "taken for one by its names and a trial"
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the user's own model inside what torch.compile, DDP, FSDP and checkpointing wrap around it."""
+    while (held := _WRAPPERS.get(type(model).__name__)) and isinstance(inner := model._modules.get(held), nn.Module):
+        model = inner
+    return model
 
 
-def _row(layer: Layer) -> tuple[str, ...]:
-    spec = layer.spec
-    state = ", ".join(f"{part} {spec.sizes[part]}" for part in spec.parts)
-    width = str(spec.input_size) if spec.input_size is not None else "?"
-    return (layer.name or "(the model)", layer.kind, state, str(spec.layers), str(spec.directions), width)
+# What is wrapped around users' models, and where the model is in it. By name: to import them all takes long.
+_WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "OptimizedModule": "_orig_mod",
+}
+
+
+def weights_like(module: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Return where and in which dtype a module's weights are, for states that should match them."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_floating_point() or tensor.is_complex():
+            return tensor.device, tensor.dtype
+    return torch.get_default_device(), torch.get_default_dtype()

@@ -6,22 +6,24 @@ are heard alike. Nothing of it is left when the last listener has gone, nor is i
 
 from __future__ import annotations
 
+import itertools
+import os
+import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from typing import Any, TypeAlias
+from types import FrameType
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
 
 from ..errors import HiddenStateError
-from .call import Call
-from .finding import holders, unwrap
-from .layer import Layer
-from .uncompiled import mark_uncompiled, uncompiled
-from .unheard import all_hear, hears, next_number, seen_as, watchers
+from .dynamo import mark_uncompiled, uncompiled
+from .layer import Call, Layer, unwrap
 
 Proceed: TypeAlias = Callable[[Call], Call]  # runs a call, and returns it with its result
 Around: TypeAlias = Callable[["Arguments", Callable[["Arguments"], Any]], Any]
@@ -37,8 +39,8 @@ class Rank(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
-    """Where a model is called from outside: the model itself, or a module in it that holds layers or is one."""
+class OuterCall:
+    """A call of a model from outside: of the model itself, or of a module in it that holds layers or is one."""
 
     module: nn.Module
     args: tuple[Any, ...]
@@ -55,16 +57,16 @@ class Listener:
         """Whether it only looks on, so that a cell may run by a schedule and be shown its steps afterwards."""
         return False
 
-    def model_call(self, entry: Entry, run: Callable[[], Any]) -> Any:
-        """Be there while the model is called from outside, or a module in it: return what `run()` does."""
+    def model_call(self, entry: OuterCall, run: Callable[[], Any]) -> Any:
+        """Wrap a call of the model, or of a module in it, from outside: return what `run()` returns."""
         return run()
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
-        """Be there while a layer is called: return `proceed(call)`, or what else should come of it."""
+        """Wrap a call of a layer: return `proceed(call)`, or the call with what else should come of it."""
         return proceed(call)
 
     def recompute(self, call: Call, proceed: Proceed) -> Call:
-        """Be there while a layer runs once more within a backward pass, as under activation checkpointing."""
+        """Wrap the second run of a layer that activation checkpointing makes within a backward pass."""
         return proceed(call)
 
 
@@ -100,14 +102,14 @@ def listen(model: nn.Module, found: Iterable[Layer], listener: Listener) -> Hand
     found = list(found)
     wraps = [(layer.module, partial(_on_layer, listener, layer)) for layer in found]
     inside, root = {layer.module for layer in found}, unwrap(model)
-    outside = dict.fromkeys([*([] if root in inside else [root]), *holders(root, found)])
+    outside = dict.fromkeys([*([] if root in inside else [root]), *_holders(root, found)])
     wraps += [(module, partial(_on_model, listener, module)) for module in outside]
     return Handle([_enter(module, _Seat(listener.rank, wrap, listener)) for module, wrap in wraps])
 
 
-def around(module: nn.Module, wrap: Around) -> Handle:
+def around(module: nn.Module, wrap: Around, *, rank: Rank = Rank.OBSERVE) -> Handle:
     """Run `wrap((args, kwargs), run)` in place of every call of any module; `run` is the call itself."""
-    return Handle([_enter(module, _Seat(Rank.OBSERVE, wrap))])
+    return Handle([_enter(module, _Seat(rank, wrap))])
 
 
 def listeners(module: nn.Module) -> list[Listener]:
@@ -133,36 +135,113 @@ def recomputing() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def under_checkpointing() -> bool:
+    """Say whether what runs now runs for activation checkpointing, which will run it once more."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_CHECKPOINT):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_CHECKPOINT = os.path.join("torch", "utils", "checkpoint.py")
+
+
 def may_be_recomputed(*, grad_before: bool) -> bool:
     """Say whether a call may be run again in a backward pass; `grad_before`: the model was called with gradients on."""
     if torch.is_grad_enabled():  # one form of checkpointing steps in where tensors are saved for backward
         return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-    return grad_before  # the other one runs the model without gradients first
+    return grad_before and under_checkpointing()  # the other one runs the model without gradients first
+
+
+_numbers = itertools.count()  # who begins to listen gets one, higher than all before
+
+
+class Watcher(Protocol):
+    """A trace, or taps: it sees each operation of a call of the model."""
+
+    ours: bool  # whether what runs just now is our own work
+
+
+class _ThreadHearing(threading.local):
+    """Who hears the calls of this thread."""
+
+    def __init__(self) -> None:
+        self.since: int | None = None  # within `unheard`: those who began to listen before this number hear nothing
+        self.but: int | None = None  # except for those of this rank
+        self.watchers: tuple[Watcher, ...] = ()
+        self.under_way: set[int] = set()  # listeners that are within a call of their model
+
+
+_here = _ThreadHearing()
+
+
+@contextmanager
+def unheard(but: int | None = None) -> Iterator[None]:
+    """Let nobody who listens already hear what is called inside, in this thread: it is no run of the user's.
+
+    Those of rank `but` still do: what is called may need the state that is carried.
+    """
+    before = _here.since, _here.but
+    _here.since, _here.but = next(_numbers), but
+    try:
+        yield
+    finally:
+        _here.since, _here.but = before
+
+
+def all_hear() -> bool:
+    """Say whether everybody who listens hears what is called in this thread just now."""
+    return _here.since is None
+
+
+def watchers() -> tuple[Watcher, ...]:
+    """Return who sees the operations of this thread."""
+    return _here.watchers
+
+
+@contextmanager
+def watching(watcher: Watcher) -> Iterator[None]:
+    """Let `watcher` be told, as long as this lasts, when operations are our own work."""
+    before = _here.watchers
+    _here.watchers = (*before, watcher)
+    try:
+        yield
+    finally:
+        _here.watchers = before
+
+
+@contextmanager
+def seen_as(ours: bool) -> Iterator[None]:
+    """Tell all watchers whether what runs inside is our own work, or the model's (which may run within ours)."""
+    before = [(watcher, watcher.ours) for watcher in _here.watchers]
+    for watcher, _ in before:
+        watcher.ours = ours
+    try:
+        yield
+    finally:
+        for watcher, was in before:
+            watcher.ours = was
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seat:
-    """A place among those who hear a module."""
+    """One of those who hear a module, with what they do around its calls."""
 
     rank: Rank
     wrap: Around
     listener: Listener | None = None
-    number: int = field(default_factory=next_number)  # in the order in which they began to listen
+    number: int = field(default_factory=lambda: next(_numbers))  # in the order in which they began to listen
 
 
-class _Here(threading.local):
-    def __init__(self) -> None:
-        self.under_way: set[int] = set()  # listeners that are within a call of their model
-
-
-_here = _Here()
 _lock = threading.RLock()
 
 
 def _on_model(listener: Listener, module: nn.Module, arguments: Arguments, run: Callable[[Arguments], Any]) -> Any:
     if id(listener) in _here.under_way or recomputing():
         return run(arguments)
-    return _from_outside(listener, Entry(module, *arguments), lambda: run(arguments))
+    return _from_outside(listener, OuterCall(module, *arguments), lambda: run(arguments))
 
 
 def _on_layer(listener: Listener, layer: Layer, arguments: Arguments, run: Callable[[Arguments], Any]) -> Any:
@@ -174,11 +253,11 @@ def _on_layer(listener: Listener, layer: Layer, arguments: Arguments, run: Calla
         return listener.recompute(call, proceed).result
     if id(listener) in _here.under_way:
         return listener.layer_call(call, proceed).result
-    entry = Entry(layer.module, *arguments)
+    entry = OuterCall(layer.module, *arguments)
     return _from_outside(listener, entry, lambda: listener.layer_call(call, proceed).result)
 
 
-def _from_outside(listener: Listener, entry: Entry, run: Callable[[], Any]) -> Any:
+def _from_outside(listener: Listener, entry: OuterCall, run: Callable[[], Any]) -> Any:
     _here.under_way.add(id(listener))
     try:
         return listener.model_call(entry, run)
@@ -187,7 +266,7 @@ def _from_outside(listener: Listener, entry: Entry, run: Callable[[], Any]) -> A
 
 
 class _StandIn:
-    """Something of ours in a module's own attributes; in a copy that carries it along, what it stands for."""
+    """Something of ours among a module's own attributes; a copy of the module gets what it stands for instead."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.module, self.name = module, name
@@ -214,12 +293,12 @@ class _Forward(_StandIn):
     @uncompiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         seats = self.seats
-        if not all_hear():
-            seats = tuple(seat for seat in seats if hears(seat.rank, seat.number))
+        if _here.since is not None:
+            seats = tuple(seat for seat in seats if seat.number > _here.since or seat.rank == _here.but)
         return self._within(seats, (args, kwargs))
 
     def _within(self, seats: tuple[_Seat, ...], arguments: Arguments) -> Any:
-        if not watchers():
+        if not _here.watchers:
             return self._next(seats, arguments)
         with seen_as(ours=bool(seats)):
             return self._next(seats, arguments)
@@ -230,7 +309,7 @@ class _Forward(_StandIn):
         return seats[0].wrap(arguments, partial(self._within, seats[1:]))
 
 
-class _State(_StandIn):
+class _GetState(_StandIn):
     """The `__getstate__` of a module that is heard: what copies and pickles are made of, without what is ours."""
 
     def __call__(self) -> Any:
@@ -254,7 +333,7 @@ class _Replica(_StandIn):
         )
 
 
-_STAND_INS = {"__getstate__": _State, "_replicate_for_data_parallel": _Replica}
+_STAND_INS = {"__getstate__": _GetState, "_replicate_for_data_parallel": _Replica}
 
 
 def _enter(module: nn.Module, seat: _Seat) -> tuple[_Forward, _Seat]:
@@ -279,3 +358,20 @@ def _leave(forward: _Forward, seat: _Seat) -> None:
             before = own.pop(name).before if isinstance(own.get(name), _StandIn) else None
             if before is not None:
                 own[name] = before
+
+
+def _holders(model: nn.Module, found: Iterable[Layer]) -> list[nn.Module]:
+    """Return the modules of a model through which its layers are reached, the model itself first."""
+    inside = {layer.module for layer in found}
+    known: dict[nn.Module, bool] = {}
+
+    def holds(module: nn.Module) -> bool:
+        if module in inside:
+            return True
+        if module not in known:
+            known[module] = False  # also ends the search where modules hold each other
+            known[module] = any([holds(child) for child in module._modules.values() if child is not None])
+        return known[module]
+
+    holds(model)
+    return [module for module, there in known.items() if there]

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import NotRecurrent, StateMismatch
 from ..state import State
-from .adapter import Adapter, Spec, first_input, weights_like
+from .layer import Adapter, Spec, first_input, weights_like
 from .native import Native
 
 
@@ -20,7 +20,7 @@ class FusedAdapter(Adapter):
     fused = True
 
     def __init__(self, kind: str) -> None:
-        """Speak for `"rnn"`, `"lstm"` or `"gru"`."""
+        """Adapt layers of one kind: `"rnn"`, `"lstm"` or `"gru"`."""
         self.kind = kind
 
     def spec(self, module: nn.Module) -> Spec:
@@ -60,7 +60,7 @@ class FusedAdapter(Adapter):
         return _unnamed(self.kind == "lstm", whole, batched, axis=1)
 
     def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
-        """Part output and final state, as every fused layer returns them."""
+        """Unpack output and final state, as every fused layer returns them."""
         output, native = result
         return output, native
 
@@ -92,7 +92,7 @@ class TorchCellAdapter(Adapter):
     """`nn.RNNCell`, `nn.LSTMCell` and `nn.GRUCell`: one call is one step."""
 
     def __init__(self, kind: str) -> None:
-        """Speak for `"rnn_cell"`, `"lstm_cell"` or `"gru_cell"`."""
+        """Adapt cells of one kind: `"rnn_cell"`, `"lstm_cell"` or `"gru_cell"`."""
         self.kind = kind
         self._lstm = kind == "lstm_cell"
         self._parts = ("h", "c") if self._lstm else ("h",)
@@ -131,6 +131,10 @@ class TorchCellAdapter(Adapter):
     def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
         """Take h for the output, as torch's cells return nothing but the state."""
         return (result[0], tuple(result)) if self._lstm else (result, result)
+
+    def join(self, module: nn.Module, output: Any, native: Native) -> Any:
+        """Return the state alone, as torch's cells do: the output is the h in it."""
+        return native
 
     def rows(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
         """Count rows; a step of one axis has none and is a batch of one."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hiddenstate.cells.behavior.calls import traced
+from hiddenstate.cells.behavior.model_call import traced
 from hiddenstate.cells.behavior.trace import Trace
 
 NOTED: dict[str, list[Tensor]] = defaultdict(list)

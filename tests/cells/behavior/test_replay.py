@@ -8,7 +8,6 @@ from torch import nn
 
 from hiddenstate.cells.behavior import find
 from hiddenstate.cells.behavior.analysis import analyze
-from hiddenstate.cells.behavior.nested_loops import merge
 from hiddenstate.cells.behavior.replay import Law
 
 from .noting import run
@@ -71,7 +70,6 @@ def candidate_of(model):
     torch.manual_seed(0)
     trace, _ = run(model, (torch.randn(B, T, H),), {})
     analysis = analyze(trace)
-    merge(analysis)
     (candidate,) = analysis.candidates
     return analysis, candidate
 

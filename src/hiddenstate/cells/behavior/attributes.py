@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from .analysis import moved_from
 from .bytecode import may_read_first
-from .calls import ModelCall
 from .candidates import Analysis
 from .found import Found, Part, Recurrence, Unsure
-from .memory import version_of
-from .names import module_tensors
-from .nested_loops import moved_from
+from .memory import Value, version_of
+from .model_call import ModelCall
+from .names import module_tensors, tensors_in
+from .operation import MOVES
 from .rows import axis_by_row, axis_by_size, batch_of, inputs_of, other_row, other_size, run_with, turned
+from .starts import starts_only
 from .trace import Trace
 
 Key: TypeAlias = tuple[str, str]  # module and name
@@ -24,18 +26,18 @@ _ROWS = 6  # rows that are tried one by one
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Kept:
-    """An attribute at one time."""
+class AttributeValue:
+    """What an attribute held at one time."""
 
     tensor: Tensor
     version: int
     content: Tensor
 
 
-def kept_by(model: nn.Module) -> dict[Key, Kept]:
+def kept_by(model: nn.Module) -> dict[Key, AttributeValue]:
     """Return every tensor that a model's modules keep and that is no parameter, by module and name."""
     return {
-        (path, name): Kept(tensor, version_of(tensor), tensor.detach().clone())
+        (path, name): AttributeValue(tensor, version_of(tensor), tensor.detach().clone())
         for path, module in model.named_modules()
         for name, tensor in module_tensors(module)
     }
@@ -45,10 +47,11 @@ def kept_by(model: nn.Module) -> dict[Key, Kept]:
 class Attributes:
     """What modules kept before and after a call, and where what is new came from."""
 
-    old: dict[Key, Kept]
-    new: dict[Key, Kept] = field(default_factory=dict)
+    old: dict[Key, AttributeValue]
+    new: dict[Key, AttributeValue] = field(default_factory=dict)
     moved: list[Key] = field(default_factory=list)
     made: dict[Key, tuple[bool, str]] = field(default_factory=dict)  # depends on the call's input; line
+    cut: set[Key] = field(default_factory=set)  # from their graph
 
     @classmethod
     def before(cls, model: nn.Module) -> Attributes:
@@ -66,6 +69,8 @@ class Attributes:
                 if value is not None:
                     line = trace.ops[value.op].where if value.op >= 0 else ""
                     self.made[key] = bool(marks[value.number]), line
+                    if _is_cut(trace, value, ".".join(filter(None, key))):
+                        self.cut.add(key)
 
 
 def kept_states(call: ModelCall, kept: Attributes, analysis: Analysis, before: Found | None = None) -> list[Recurrence]:
@@ -102,7 +107,7 @@ def kept_states(call: ModelCall, kept: Attributes, analysis: Analysis, before: F
             analysis.leave(where, f"{key[1]} is written, and the next call does not read it")
         else:
             found.append(key)
-    return _recurrences(kept, analysis, second, _Rows.of(call, kept, analysis, found)) if found else []
+    return _recurrences(kept, analysis, second, _AttributeRows.of(call, kept, analysis, found)) if found else []
 
 
 def _kept_on(call: ModelCall, kept: Attributes, analysis: Analysis, moved: list[Key]) -> list[Recurrence]:
@@ -112,21 +117,30 @@ def _kept_on(call: ModelCall, kept: Attributes, analysis: Analysis, moved: list[
         name, old = ".".join(filter(None, key)), kept.old.get(key)
         from_input, line = kept.made.get(key, (False, ""))
         if from_input and (old is None or not old.content.numel()):
-            if not _may_be_read(call.model, key[1]):
+            if not _may_be_read(call.model, _home(call.model, key, kept.new[key].tensor)):
                 analysis.leave((key[0], line), f"{key[1]} is written, and no code of the model reads it before")
                 continue
             why = f"{key[1]} is kept by a call that found nothing there: a second one tells whether it is read"
             analysis.later.append(str(Unsure(key[0], line, why)))
+            analysis.maybe.append(key)
         elif key in moved and _reads(analysis.trace, name):
             found.append(key)
         elif key in moved:
             analysis.leave((key[0], kept.made[key][1]), f"{key[1]} is written, and nothing reads what was there before")
-    return _recurrences(kept, analysis, kept.new, _Rows.of(call, kept, analysis, found)) if found else []
+    return _recurrences(kept, analysis, kept.new, _AttributeRows.of(call, kept, analysis, found)) if found else []
+
+
+def _home(model: nn.Module, key: Key, tensor: Tensor) -> str:
+    """Return the attribute in which a tensor lies: its own name, or that of the container or object that holds it."""
+    module = dict(model.named_modules()).get(key[0], model)
+    for name, value in vars(module).items():
+        if name not in ("_parameters", "_modules") and any(one is tensor for _, one in tensors_in(value, name)):
+            return next((each for each, one in value.items() if one is tensor), name) if name == "_buffers" else name
+    return key[1].partition("[")[0]
 
 
 def _may_be_read(model: nn.Module, name: str) -> bool:
     """Say whether any function of a model's classes may read an attribute that an earlier call left."""
-    name = name.partition("[")[0]
     kinds = dict.fromkeys(kind for module in model.modules() for kind in type(module).__mro__)
     own = [kind for kind in kinds if not kind.__module__.startswith(("torch.", "builtins"))]
     codes = (getattr(getattr(thing, "fget", thing), "__code__", None) for kind in own for thing in vars(kind).values())
@@ -143,7 +157,7 @@ def _is_told(analysis: Analysis, key: Key, tensor: Tensor) -> bool:
     return bool(known)
 
 
-def _read_later(call: ModelCall, moved: list[Key]) -> tuple[set[Key], dict[Key, Kept]]:
+def _read_later(call: ModelCall, moved: list[Key]) -> tuple[set[Key], dict[Key, AttributeValue]]:
     """Call twice, one after the other, and see what the second call reads; also return what it leaves."""
     try:
         with call.unharmed():
@@ -191,7 +205,7 @@ def _replaced(model: nn.Module, moved: list[Key]) -> Any:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class _Rows:
+class _AttributeRows:
     """Where attributes have their rows, and why those have none that have none."""
 
     keys: list[Key]
@@ -201,7 +215,7 @@ class _Rows:
     by_all: set[Key] = field(default_factory=set)  # reached as a whole from everywhere along the first axis, as by time
 
     @classmethod
-    def of(cls, call: ModelCall, kept: Attributes, analysis: Analysis, keys: list[Key]) -> _Rows:
+    def of(cls, call: ModelCall, kept: Attributes, analysis: Analysis, keys: list[Key]) -> _AttributeRows:
         """Run the call again with something else in one row; where that does not tell, make calls with other rows.
 
         A state follows the number of rows, and each of its rows is reached by that row's input alone. That much holds
@@ -219,7 +233,7 @@ class _Rows:
                 found._along(axis, call, {key: kept.new[key].content for key in left})
         return found
 
-    def _within(self, axis: int, call: ModelCall, analysis: Analysis, keys: dict[Key, Kept]) -> None:
+    def _within(self, axis: int, call: ModelCall, analysis: Analysis, keys: dict[Key, AttributeValue]) -> None:
         """Judge by the operations of the call itself, run again with something else in one row after another."""
         trace, inputs = analysis.trace, inputs_of(call, analysis.trace)
         values = {key: value for key, kept in keys.items() if (value := trace.peek(kept.tensor)) is not None}
@@ -252,6 +266,7 @@ class _Rows:
                     self.shared[key] = "is shared by all rows: a statistic, not a state"
 
     def _along(self, axis: int, call: ModelCall, contents: dict[Key, Tensor]) -> None:
+        """Judge by calls with another number of rows, and with something else in one row after another."""
         inputs = call.inputs
         resized = other_size(inputs, axis)
         if resized is None:
@@ -263,15 +278,18 @@ class _Rows:
         followed = {key: axis_by_size(tuple(a.shape), tuple(b.shape), resized[1:]) for key, (a, b) in both.items()}
         if inputs is not call.inputs:
             contents = {key: now for key, (_, now) in both.items()}
-        reached = _reached(call, (inputs, axis), contents)
+        reached = _reached(call, inputs, axis, contents)
         still = _after(call, turned(inputs, 0)) if axis == 1 else None
         for key, content in contents.items():
             pooled = axis == 1 and (still is None or key not in still or _alike(still[key], content))
-            self._decide(key, axis, (other is not None, followed.get(key)), reached.get(key, -2), pooled)
+            alone = reached.get(key, -2)
+            self._decide(key, axis, followed.get(key), alone, called=other is not None, pooled=pooled)
 
-    def _decide(self, key: Key, axis: int, resized: tuple[bool, int | None], reached: int, pooled: bool) -> None:
-        """Judge by the axis that followed the number of rows, and the one along which a row's input reached one row."""
-        called, followed = resized
+    def _decide(self, key: Key, axis: int, followed: int | None, reached: int, *, called: bool, pooled: bool) -> None:
+        """Judge by the axis that followed the number of rows, and the one along which a row's input reached one row.
+
+        `called`: the model could be called with another number of rows; `pooled`: the order of steps does not matter.
+        """
         alone = reached >= 0 and not pooled
         if alone and (reached == followed or (not called and axis == 0)):
             self.axes[key] = reached
@@ -284,12 +302,11 @@ class _Rows:
             self.doubts.setdefault(key, "is kept from call to call, but whether rows share it is unknown")
 
 
-def _reached(call: ModelCall, along: tuple[Any, int], contents: dict[Key, Tensor]) -> dict[Key, int]:
+def _reached(call: ModelCall, inputs: Any, axis: int, contents: dict[Key, Tensor]) -> dict[Key, int]:
     """Return the axis of each attribute along which another input in one row reaches that row only, row by row.
 
     -1 where it reaches others too; nothing where the model could not be called so.
     """
-    inputs, axis = along
     rows = batch_of(inputs, axis) or 0
     found: dict[Key, set[int]] = {key: set() for key in contents}
     for row in sorted({*range(min(rows, _ROWS) - 1), rows - 1}) if rows > 1 else ():
@@ -315,7 +332,9 @@ def _after(call: ModelCall, inputs: Any) -> dict[Key, Tensor] | None:
         return None
 
 
-def _recurrences(kept: Attributes, analysis: Analysis, second: dict[Key, Kept], rows: _Rows) -> list[Recurrence]:
+def _recurrences(
+    kept: Attributes, analysis: Analysis, second: dict[Key, AttributeValue], rows: _AttributeRows
+) -> list[Recurrence]:
     parts: dict[tuple[str, str], list[Part]] = {}
     for key in rows.keys:
         where = (key[0], kept.made[key][1])
@@ -323,7 +342,9 @@ def _recurrences(kept: Attributes, analysis: Analysis, second: dict[Key, Kept], 
         if first.shape != later.shape:
             parts.setdefault(("cache", key[0]), []).append(_part(kept, key, (first, later), None))
         elif key in rows.axes:
-            parts.setdefault(("attribute", key[0]), []).append(_part(kept, key, (first, later), rows.axes[key]))
+            part = _part(kept, key, (first, later), rows.axes[key])
+            part = replace(part, starts_only=starts_only(analysis, ".".join(filter(None, key))))
+            parts.setdefault(("attribute", key[0]), []).append(part)
         elif key in rows.doubts:
             analysis.doubt(where, f"{key[1]} {rows.doubts[key]}", kept=True)
         elif key in rows.shared:
@@ -347,4 +368,24 @@ _EVIDENCE = ("changed by one call and read by the next", "each row of it is reac
 
 def _part(kept: Attributes, key: Key, values: tuple[Tensor, Tensor], axis: int | None) -> Part:
     old, first = kept.old.get(key), values[0]
-    return Part(key[1], tuple(first.shape), first.dtype, axis, values, None if old is None else old.content)
+    initial = None if old is None else old.content
+    return Part(key[1], tuple(first.shape), first.dtype, axis, values, initial, cut=key in kept.cut)
+
+
+def _is_cut(trace: Trace, value: Value, label: str) -> bool:
+    """Say whether what an attribute holds after a call was cut from its graph, or what it held before is when read."""
+    held = {one.number for one in trace.memory.values if one.label == label and one.op < 0}
+    readers = [op for op in trace.ops if any(one.number in held for one in op.ins)]
+    if readers and all(op.name in _CUTS for op in readers):
+        return True
+    while value.op >= 0:
+        op = trace.ops[value.op]
+        if op.name in _CUTS:
+            return any(one.tensor.requires_grad for one in op.ins)
+        if op.name not in MOVES or len(op.ins) != 1:
+            return False
+        value = op.ins[0]
+    return False
+
+
+_CUTS = {"detach", "detach_", "data"}

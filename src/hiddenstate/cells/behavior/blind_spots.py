@@ -13,8 +13,7 @@ import torch
 
 from .candidates import Analysis
 from .memory import Value
-from .operation import ESCAPES, Op
-from .operations import GROWS, UNWRITTEN
+from .operation import ESCAPES, GROWS, UNWRITTEN, Op
 from .places import Scope, in_torch
 from .repetition import owner_of, signature, where_of, windows_of
 from .trace import Trace

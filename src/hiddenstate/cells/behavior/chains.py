@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .memory import Value
-from .operation import Call
-from .operations import BLENDS, MOVES
+from .operation import BLENDS, MOVES, ModuleCall
 from .trace import Trace
 
 _STEPS_BACK = 96  # values that one look back from an argument goes through
@@ -34,7 +33,7 @@ class Chain:
 
     module: nn.Module
     path: str
-    calls: list[Call]
+    calls: list[ModuleCall]
     parts: dict[tuple[Any, ...], list[Link]]  # by argument: the link of each call after the first
     known: bool
     on_the_way: set[int] = field(default_factory=set)  # all values that carry its state
@@ -51,7 +50,7 @@ class Chain:
 
 def chains_of(trace: Trace) -> list[Chain]:
     """Return all chains of calls, of two and more, in the order in which they begin."""
-    by_module: dict[nn.Module, list[Call]] = defaultdict(list)
+    by_module: dict[nn.Module, list[ModuleCall]] = defaultdict(list)
     for call in trace.calls:
         if call.end > call.start and call.args and call.results:
             by_module[call.module].append(call)
@@ -74,11 +73,11 @@ def _dilated(trace: Trace, chains: list[Chain]) -> bool:
     return False
 
 
-def _argument(call: Call, place: tuple[Any, ...]) -> Value | None:
+def _argument(call: ModuleCall, place: tuple[Any, ...]) -> Value | None:
     return next((value for where, value in call.args if where == place), None)
 
 
-def _chains(trace: Trace, calls: list[Call]) -> list[Chain]:
+def _chains(trace: Trace, calls: list[ModuleCall]) -> list[Chain]:
     given: dict[int, list[tuple[int, tuple[Any, ...]]]] = defaultdict(list)
     links: list[dict[tuple[Any, ...], Link]] = []
     for number, call in enumerate(calls):
@@ -100,7 +99,7 @@ def _chains(trace: Trace, calls: list[Call]) -> list[Chain]:
     return _joined(calls, following)
 
 
-def _joined(calls: list[Call], following: dict[int, tuple[int, dict[tuple[Any, ...], Link]]]) -> list[Chain]:
+def _joined(calls: list[ModuleCall], following: dict[int, tuple[int, dict[tuple[Any, ...], Link]]]) -> list[Chain]:
     chains = []
     later = {number for number, _ in following.values()}
     for start in range(len(calls)):
@@ -126,7 +125,7 @@ def _joined(calls: list[Call], following: dict[int, tuple[int, dict[tuple[Any, .
 
 
 def _links(
-    trace: Trace, calls: list[Call], number: int, given: dict[int, list[tuple[int, tuple[Any, ...]]]]
+    trace: Trace, calls: list[ModuleCall], number: int, given: dict[int, list[tuple[int, tuple[Any, ...]]]]
 ) -> dict[tuple[Any, ...], Link]:
     found: dict[tuple[Any, ...], Link] = {}
     for place, value in calls[number].args:
@@ -137,7 +136,7 @@ def _links(
 
 
 def _link(
-    trace: Trace, value: Value, given: dict[int, list[tuple[int, tuple[Any, ...]]]], calls: list[Call]
+    trace: Trace, value: Value, given: dict[int, list[tuple[int, tuple[Any, ...]]]], calls: list[ModuleCall]
 ) -> Link | None:
     """Look back from an argument, through what only moves or masks numbers, for what an earlier call gave."""
     begin = calls[0].start
@@ -198,7 +197,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return bool(torch.equal(one.to(other.dtype), other)) or bool(torch.allclose(one.to(other.dtype), other, 1e-6, 1e-7))
 
 
-def _mixed(value: Value, given: Value, calls: tuple[Call, Call]) -> bool:
+def _mixed(value: Value, given: Value, calls: tuple[ModuleCall, ModuleCall]) -> bool:
     """Say whether each number is one that the call gave, or was handed, or began with, or zero: what a mask does."""
     one, other = value.data(), given.data()
     if one is None or other is None or one.shape != other.shape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from .taps import Plan
+    from .starts import LoopStart
+    from .taps import TapPlan
 
 # cell: calls of one module, which is handed what it gave before; of modules in modules, the innermost.
 # loop: operations of a forward that repeat, with state in variables, containers or attributes of that forward.
@@ -34,6 +35,8 @@ class Part:
     argument: tuple[Any, ...] | None = None  # of a cell: ("args", 1, 0) is the first item of the second argument
     result: tuple[Any, ...] | None = None  # of a cell: where in what it returns
     counted: bool = False  # the batch axis is only known by its size, which is the number of rows
+    cut: bool = False  # of an attribute: the model itself cuts it from its graph
+    starts_only: bool = False  # of an attribute: all that comes of it is what layers and loops start from
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +80,7 @@ class Cut(Unsure):
     carried: bool = False  # whether it is worth carrying all the same
     usual: bool = False  # and nobody needs to be told
     changed: bool = False  # what it gives is changed before it is handed back
+    beside: bool = False  # something else crosses with it, and would have to be carried too
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,10 +97,21 @@ class Found:
     cuts: tuple[Cut, ...] = ()  # where pieces of the input cannot give what the whole gives
     # By recurrence and part: what there was after each repetition, with its graph; held only as long as this is.
     live: Mapping[Recurrence, Mapping[str, list[Tensor]]] = field(default_factory=dict)
+    starts: Mapping[Recurrence, LoopStart] = field(default_factory=dict)  # of loops: what they start from, and where
+    handed_in: frozenset[str] = frozenset()  # modules whose first state came with the call of the model
+    made_of_input: frozenset[str] = frozenset()  # modules whose first state was made of something in that call
+    times: tuple[tuple[tuple[Any, ...], int], ...] = ()  # what is read step by step: place in (args, kwargs), and axis
     called: frozenset[nn.Module] = frozenset()  # what the call reached
     later: tuple[str, ...] = ()  # what only a second call can tell: attributes of which it is not known who reads them
+    maybe: tuple[tuple[str, str], ...] = ()  # the attributes that this is about: module, and name in it
+    examined: frozenset[str] = frozenset()  # lines of loops that ran often enough to tell
+    short: tuple[Unsure, ...] = ()  # what may be a state, and a call of more steps would tell
+    entangled: tuple[str, ...] = ()  # cells whose state is not handed from call to call alone
+    cells: bool = True  # whether what modules hand on is told of them, and not of the loops around them
+    # Of a call that somebody has made, and as long as it is held: the same call without cells.
+    without_cells: Callable[[], Found] | None = None
     steady: bool = True  # no call has taken another way than those before: loops may be tapped
-    plan: Plan | None = None  # where loops make their states, so that later calls need not be traced
+    plan: TapPlan | None = None  # where loops make their states, so that later calls need not be traced
 
     def explain(self) -> str:
         """Return what was found and how, what was not taken and why, and what was not examined."""

@@ -3,41 +3,46 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from .candidates import Analysis
+from .chains import Chain
 from .memory import Value
-from .operation import Call
-from .operations import MOVES
+from .operation import MOVES, ModuleCall, Op
 from .places import Scope
 from .trace import Trace
 
 _FAR = 512  # values that one look back from an argument goes through
 
 
-def changed_on_the_way(trace: Trace, calls: list[Call], states: set[tuple[Any, ...]], loop: Scope | None) -> str | None:
+def changed_on_the_way(
+    trace: Trace, calls: list[ModuleCall], states: set[tuple[Any, ...]], loop: Scope | None
+) -> str | None:
     """Return the line where a cell is handed something else than it gave, made of it; None where that is nowhere."""
     given: dict[int, int] = {}
     for number, call in enumerate(calls):
         for place, value in call.args:
             if number and place in states:
-                line = _changed_on_the_way(trace, (value, place), given, (calls, number, loop))
+                line = _where_changed(trace, value, place, given, calls, number, loop)
                 if line is not None:
                     return line
         given.update({value.number: number for _, value in call.results})
     return None
 
 
-def _changed_on_the_way(
+def _where_changed(
     trace: Trace,
-    argument: tuple[Value, tuple[Any, ...]],
+    value: Value,
+    place: tuple[Any, ...],
     given: dict[int, int],
-    where: tuple[list[Call], int, Scope | None],
+    calls: list[ModuleCall],
+    number: int,
+    loop: Scope | None,
 ) -> str | None:
     """Return the line where what is handed back was made of what an earlier call gave; None where it is that itself."""
-    (value, place), (calls, number, loop) = argument, where
     todo, read, hits = [value], {value.number: [value]}, []
     for one in todo:
         if one.number in given:
@@ -81,7 +86,7 @@ def _same(one: Value, other: Value) -> bool:
     return bool(torch.allclose(ours, theirs.to(ours.dtype), 1e-5, 1e-7, equal_nan=True))
 
 
-def crossing_beside(analysis: Analysis, calls: list[Call], loop: Scope | None) -> list[str]:
+def crossing_beside(analysis: Analysis, calls: list[ModuleCall], loop: Scope | None) -> list[str]:
     """Name what crosses in the same loop, and is made anew in every call."""
     if loop is None or not calls:
         return []
@@ -128,3 +133,45 @@ def summing_up(analysis: Analysis, inputs: list[list[Value]], loop: Scope | None
                     seen.add(source.number)
                     todo.append((source, back + (loop.start <= source.op and bisect_right(starts, source.op) < here)))
     return []
+
+
+def entangled(analysis: Analysis) -> Iterator[str]:
+    """Name cells that cannot be handed a state in the place of the model's own start, which is not theirs alone.
+
+    What they gave passes an operation on its way back, whatever that did in this call, or others read it too.
+    """
+    trace = analysis.trace
+    for chain in analysis.chains:
+        loop = _around(trace, chain)
+        for place, links in chain.parts.items():
+            ops = [trace.ops[trace.memory.values[number].op] for link in links for number in link.path]
+            changing = [op for op in ops if op.name not in MOVES and not op.name.endswith(".forward")]
+            changing = [op for op in changing if not any(_inside(op, call, trace) for call in chain.calls)]
+            start = chain.initial(place)
+            if changing:
+                yield f"{chain.path}: what it gave passes {changing[0].where} on its way back"
+            elif start is not None and loop is not None and (line := _read_beside(trace, chain, start, loop)):
+                yield f"{chain.path}: its state is read at {line} too"
+
+
+def _around(trace: Trace, chain: Chain) -> Scope | None:
+    begin, end = chain.calls[0].start, chain.calls[-1].end
+    loops = [one for one in trace.places.scopes if one.kind == "loop" and one.start <= begin and end <= one.end]
+    return max(loops, key=lambda one: one.start, default=None)
+
+
+def _inside(op: Op, call: ModuleCall, trace: Trace) -> bool:
+    number = op.call
+    while number > call.number:
+        number = trace.calls[number].parent
+    return number == call.number
+
+
+def _read_beside(trace: Trace, chain: Chain, start: Value, loop: Scope) -> str:
+    """Return where a loop reads what a cell starts from, beside that cell and others that start from it."""
+    for number in range(loop.start, chain.calls[1].end):
+        op = trace.ops[number]
+        cells = (op.call >= 0 and trace.calls[op.call].known) or any(_inside(op, c, trace) for c in chain.calls[:2])
+        if not cells and any(value.number == start.number for value in op.ins):
+            return op.where
+    return ""

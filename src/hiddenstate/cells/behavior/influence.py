@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_sequence
 
 from .memory import Value
-from .operands import leaves, replaced
-from .operation import Op
-from .operations import DRAWS, INDEXED, MOVES
+from .operation import DRAWS, INDEXED, MOVES, Op, leaves, replaced
 from .places import Scope
 from .trace import Trace
 
@@ -31,11 +29,14 @@ class Untold(Exception):
 
 
 class Way:
-    """What leads from arguments of the model's call to some values."""
+    """The operations that lead from arguments of the model's call to some values."""
 
     def __init__(self, trace: Trace, arguments: list[Value], targets: list[Value], fixed: set[int]) -> None:
         """Look for it, also from a list of arguments; whoever reads one of the values in `fixed` reads what it was."""
-        self._trace, self._arguments, self._targets, self._fixed = trace, arguments, targets, fixed
+        self._trace = trace
+        self._arguments = arguments
+        self._targets = targets
+        self._fixed = fixed
         self.ops = self._between()
         self._before: dict[int, Tensor] | None = None
 
@@ -128,6 +129,7 @@ def _within(op: Op, loops: set[Scope]) -> bool:
 
 
 def _again(op: Op, made: dict[int, Tensor], data: Callable[[Value], Tensor]) -> None:
+    """Run an operation again, so that what it makes shows which steps it depends on."""
     if _is_still(op):
         made[op.outs[0].number] = data(op.ins[0])  # what it draws, or takes of all rows, is no matter of steps
     elif op.name in DRAWS:
@@ -145,14 +147,17 @@ def _again(op: Op, made: dict[int, Tensor], data: Callable[[Value], Tensor]) -> 
 
 
 def _is_still(op: Op) -> bool:
+    """Say whether an operation is passed over: what comes out depends on the same steps as what goes in."""
     return "dropout" in op.name or op.name == "batch_norm"
 
 
 def _is_other(op: Op) -> bool:
+    """Say whether an operation is run in another way than it was."""
     return _is_still(op) or op.name.endswith(".forward")
 
 
 def _as_it_was(op: Op, made: dict[int, Tensor], data: Callable[[Value], Tensor]) -> None:
+    """Call an operation once more, with what is in `made` in place of what its operands held."""
     held = {id(tensor): value for tensor, value in op.reads}
     copies: dict[int, Tensor] = {}
 
@@ -189,6 +194,7 @@ def _in_memory(op: Op, value: Value, data: Callable[[Value], Tensor]) -> Tensor:
 
 
 def _stands_in(op: Op) -> bool:
+    """Say whether something simpler is run in place of an operation: of a fused layer of torch's."""
     return isinstance(getattr(op.func, "__self__", None), nn.RNNBase) and op.name.endswith(".forward")
 
 

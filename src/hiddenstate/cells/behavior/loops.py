@@ -6,18 +6,15 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from .candidates import TOO_FEW, Analysis, Candidate, Draft, how, problem_of
-from .crossing import Role
-from .first_steps import first_step
+from .candidates import TOO_FEW, Analysis, Candidate, Draft, collects, grows_by_joining, how, pieces_of, problem_of
+from .crossings import Role
 from .found import Kind
 from .memory import Value
-from .names import Held, module_tensors
-from .operations import MOVES
-from .part_names import Namer
+from .names import Binding, Namer, module_tensors
+from .operation import MOVES, Op
 from .places import Scope
-from .repetition import Windows, owner_of, signature, where_of
+from .repetition import Windows, owner_of, reaching, signature, where_of
 from .trace import Trace
-from .traits import collects, grows_by_joining, pieces_of
 
 
 def take_loop(analysis: Analysis, loop: Scope, windows: Windows, roles: list[Role]) -> None:
@@ -179,7 +176,7 @@ def _states_around(analysis: Analysis, windows: Windows) -> set[int]:
 def _grouped(
     analysis: Analysis, loop: Scope, windows: Windows, roles: list[Role], where: tuple[str, str]
 ) -> Iterator[tuple[Kind, str, list[Role]]]:
-    """Part what modules keep in attributes, one group for each module, from what the loop itself keeps."""
+    """Yield what modules keep in attributes, one group for each module, and then what the loop itself keeps."""
     kept: dict[str, list[Role]] = {}
     own: list[Role] = []
     namer = Namer.of(analysis.trace, loop)
@@ -200,7 +197,7 @@ def _grouped(
         yield _loop_kind(analysis.trace, windows, own), where[0], own
 
 
-def _goes_on_from(analysis: Analysis, start: Value, held: Held | None) -> bool:
+def _goes_on_from(analysis: Analysis, start: Value, held: Binding | None) -> bool:
     """Say whether a loop starts from what an earlier call left in the attribute that holds the state.
 
     Where this call leaves nothing there that depends on its input, neither did an earlier one: a start like others.
@@ -245,3 +242,28 @@ def _loop_kind(trace: Trace, windows: Windows, roles: list[Role]) -> Kind:
     ends = {role.values[-1].number for role in roles if role.values[-1] is not None}
     returned = ends & {value.number for _, value in owner.results}
     return "layer" if given and back and returned else "loop"
+
+
+def first_step(windows: Windows, drafts: list[Draft]) -> int | None:
+    """Return the operation that such a step begins with; None where what comes before the loop is no step of it.
+
+    It is one if all that leads to the starts, beside what the turns read too, is done in each turn with the same
+    weights, and if the turns read nothing else of it.
+    """
+    trace, begin = windows.trace, windows.starts[0]
+    starts = [draft.initial for draft in drafts if draft.initial is not None]
+    if [each.shape for each in starts] != [draft.values[0].shape for draft in drafts if draft.values[0] is not None]:
+        return None
+    turns = [value for turn in range(1, windows.count) for _, op in windows.of_turn(turn) for value in op.ins]
+    shared = reaching(trace, (value for value in turns if value.op < begin), (0, begin))
+    step = sorted(reaching(trace, starts, (0, begin)) - shared)
+    made = {_kind(trace.ops[number]) for number in step if trace.ops[number].name not in MOVES}
+    if not made <= {_kind(op) for _, op in windows.of_turn(1)} or not any(weights for _, weights in made):
+        return None
+    own = {value.number for value in starts}
+    first = [value for _, op in windows.of_turn(0) for value in op.ins if step[0] <= value.op < begin]
+    return step[0] if all(value.number in own for value in first) else None
+
+
+def _kind(op: Op) -> tuple[str, frozenset[int]]:
+    return op.name, frozenset(value.number for value in op.ins if value.origin == "parameter")

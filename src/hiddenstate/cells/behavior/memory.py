@@ -17,7 +17,7 @@ _READS = 64  # writes that one read looks back through before it takes the whole
 class Value:
     """What a tensor held at one time, and where that came from."""
 
-    __slots__ = ("copy", "epoch", "label", "number", "op", "origin", "place", "store", "tensor")
+    __slots__ = ("copy", "epoch", "instead", "label", "number", "op", "origin", "place", "store", "tensor")
 
     def __init__(self, number: int, op: int, origin: Origin, tensor: Tensor, label: str = "") -> None:
         """Make the value that `tensor` holds now; `op` made it, or -1."""
@@ -27,7 +27,8 @@ class Value:
         self.tensor = tensor  # by now it may hold something else
         self.label = label
         self.copy: Tensor | None = None  # what it was, where the tensor was written later
-        self.store: Store | None = None
+        self.instead: Tensor | None = None  # what was read in its place
+        self.store: TracedStorage | None = None
         self.epoch = 0  # writes to the storage that it has seen
         self.place = 0  # which of the operation's results
 
@@ -38,19 +39,24 @@ class Value:
 
     def data(self) -> Tensor | None:
         """Return what the value was, or None where that is lost."""
-        if self.copy is not None:
-            return self.copy
+        if self.instead is not None or self.copy is not None:
+            return self.instead if self.instead is not None else self.copy
         tensor, store = self.tensor, self.store
-        if store is None or len(store.writes) == self.epoch:
-            return tensor.detach()
-        box = box_of(tensor, store)
-        if not any(_meet(box, write.box) for write in store.writes[self.epoch :]):
+        if store is None or not self.overwritten:
             return tensor.detach()
         first = store.first.copy
         if self.epoch == 0 and first is not None and first.stride() == store.base.stride():
             offset = int(tensor.storage_offset()) - int(store.base.storage_offset())
             return first.as_strided(tensor.shape, tensor.stride(), offset)
         return None
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether its tensor holds something else by now, or may."""
+        if self.store is None or len(self.store.writes) == self.epoch:
+            return False
+        box = box_of(self.tensor, self.store)
+        return any(_meet(box, write.box) for write in self.store.writes[self.epoch :])
 
     def alive(self) -> Tensor | None:
         """Return what the value was, with its graph where the tensor still has it."""
@@ -66,7 +72,7 @@ class Write:
     value: Value
 
 
-class Store:
+class TracedStorage:
     """A storage: its first known tensor gives the axes, and every write is remembered."""
 
     __slots__ = ("base", "first", "writes")
@@ -86,7 +92,7 @@ class Slot:
 
     __slots__ = ("epoch", "store", "store_writes", "tensor", "value", "version")
 
-    def __init__(self, tensor: Tensor, value: Value, store: Store | None, version: int) -> None:
+    def __init__(self, tensor: Tensor, value: Value, store: TracedStorage | None, version: int) -> None:
         """Remember what a tensor holds now."""
         self.tensor = tensor
         self.value = value
@@ -96,14 +102,14 @@ class Slot:
         self.version = version
 
 
-class Memory:
+class TracedMemory:
     """The values of all tensors seen so far."""
 
     def __init__(self) -> None:
         """Start with nothing known."""
         self.entries: dict[int, Slot] = {}
         self.values: list[Value] = []
-        self.stores: dict[int, Store] = {}
+        self.stores: dict[int, TracedStorage] = {}
         self._copied = 0
         self.held = 0  # bytes of storages made during the call
 
@@ -118,7 +124,7 @@ class Memory:
         key = storage_of(tensor) if key is None else key
         store = self.stores.get(key)
         if store is None and key:
-            store = self.stores[key] = Store(tensor, value)
+            store = self.stores[key] = TracedStorage(tensor, value)
             if value.op >= 0:
                 self.held += tensor.untyped_storage().nbytes()
         entry = Slot(tensor, value, store, version_of(tensor))
@@ -126,7 +132,7 @@ class Memory:
         self.entries[id(tensor)] = entry
         return entry
 
-    def store_of(self, tensor: Tensor) -> Store | None:
+    def store_of(self, tensor: Tensor) -> TracedStorage | None:
         """Return the known storage that a tensor lies in."""
         return self.stores.get(storage_of(tensor))
 
@@ -173,7 +179,7 @@ def storage_of(tensor: Tensor) -> int:
         return 0
 
 
-def box_of(tensor: Tensor, store: Store) -> Box:
+def box_of(tensor: Tensor, store: TracedStorage) -> Box:
     """Return the part of the storage's first tensor that a view covers, where it is a box in its axes."""
     shape, strides, base = tuple(tensor.shape), tensor.stride(), store.base
     sizes, steps = tuple(base.shape), base.stride()

@@ -1,4 +1,4 @@
-"""What the code calls a tensor: the variable, key or attribute that holds it."""
+"""What the code calls a tensor (the variable, key or attribute that holds it), and so the parts of a recurrence."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ import dataclasses
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
-from types import FrameType
-from typing import Any
+from types import FrameType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from .bytecode import loops_of
+
+if TYPE_CHECKING:
+    from .memory import Value
+    from .places import Scope
+    from .trace import Trace
+
 
 _DEPTH = 4
 _MOST = 512  # tensors that one look around takes in
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Where a tensor is held."""
+class Binding:
+    """The name that a tensor is held under."""
 
     name: str
     module: nn.Module | None = None  # the module whose attribute it is
@@ -33,24 +39,24 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     return {name: value for name, value in frame.f_locals.items() if name not in hidden}
 
 
-def held_in_frame(frame: FrameType, first: tuple[str, ...]) -> dict[int, Held]:
+def held_in_frame(frame: FrameType, first: tuple[str, ...]) -> dict[int, Binding]:
     """Return where a frame holds its tensors, by id; `first` names win, and locals over attributes."""
     variables = variables_of(frame)
-    found: dict[int, Held] = {}
+    found: dict[int, Binding] = {}
     # What a repetition reads before it writes is what goes on; and a variable says more than a place in a list.
     live = {name: variables[name] for name in first if name in variables}
     rest = {name: value for name, value in variables.items() if name not in live}
     modules = dict.fromkeys(m for v in variables.values() if isinstance(v, nn.Module) for m in v.modules())
     for name, value in live.items():
         if isinstance(value, Tensor):
-            found.setdefault(id(value), Held(name))
+            found.setdefault(id(value), Binding(name))
     for module in modules:
         for label, tensor in module_tensors(module):
-            found.setdefault(id(tensor), Held(label, module))
+            found.setdefault(id(tensor), Binding(label, module))
     for scope in (live, rest):
         for name, value in sorted(scope.items(), key=lambda item: not isinstance(item[1], Tensor)):
             for label, tensor in tensors_in(value, name):
-                found.setdefault(id(tensor), Held(label))
+                found.setdefault(id(tensor), Binding(label))
     return found
 
 
@@ -99,9 +105,67 @@ def tensors_in(value: Any, name: str, depth: int = _DEPTH) -> Iterator[tuple[str
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for each in dataclasses.fields(value):
             yield from tensors_in(getattr(value, each.name, None), each.name, depth - 1)
-    elif type(value).__module__ not in _LIBRARIES and hasattr(value, "__dict__"):
+    elif isinstance(value, SimpleNamespace) or (
+        type(value).__module__ not in _LIBRARIES and hasattr(value, "__dict__")
+    ):
         for key, inner in list(vars(value).items())[:_MOST]:
             yield from tensors_in(inner, key, depth - 1)
 
 
 _LIBRARIES = {"builtins", "numpy", "torch", "random", "types", "functools"}
+
+
+@dataclass(slots=True)
+class Namer:
+    """Calls parts by what the code calls them, each name once."""
+
+    held: dict[int, dict[int, Binding]]  # by boundary
+    trace: Trace
+    taken: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, trace: Trace, scope: Scope | None) -> Namer:
+        """Read the names that were seen at the first turns of a loop."""
+        return cls(trace.held.get(scope, {}) if scope is not None else {}, trace)
+
+    def seen(self, values: list[Value | None]) -> Binding | None:
+        """Return how a part is held as turns begin; `values` are those after each turn."""
+        for boundary in (2, 1):
+            held = self.held.get(boundary)
+            value = values[boundary - 1] if len(values) >= boundary else None
+            if held is None or value is None:
+                continue
+            if id(value.tensor) in held:
+                return self._lasting(values, held[id(value.tensor)])
+            entries = self.trace.memory.entries
+            for number, name in held.items():  # held as part of a larger tensor, or written in place
+                entry = entries.get(number)
+                if entry is not None and entry.store is not None and entry.store is value.store:
+                    return name
+        return None
+
+    def listed(self, first: Value | None) -> str:
+        """Return the name of the list that holds what the first turn made."""
+        held = self.held.get(2, {}).get(id(first.tensor)) if first is not None else None
+        return held.name[: held.name.rindex("[")] if held is not None and held.name.endswith("]") else ""
+
+    def _lasting(self, values: list[Value | None], now: Binding) -> Binding:
+        """Call the last item of a list that grows by the list's name."""
+        first, before = values[0] if values else None, self.held.get(1, {})
+        then = before.get(id(first.tensor)) if first is not None else None
+        if then is None or then.name == now.name or not now.name.endswith("]"):
+            return now
+        base = now.name[: now.name.rindex("[")]
+        return Binding(base, now.module) if then.name.startswith(f"{base}[") else now
+
+    def name(self, values: list[Value | None], otherwise: str, inside: str = "") -> str:
+        """Return a name for a part: of its variable, key or attribute; else `inside` a module; else `otherwise`."""
+        held = self.seen(values)
+        name = held.name if held is not None else otherwise
+        if inside and (held is None or name.endswith("]")):
+            name = inside
+        base, count = name, 2
+        while name in self.taken:
+            name, count = f"{base}_{count}", count + 1
+        self.taken.add(name)
+        return name

@@ -17,8 +17,7 @@ from .found import Cut, Recurrence
 from .handed_back import changed_on_the_way, crossing_beside, goes_on, summing_up
 from .influence import Untold, Way
 from .memory import Value
-from .operation import Call, Op
-from .operations import DRAWS
+from .operation import DRAWS, ModuleCall, Op
 from .places import Scope
 from .trace import Trace
 
@@ -32,6 +31,7 @@ class Reason:
     carried: bool = False
     usual: bool = False
     changed: bool = False
+    beside: bool = False
 
 
 FROM_THE_END = Reason("it reads the call's input from the end: what it ends in belongs to the first step")
@@ -52,7 +52,7 @@ class Reader:
 
     place: tuple[str, str]  # the module, and the line that calls it
     inputs: list[list[Value]]  # what each of its first steps takes; of a layer that runs all steps, in one
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
     states: set[tuple[Any, ...]] = field(default_factory=set)  # arguments that are not its input
     loop: Scope | None = None
     fixed: set[int] = field(default_factory=set)  # values that count as they were: its own state
@@ -75,13 +75,14 @@ class Cuts:
     """What recurs in a call and cannot be cut anywhere, with the reason."""
 
     reasons: dict[tuple[str, str], Reason]
+    times: tuple[tuple[str, int], ...] = ()  # arguments that are read step by step, by label, and along which axis
 
     def beside(self, recurrences: Iterable[Recurrence]) -> tuple[Cut, ...]:
         """Return what holds beside these: windows and sums that the model keeps itself need nobody to carry them."""
         keeps = any(one.kind == "attribute" for one in recurrences)
         told = {place: why for place, why in self.reasons.items() if not (keeps and why.unless_kept)}
         return tuple(
-            Cut(*place, why.text, carried=why.carried, usual=why.usual, changed=why.changed)
+            Cut(*place, why.text, carried=why.carried, usual=why.usual, changed=why.changed, beside=why.beside)
             for place, why in told.items()
         )
 
@@ -110,7 +111,14 @@ def _cuts(analysis: Analysis) -> Cuts:
         if not (reader.calls and getattr(reader.calls[0].module, "bidirectional", False)):
             why = _by_order(reader, times, wide) or _by_steps(analysis, reader, readers)
             found.update({reader.place: why} if why is not None else {})
-    return Cuts(found)
+    labels = {value.number: value.label for value in wide}
+    read = [(reader, each) for reader in readers for each, seen in reader.seen.items() if seen - {"all"}]
+    shapes = {value.number: value.shape for value in wide}
+    along = [(reader.steps, number, axis) for reader, (number, axis) in read if axis is not None]
+    exact = [each for each in along if shapes[each[1]][each[2]] == each[0]] or along
+    sizes = {shapes[number][axis] for _, number, axis in exact[:1]}
+    same = [(labels[number], axis) for _, number, axis in exact if shapes[number][axis] in sizes]
+    return Cuts(found, tuple(dict.fromkeys(same)))
 
 
 def _by_steps(analysis: Analysis, reader: Reader, readers: list[Reader]) -> Reason | None:
@@ -130,7 +138,7 @@ def _by_steps(analysis: Analysis, reader: Reader, readers: list[Reader]) -> Reas
     others = others or summing_up(analysis, reader.inputs, reader.loop)
     if others:
         verb = "crosses" if len(others) == 1 else "cross"
-        return Reason(f"{', '.join(others)} {verb} beside it, and would begin anew in every call", True)
+        return Reason(f"{', '.join(others)} {verb} beside it, and would begin anew in every call", True, beside=True)
     return DRAWN if _drawn(trace, calls[0].module) else None
 
 
@@ -148,7 +156,7 @@ def _readers(analysis: Analysis) -> Iterator[Reader]:
         chained.add(chain.module)
         if chain.path not in analysis.iterated:
             yield _stepped(trace, chain.calls, set(chain.parts))
-    alone: dict[nn.Module, list[Call]] = defaultdict(list)
+    alone: dict[nn.Module, list[ModuleCall]] = defaultdict(list)
     for call in trace.calls:
         if call.known and call.module not in chained and call.args and call.results:
             alone[call.module].append(call)
@@ -169,7 +177,7 @@ def _readers(analysis: Analysis) -> Iterator[Reader]:
             yield Reader((one.module, one.line), inputs, loop=one.windows.scope, fixed=fixed)
 
 
-def _stepped(trace: Trace, calls: list[Call], parts: set[tuple[Any, ...]]) -> Reader:
+def _stepped(trace: Trace, calls: list[ModuleCall], parts: set[tuple[Any, ...]]) -> Reader:
     known = {place for call in calls for place, _ in call.args if call.known and _is_state(place)}
     given = [{place: value for place, value in call.args if place not in parts | known} for call in calls[:_CALLS]]
     inputs = [[each[place] for each in given if place in each] for place in given[0]]
@@ -178,7 +186,7 @@ def _stepped(trace: Trace, calls: list[Call], parts: set[tuple[Any, ...]]) -> Re
     return Reader(_place(calls[-1]), inputs, calls, parts | known, _loop(trace, calls), fixed)
 
 
-def _place(call: Call) -> tuple[str, str]:
+def _place(call: ModuleCall) -> tuple[str, str]:
     file, line = call.site
     return call.path, f"{os.path.basename(file)}:{line}"
 
@@ -187,7 +195,7 @@ def _is_state(place: tuple[Any, ...]) -> bool:
     return place[:2] in (("args", 1), ("kwargs", "hx"), ("kwargs", "state"))
 
 
-def _loop(trace: Trace, calls: list[Call]) -> Scope | None:
+def _loop(trace: Trace, calls: list[ModuleCall]) -> Scope | None:
     """Return the innermost loop that makes all of these calls, in turns of their own."""
     start, end = calls[0].start, calls[-1].end
     loops = [s for s in trace.places.scopes if s.kind == "loop" and s.start <= start and end <= s.end]

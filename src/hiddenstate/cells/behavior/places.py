@@ -39,7 +39,9 @@ class Scope:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class _Level:
+class _OpenLoop:
+    """A loop that a frame is in just now."""
+
     scope: Scope  # a loop
     token: tuple[int, ...]
     offset: int  # of the last event in it
@@ -49,10 +51,12 @@ class _Level:
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Activation:
+    """A frame on the stack, with the loops that it is in, outermost first."""
+
     frame: FrameType
     scope: Scope
     offset: int
-    levels: list[_Level] = field(default_factory=list)
+    levels: list[_OpenLoop] = field(default_factory=list)
     child: Scope | None = None  # the call made last, and the scope it was made from
     child_from: Scope | None = None
 
@@ -61,8 +65,8 @@ class _Activation:
         return self.levels[-1].scope.turns[-1] if self.levels else self.scope
 
 
-class Places:
-    """Follows the interpreter's stack from operation to operation."""
+class StackTracker:
+    """Follows the interpreter's stack from operation to operation, and keeps all scopes that it meets."""
 
     def __init__(
         self, root: FrameType, on_turn: Callable[[Scope, FrameType], None], on_end: Callable[[Scope, FrameType], None]
@@ -175,7 +179,7 @@ class Places:
             self._end(activation, depth)
             scope = Scope("loop", activation.inner, loop.head, loop.code, number, loop=loop, owner=self.owner)
             self.scopes.append(scope)
-            level = _Level(scope, token, offset, token)
+            level = _OpenLoop(scope, token, offset, token)
             self._turn(level, activation.frame, number)
             levels.append(level)
         self._end(activation, len(around))
@@ -193,7 +197,9 @@ class Places:
             self._depths.pop(gone.frame, None)
         del self._stack[depth:]
 
-    def _next_turn(self, level: _Level, token: tuple[int, ...], offset: int, *, innermost: bool, begun: bool) -> bool:
+    def _next_turn(
+        self, level: _OpenLoop, token: tuple[int, ...], offset: int, *, innermost: bool, begun: bool
+    ) -> bool:
         """Say whether an instruction is of another turn; `begun`: the loops within that go on are at their first."""
         loop = level.scope.loop
         assert loop is not None
@@ -208,7 +214,7 @@ class Places:
             return offset < level.offset and innermost and not level.early
         return offset <= level.offset if innermost else offset < level.offset and begun
 
-    def _turn(self, level: _Level, frame: FrameType, number: int) -> None:
+    def _turn(self, level: _OpenLoop, frame: FrameType, number: int) -> None:
         loop = level.scope
         turn = Scope("turn", loop, len(loop.turns), loop.code, number)
         loop.turns.append(turn)
@@ -235,6 +241,7 @@ def _begun(activation: _Activation, around: tuple[CodeLoop, ...], depth: int) ->
 
 
 def _token(frame: FrameType, loop: CodeLoop | None) -> tuple[int, ...]:
+    """Return what tells the turns of a `for` apart: which objects its variables hold; nothing for other loops."""
     if loop is None or not loop.targets:
         return ()
     held = frame.f_locals

@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from .memory import Value
-from .operation import Call, Op
-from .operations import DRAWS
+from .operation import DRAWS, ModuleCall, Op
 from .places import Scope, line_of
 from .trace import Trace
 
@@ -161,7 +160,7 @@ def where_of(windows: Windows) -> tuple[str, str]:
     return (owner.path if owner is not None else "", line_of(windows.scope) if windows.scope is not None else "")
 
 
-def owner_of(trace: Trace, start: int, end: int) -> Call | None:
+def owner_of(trace: Trace, start: int, end: int) -> ModuleCall | None:
     """Return the innermost module call that all of these operations happen in."""
     number = trace.ops[start].call
     while number >= 0:

@@ -15,9 +15,7 @@ from torch import Tensor
 
 from .candidates import Analysis, Candidate, Draft
 from .memory import Value, storage_of
-from .operands import leaves, replaced
-from .operation import Op
-from .operations import BLENDS, DRAWS, MAY_DRAW, MOVES, UNWRITTEN
+from .operation import BLENDS, DRAWS, MAY_DRAW, MOVES, UNWRITTEN, Op, leaves, replaced
 from .repetition import reached
 from .trace import Trace
 
@@ -29,13 +27,15 @@ class Lost(Exception):
 
 
 class Law:
-    """The replay law for one recurrence; `others` are states that other recurrences in the same call account for."""
+    """The replay law for one recurrence."""
 
     def __init__(self, analysis: Analysis, candidate: Candidate) -> None:
         """Look at a recurrence among the others of its call."""
-        self._candidate, self._windows, self._trace = candidate, candidate.windows, analysis.trace
+        self._candidate = candidate
+        self._windows = candidate.windows
+        self._trace = analysis.trace
         self._chain = candidate.chain
-        self._others = set(analysis.settled)
+        self._others = set(analysis.settled)  # values that other recurrences of the same call account for
         self._others.update(*(chain.on_the_way for chain in analysis.chains if chain is not self._chain))
         for other in analysis.candidates:
             if other is not candidate:
@@ -189,7 +189,7 @@ class Law:
 
     def _run_again(self, turn: int, ops: list[int]) -> str:
         try:
-            made = self._run(ops, {})
+            made = run_again(self._trace, ops, {})
         except Lost as lost:
             return f"repetition {turn} could not be run again: {lost}"
         except Exception as error:  # whatever an operation raises out of its place
@@ -201,9 +201,6 @@ class Law:
             if after is not None and not _close(before, after):
                 return f"repetition {turn}, run again from what crossed, gives something else"
         return ""
-
-    def _run(self, ops: list[int], made: dict[int, Tensor]) -> dict[int, Tensor]:
-        return run_again(self._trace, ops, made)
 
     def _matters(self, draft: Draft, turn: int) -> bool:
         """Say whether a repetition that starts from another part ends in another state, or leaves something else."""
@@ -221,7 +218,7 @@ class Law:
         lasting = self._lasting(ops, turn, high)
         for other in _others_than(old):
             try:
-                made = self._run(ops, {part.number: other})
+                made = run_again(self._trace, ops, {part.number: other})
             except Exception:  # an index that is out of range, say: then it is used
                 return True
             if any(value.number in made and not _equal(value.data(), made[value.number]) for value in lasting):

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from ...state import mapped, tensors
 from .analysis import analyze
-from .calls import ModelCall
 from .candidates import Analysis, Candidate, Draft
 from .found import Found
 from .memory import Value
-from .nested_loops import merge
-from .operands import leaves
+from .model_call import ModelCall
+from .operation import leaves
 from .repetition import reached, reaching
 from .replay import run_again
 from .trace import Trace
@@ -167,7 +166,7 @@ def _by_other_state(axes: Axes, analysis: Analysis, rows: int) -> None:
             fits = []
             for axis in [axis for axis, size in enumerate(old.shape) if size == rows]:
                 known[id(draft)] = axis
-                if _stays_in_its_row(analysis, candidate, (before, axis), known):
+                if _stays_in_its_row(analysis, candidate, before, axis, known):
                     fits.append(axis)
             known[id(draft)] = fits[0] if len(fits) == 1 else None
             if len(fits) == 1:
@@ -175,11 +174,10 @@ def _by_other_state(axes: Axes, analysis: Analysis, rows: int) -> None:
 
 
 def _stays_in_its_row(
-    analysis: Analysis, candidate: Candidate, along: tuple[Value, int], known: dict[int, int | None]
+    analysis: Analysis, candidate: Candidate, part: Value, axis: int, known: dict[int, int | None]
 ) -> bool:
     """Say whether another first row of a part reaches only the first row of each part whose rows are known."""
-    (part, axis), trace = along, analysis.trace
-    old = part.data()
+    trace, old = analysis.trace, part.data()
     if old is None or old.shape[axis] < 2 or not (old.is_floating_point() or old.is_complex()):
         return False
     other = old.clone()
@@ -221,10 +219,7 @@ def _again(call: ModelCall, inputs: Any, analysis: Analysis) -> Analysis | None:
     try:
         with call.unharmed():
             trace = call.traced(inputs, enough=_enough(analysis))
-            other = None if trace.broken is not None else analyze(trace)
-            if other is not None:
-                merge(other)
-            return other
+            return None if trace.broken is not None else analyze(trace)
     except Exception:  # a trial with rows that the model may not take
         return None
 

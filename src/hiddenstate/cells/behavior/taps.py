@@ -7,68 +7,122 @@ call does between two such places is known too, operation by operation: a call t
 from __future__ import annotations
 
 import sys
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby, pairwise
+from threading import get_ident
 from types import CodeType, FrameType
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..unheard import watching
+from ..listener import Arguments, Rank, around, watching
 from .candidates import Candidate
 from .memory import Value
-from .operands import leaves
+from .operation import OVERWRITES, Op, leaves
 from .places import Scope, in_torch, is_between
 from .trace import Trace
 
-Site: TypeAlias = tuple[Any, tuple[tuple[CodeType, int], ...], int]  # function, instructions, which of its results
+Chain: TypeAlias = tuple[
+    tuple[CodeType, int], ...
+]  # an instruction, and those that lead there through torch's own code
+Site: TypeAlias = tuple[Any, Chain, int]  # function, instructions, which of its results
 Seen: TypeAlias = tuple[int, int]  # which function and instructions, and what was done since the one before
 
 
-class Taps(TorchFunctionMode):
+class Instead(Protocol):
+    """Somebody who puts other tensors in the place of those that operations are given, or give."""
+
+    ours: bool
+    reading: dict[Any, set[Chain]]
+    making: set[Any]
+
+    def handed(self, func: Any, args: Any, kwargs: Any, frame: FrameType) -> tuple[Any, Any]:
+        """Return what an operation is to be called with."""
+
+    def made(self, func: Any, result: Any, frame: FrameType) -> Any:
+        """Return what an operation gives to the model."""
+
+
+_MADE = (Tensor, tuple, list)
+
+
+class LoopTaps(TorchFunctionMode):
     """Keeps what is made at known places, and what was done between them."""
 
-    def __init__(self, sites: Iterable[Site]) -> None:
-        """Listen at these places."""
+    def __init__(self, sites: Iterable[Site], known: Iterable[nn.Module] = ()) -> None:
+        """Listen at these places; what happens inside modules that are `known` by their type is their own business."""
         super().__init__()
         self.ours = False
+        self._known, self._inside = list(known), 0
+        self.overriding: Instead | None = None  # who puts other tensors in the place of some, where somebody wants that
         self.seen: list[Seen] = []
         self.made: dict[Site, list[Tensor]] = defaultdict(list)
         self.since = 0  # what was done since the last of them
         self._at: dict[Any, dict[Any, int]] = defaultdict(dict)
         for number, (function, chain, _) in enumerate(sites):
             self._at[function].setdefault(chain, number)
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run one operation."""
-        result = func(*args, **(kwargs or {}))
-        made = isinstance(result, Tensor | tuple | list) and not isinstance(result, torch.Size)
-        if self.ours or not made or threading.get_ident() != self._thread:
+        over = self.overriding
+        if over is None or over.ours:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        else:
+            if func in over.reading:
+                args, kwargs = over.handed(func, args, kwargs or {}, sys._getframe(1))
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            if func in over.making:
+                result = over.made(func, result, sys._getframe(1))
+        # Every operation of a model comes by here: what tells most of them apart is asked first.
+        if type(result) is not Tensor and (not isinstance(result, _MADE) or isinstance(result, torch.Size)):
+            return result
+        if self.ours or self._inside or get_ident() != self._thread:
             return result
         self.since = hash((self.since, func))
-        chains = self._at.get(func)
-        if chains is not None:
-            chain = _chain(sys._getframe(1))
-            if chain in chains:
-                self.seen.append((chains[chain], self.since))
-                self.since = 0
-                found = [result] if isinstance(result, Tensor) else [tensor for _, tensor in leaves(result)]
-                for place, tensor in enumerate(found):
-                    self.made[func, chain, place].append(tensor)
+        if func in self._at:
+            self._note(func, chain_of(sys._getframe(1)), result)
         return result
+
+    def _note(self, func: Any, chain: Chain, result: Any) -> None:
+        """Keep what was made, if this is one of the places."""
+        if chain in self._at[func]:
+            self.seen.append((self._at[func][chain], self.since))
+            self.since = 0
+            found = [result] if isinstance(result, Tensor) else [tensor for _, tensor in leaves(result)]
+            for place, tensor in enumerate(found):
+                self.made[func, chain, place].append(tensor)
 
     def around(self, run: Callable[[], Any]) -> Any:
         """Return what `run()` does, heard from beginning to end."""
-        with watching(self), self:
-            return run()
+        handles = [around(module, partial(self._known_call, module), rank=Rank.ACCELERATE) for module in self._known]
+        try:
+            with watching(self), self:
+                return run()
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _known_call(self, module: nn.Module, arguments: Arguments, run: Callable[[Arguments], Any]) -> Any:
+        """Run a known module: whether it is handed a state or makes one is no other way through the model."""
+        if get_ident() != self._thread:
+            return run(arguments)
+        self._inside += 1
+        try:
+            result = run(arguments)
+        finally:
+            self._inside -= 1
+        self.since = hash((self.since, module))
+        if module in self._at:
+            self._note(module, chain_of(sys._getframe(1))[-1:], result)
+        return result
 
     def place(self, site: Site) -> int:
         """Return the number by which `seen` names a place."""
@@ -76,7 +130,7 @@ class Taps(TorchFunctionMode):
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class _TappedStart:
     """Where an initial value is from: made at a place, an argument, or a tensor that is always the same one."""
 
     site: Site | None = None
@@ -93,11 +147,11 @@ class Tapped:
     line: str
     name: str
     site: Site
-    start: _Start | None
+    start: _TappedStart | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Run:
+class _TappedLoop:
     """A loop: what is done until its first turn has ended, and in every turn after that."""
 
     head: tuple[Seen, ...]
@@ -106,11 +160,11 @@ class _Run:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class TapPlan:
     """Where the loops of a model make their states: found in one call, proven by a second one."""
 
     loops: tuple[tuple[Tapped, ...], ...]
-    runs: tuple[_Run, ...] = ()  # once it is proven
+    runs: tuple[_TappedLoop, ...] = ()  # once it is proven
     rest: int = 0  # what is done after the last turn
 
     @property
@@ -119,7 +173,7 @@ class Plan:
         parts = [part for loop in self.loops for part in loop]
         return list(dict.fromkeys([p.site for p in parts] + [p.start.site for p in parts if p.start and p.start.site]))
 
-    def read(self, taps: Taps, inputs: Any) -> list[tuple[Tapped, list[Tensor], Tensor | None]] | None:
+    def read(self, taps: LoopTaps, inputs: Any) -> list[tuple[Tapped, list[Tensor], Tensor | None]] | None:
         """Return each part, what it was after each turn, and before; None where the call did anything else."""
         position, taken, found = 0, Counter[Site](), []
         for run in self.runs:
@@ -134,7 +188,7 @@ class Plan:
             taken.update({site: turns for site in {part.site for part in run.parts}})
         return found if position == len(taps.seen) and taps.since == self.rest else None
 
-    def proven(self, other: Plan | None, taps: Taps, candidates: Sequence[Candidate]) -> Plan | None:
+    def proven(self, other: TapPlan | None, taps: LoopTaps, candidates: Sequence[Candidate]) -> TapPlan | None:
         """Return the plan with what is done between its places, where a second call has the same one and shows it."""
         if other is None or other.loops != self.loops:
             return None
@@ -158,14 +212,14 @@ class Plan:
             bodies = {tuple(taps.seen[one:two]) for one, two in pairwise(ends)}
             if len(bodies) != 1:
                 return None
-            runs.append(_Run(tuple(taps.seen[end : ends[0]]), bodies.pop(), own))
+            runs.append(_TappedLoop(tuple(taps.seen[end : ends[0]]), bodies.pop(), own))
             end = ends[-1]
         if end != len(taps.seen):
             return None
         return replace(self, runs=tuple(runs), rest=taps.since)
 
 
-def _numbered(part: Tapped, value: Value | None, taps: Taps, taken: Mapping[Site, int]) -> Tapped:
+def _numbered(part: Tapped, value: Value | None, taps: LoopTaps, taken: Mapping[Site, int]) -> Tapped:
     """Say which of the values that are made at its place a part starts from."""
     if part.start is None or part.start.site is None or value is None:
         return part
@@ -174,7 +228,7 @@ def _numbered(part: Tapped, value: Value | None, taps: Taps, taken: Mapping[Site
     return replace(part, start=replace(part.start, number=found[0] - taken[site]) if found else None)
 
 
-def _start(start: _Start | None, taps: Taps, taken: Mapping[Site, int], inputs: Any) -> Tensor | None:
+def _start(start: _TappedStart | None, taps: LoopTaps, taken: Mapping[Site, int], inputs: Any) -> Tensor | None:
     if start is None or start.tensor is not None:
         return None if start is None else start.tensor
     if start.site is not None:
@@ -183,7 +237,7 @@ def _start(start: _Start | None, taps: Taps, taken: Mapping[Site, int], inputs: 
     return next((tensor for place, tensor in leaves(inputs) if place == start.argument), None)
 
 
-def plan_of(trace: Trace, candidates: Sequence[Candidate], inputs: Any) -> Plan | None:
+def plan_of(trace: Trace, candidates: Sequence[Candidate], inputs: Any) -> TapPlan | None:
     """Return where the loops of a call make their states; None where one of them is not made at one place each turn."""
     arguments = {id(tensor): place for place, tensor in leaves(inputs)}
     loops = []
@@ -191,14 +245,14 @@ def plan_of(trace: Trace, candidates: Sequence[Candidate], inputs: Any) -> Plan 
         parts = []
         for candidate in group:
             for draft in candidate.drafts:
-                sites = {_site(trace, value) for value in draft.values}
+                sites = {site_of(trace, value) for value in draft.values}
                 start = _start_of(trace, draft.initial, arguments)
                 if len(sites) != 1 or None in sites or (start is None and draft.initial is not None):
                     return None
                 (site,) = sites
                 parts.append(Tapped(candidate.module, candidate.line, draft.name, site, start))  # type: ignore[arg-type]
         loops.append(tuple(parts))
-    return Plan(tuple(loops)) if loops else None
+    return TapPlan(tuple(loops)) if loops else None
 
 
 def _loops(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
@@ -208,28 +262,45 @@ def _loops(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
     return [list(group) for _, group in groupby(found, key=lambda each: id(each.windows.scope or each))]
 
 
-def _start_of(trace: Trace, value: Value | None, arguments: Mapping[int, tuple[Any, ...]]) -> _Start | None:
+def _start_of(trace: Trace, value: Value | None, arguments: Mapping[int, tuple[Any, ...]]) -> _TappedStart | None:
     if value is None:
         return None
     if value.op >= 0:
-        site = _site(trace, value)
-        return None if site is None else _Start(site)
+        site = site_of(trace, value)
+        return None if site is None else _TappedStart(site)
     if value.origin == "argument" and id(value.tensor) in arguments:
-        return _Start(argument=arguments[id(value.tensor)])
-    return _Start(tensor=value.tensor) if value.origin == "parameter" else None
+        return _TappedStart(argument=arguments[id(value.tensor)])
+    return _TappedStart(tensor=value.tensor) if value.origin == "parameter" else None
 
 
-def _site(trace: Trace, value: Value | None) -> Site | None:
-    """Return where a value was made; None where it was written, or is not what an operation gave."""
-    if value is None or value.op < 0 or value.copy is not None or (value.store is not None and value.store.writes):
+def site_of(trace: Trace, value: Value | None, *, written: bool = False) -> Site | None:
+    """Return where a value was made; None where it is not what an operation gave, or, if not asked for, is written."""
+    if value is None or value.op < 0:
+        return None
+    if not written and (value.copy is not None or (value.store is not None and value.store.writes)):
         return None
     op = trace.ops[value.op]
-    chain, scope, offset = [], op.scope, op.offset
+    in_place = any(value.tensor is tensor for tensor, _ in op.reads) and op.name not in OVERWRITES
+    if op.name == "alias" or (written and in_place):
+        return None
+    return (*caller_of(trace, op), value.place)
+
+
+def caller_of(trace: Trace, op: Op) -> tuple[Any, Chain]:
+    """Return what an operation is known by: its function and instructions, or a module and who calls it."""
+    way = way_to(op.scope, op.offset)
+    return (trace.calls[op.call].module, way[-1:]) if op.name.endswith(".forward") else (op.func, way)
+
+
+def way_to(scope: Scope, offset: int) -> Chain:
+    """Return an instruction of the trace as `chain_of` gives it."""
+    chain: list[tuple[CodeType, int]] = []
     while True:
         call = _call(scope)
-        chain.append((call.code, offset))
+        if not chain or chain[-1] != (call.code, offset):
+            chain.append((call.code, offset))
         if not in_torch(call.code) or call.parent is None:
-            return op.func, tuple(chain), value.place
+            return tuple(chain)
         scope, offset = call.parent, call.key
 
 
@@ -239,11 +310,13 @@ def _call(scope: Scope) -> Scope:
     return scope
 
 
-def _chain(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
-    chain = []
+def chain_of(frame: FrameType | None) -> Chain:
+    """Return the instruction that a frame is at, and those that lead there."""
+    chain: list[tuple[CodeType, int]] = []
     while frame is not None:
         code = frame.f_code
-        if not is_between(code):
+        # A function of torch's that is written in Python is met once for each mode that is on.
+        if not is_between(code) and (not chain or chain[-1] != (code, frame.f_lasti)):
             chain.append((code, frame.f_lasti))
             if not in_torch(code):
                 break

@@ -14,13 +14,23 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .bytecode import CodeLoop
-from .memory import Memory, Origin, Slot, Store, Value, Write, box_of, storage_of, version_of
-from .names import Held, held_in_frame, names_in_forward, tensors_in
-from .operands import leaves, operands
-from .operation import ESCAPES, Call, Op
-from .operations import PASSIVE, SHAPE_OF, SHAPE_ONLY
-from .places import Places, Scope
-from .writes import OVERWRITES, in_place, region_of, written_by
+from .memory import Origin, Slot, TracedMemory, TracedStorage, Value, Write, box_of, storage_of, version_of
+from .names import Binding, held_in_frame, names_in_forward, tensors_in
+from .operation import (
+    ESCAPES,
+    OVERWRITES,
+    PASSIVE,
+    SHAPE_OF,
+    SHAPE_ONLY,
+    ModuleCall,
+    Op,
+    in_place,
+    leaves,
+    operands,
+    region_of,
+    written_by,
+)
+from .places import Scope, StackTracker
 
 _NAMES_AT = (1, 2)  # the turns at whose beginning we look what variables are called
 
@@ -66,12 +76,12 @@ class Trace(TorchFunctionMode):
     def __init__(self, root: FrameType, enough: Callable[[Trace], bool] | None = None) -> None:
         """Trace what is called from `root`."""
         super().__init__()
-        self.memory = Memory()
+        self.memory = TracedMemory()
         self.ops: list[Op] = []
-        self.calls: list[Call] = []
-        self.held: dict[Scope, dict[int, dict[int, Held]]] = {}  # by loop and turn: what was held as the turn began
+        self.calls: list[ModuleCall] = []
+        self.held: dict[Scope, dict[int, dict[int, Binding]]] = {}  # by loop and turn: what was held as the turn began
         self.ended: dict[Scope, dict[str, Tensor]] = {}  # by loop: what was held once it was over, by name
-        self.places = Places(root, self._on_turn, self._on_end)
+        self.places = StackTracker(root, self._on_turn, self._on_end)
         self.paths: dict[nn.Module, str] = {}
         self.blind: dict[tuple[str, str], str] = {}  # modules that give what was made out of sight, and why
         self.turned: Counter[CodeLoop | None] = Counter()  # turns of each loop, over all its runs
@@ -80,6 +90,7 @@ class Trace(TorchFunctionMode):
         self.paused = 0
         self.ours = False
         self.lazy = False  # the call is given an iterator: what comes from outside comes from there
+        self.replayable = True  # whether what was read is what is written down
         self.broken: Exception | None = None  # what went wrong in the trace itself
         self._open: list[int] = []
         self._thread = threading.get_ident()
@@ -121,6 +132,12 @@ class Trace(TorchFunctionMode):
             self._fail(error)
         return result
 
+    def instead(self, own: Tensor, other: Tensor) -> None:
+        """Take note that `other` is read wherever this call reads what `own` holds now."""
+        entry = self.memory.entries.get(id(own))
+        if entry is not None:
+            entry.value.instead = other.detach()
+
     @property
     def listening(self) -> bool:
         """Whether what happens now is written down: not our own work, nor that of other threads."""
@@ -137,7 +154,7 @@ class Trace(TorchFunctionMode):
     def _fail(self, error: Exception) -> None:
         self.broken = error
         self.paused += 1
-        self.memory = Memory()  # let go of what the call itself lets go
+        self.memory = TracedMemory()  # let go of what the call itself lets go
         self.ops.clear()
         self.calls.clear()
 
@@ -211,21 +228,21 @@ class Trace(TorchFunctionMode):
             entry.version = version
         return entry.value
 
-    def _operand(self, op: Op, given: tuple[Tensor, int], apart: list[Store], target: Tensor | None) -> Value:
+    def _operand(self, op: Op, given: tuple[Tensor, int], apart: list[TracedStorage], target: Tensor | None) -> Value:
         tensor, version = given
         entry = self.memory.entries.get(id(tensor))
         if entry is not None and (tensor is target or (entry.store is not None and entry.store in apart)):
             return entry.value
         return self.value_of(tensor, op, version)
 
-    def open(self, call: Call) -> None:
+    def open(self, call: ModuleCall) -> None:
         """Enter a module."""
         self.calls.append(call)
         self.called[call.module] += 1
         self._open.append(call.number)
         self.places.owner = call.number
 
-    def shut(self, call: Call) -> None:
+    def shut(self, call: ModuleCall) -> None:
         """Leave a module."""
         call.end = len(self.ops)
         while self._open and self._open.pop() != call.number:
@@ -248,6 +265,7 @@ class Trace(TorchFunctionMode):
         return entry.value
 
     def _stranger(self, tensor: Tensor, op: Op) -> Value:
+        """Make the value of an operand that was not met before."""
         memory = self.memory
         store = memory.store_of(tensor)
         if store is not None and (store.writes or not self.lazy):  # made out of our sight, on a storage that we know
@@ -259,7 +277,8 @@ class Trace(TorchFunctionMode):
         memory.hold(tensor, value)
         return value
 
-    def _rewritten(self, entry: Slot, store: Store, op: Op) -> Value:
+    def _rewritten(self, entry: Slot, store: TracedStorage, op: Op) -> Value:
+        """Return what a tensor holds after its storage was written through others."""
         tensor = entry.tensor
         sources = self.memory.sources(tensor) or []
         whole = len(sources) == 1 and sources[0].shape == tuple(tensor.shape)
@@ -276,6 +295,7 @@ class Trace(TorchFunctionMode):
         return value
 
     def _alias(self, op: Op, sources: list[Value], tensor: Tensor) -> Value:
+        """Write down an operation of our own that stands for what a tensor holds of several others."""
         alias = Op(_alias, "alias", ((), {}), (op.scope, op.offset, op.call))
         alias.ins = list(sources)
         value = self.memory.new(len(self.ops), "made", tensor)
@@ -284,6 +304,7 @@ class Trace(TorchFunctionMode):
         return value
 
     def _before_write(self, target: Tensor) -> None:
+        """Copy what a tensor holds that is about to be written."""
         entry = self.memory.entries.get(id(target))
         if entry is None or entry.store is None:
             return
@@ -294,6 +315,7 @@ class Trace(TorchFunctionMode):
             self.memory.keep(entry.value, target)
 
     def _write(self, op: Op, number: int, target: Tensor) -> None:
+        """Make a new value of an operand that an operation has written."""
         memory = self.memory
         region = region_of(op, target)
         value = memory.new(number, "made", region)
@@ -323,7 +345,7 @@ class Trace(TorchFunctionMode):
                 entry.epoch, entry.version = len(store.writes), version_of(target)
                 memory.keep(entry.value, target)
 
-    def _make(self, op: Op, number: int, made: tuple[Tensor, Store | None, int], place: int) -> None:
+    def _make(self, op: Op, number: int, made: tuple[Tensor, TracedStorage | None, int], place: int) -> None:
         memory, (tensor, store, key) = self.memory, made
         entry = memory.entries.get(id(tensor))
         if entry is not None and not op.ins:

@@ -1,0 +1,183 @@
+"""A batch of a data set as a call of a model: what goes in, what is left over, and how long its rows are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from ..errors import BadInput
+from ..state import numbers
+from .discovery import layers
+from .layer import named_like_state, unwrap
+from .started import started
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadBatch:
+    """How a model is called with one batch."""
+
+    args: tuple[Any, ...]
+    rest: tuple[Any, ...] = ()  # what it is not called with, such as labels
+    lengths: Tensor | None = None  # (batch,) the real steps of each row, where the batch tells them
+
+
+class BegunDataSet:
+    """A data set whose first batch was looked at; all of them, the first one too, can still be asked for once."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        """Take the first batch."""
+        self._rest = iter(batches)
+        self._total = len(batches) if isinstance(batches, Sized) else 0
+        try:
+            self.first = next(self._rest)
+        except StopIteration:
+            raise BadInput("the data set has no batches: there is nothing to look at.") from None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield all batches."""
+        yield self.first
+        yield from self._rest
+
+    def __len__(self) -> int:
+        """Return how many batches there are, 0 where that is not known."""
+        return self._total
+
+
+def is_data_set(value: object) -> bool:
+    """Say whether something is a DataLoader, or another iterable that can only hold batches.
+
+    Lists are not: a model may take one as its input.
+    """
+    known = (Tensor, PackedSequence, nn.Module, Mapping, list, tuple, str, bytes, np.ndarray)
+    return isinstance(value, Iterable) and not isinstance(value, known)
+
+
+def read_batch(model: nn.Module, batch: Any, *, lengths: Any = None) -> ReadBatch:
+    """Return what `model` is called with for a batch, moved to where its weights are.
+
+    Of a mapping those that its forward names go in; of a tuple the first, and with it what else forward insists on, or
+    names like lengths and is given; the rest are labels. A state that forward insists on is its first one. Rows end
+    where lengths in the batch say so, or where tokens do that the model's embedding has as `padding_idx`.
+
+    Args:
+        model: Any model.
+        batch: A tensor, a packed sequence, a tuple or list that begins with one, or a mapping.
+        lengths: The real steps of each row, where neither model nor batch tells them.
+
+    >>> class Tagger(torch.nn.Module):
+    ...     def forward(self, x, lengths): ...
+    >>> read = read_batch(Tagger(), (torch.zeros(2, 5), torch.tensor([0, 1]), torch.tensor([5, 3])))
+    >>> len(read.args), read.lengths
+    (2, tensor([5, 3]))
+    """
+    inner = unwrap(model)
+    device = next((weight.device for weight in inner.parameters()), None)
+    taken = _parameters(inner)
+    if isinstance(batch, Mapping):
+        args, rest, told = _of_mapping(inner, batch, taken)
+    else:
+        args, rest, told = _of_tuple(batch, taken)
+    args = tuple(_moved(value, device) for value in args)
+    if len(args) == 1 and isinstance(args[0], Tensor):
+        args = (*args, *started(model, args[0]).beside(args[0]))
+    told = lengths if lengths is not None else told if told is not None else _up_to_padding(inner, args[0])
+    return ReadBatch(args, rest, None if told is None else torch.as_tensor(told).detach().cpu().long())
+
+
+def _of_mapping(
+    model: nn.Module, batch: Mapping[str, Any], taken: list[inspect.Parameter]
+) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
+    named = {parameter.name for parameter in taken}
+    given = {name: value for name, value in batch.items() if name in named}
+    missing = [p.name for p in taken if p.default is p.empty and p.name not in given and not named_like_state(p.name)]
+    if missing or not given:
+        raise BadInput(
+            f"the batch is a mapping of {', '.join(map(str, batch))}, but {type(model).__name__}.forward takes "
+            f"{', '.join(p.name for p in taken)}: {', '.join(missing) or 'none of these'} is missing. "
+            f"Say how the model is called: call=lambda model, batch: model(batch[{next(iter(batch), 'x')!r}])."
+        )
+    last = max(place for place, parameter in enumerate(taken) if parameter.name in given)
+    args = tuple(given.get(p.name, None if p.default is p.empty else p.default) for p in taken[: last + 1])
+    rest = tuple(value for name, value in batch.items() if name not in given)
+    return args, rest, next((value for name, value in batch.items() if _named_like_lengths(name)), None)
+
+
+def _of_tuple(batch: Any, taken: list[inspect.Parameter]) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
+    if isinstance(batch, PackedSequence) or not isinstance(batch, list | tuple):
+        return (batch,), (), None
+    if not batch:
+        raise BadInput("a batch is empty: there is nothing to call the model with.")
+    first, rest = batch[0], list(batch[1:])
+    if isinstance(first, list | tuple) and not isinstance(first, PackedSequence) and not numbers(first):
+        told = next((one for one in first[1:] if _are_lengths(one, first[0])), None)
+        return tuple(first), tuple(rest), told
+    args, told = [first], next((one for one in rest if _are_lengths(one, first)), None)
+    for parameter in taken[1:]:
+        if told is not None and _named_like_lengths(parameter.name):
+            args.append(told)
+            rest = [one for one in rest if one is not told]
+        elif parameter.default is not parameter.empty or named_like_state(parameter.name) or not rest:
+            break
+        else:
+            args.append(rest.pop(0))
+    return tuple(args), tuple(one for one in rest if one is not told), told
+
+
+def _parameters(model: nn.Module) -> list[inspect.Parameter]:
+    """Return what forward takes by position."""
+    try:
+        found = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [one for one in found if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+
+
+def _named_like_lengths(name: str) -> bool:
+    name = name.lower()
+    return "len" in name.split("_") or "lens" in name.split("_") or "length" in name or "seqlen" in name
+
+
+def _are_lengths(value: Any, x: Any) -> bool:
+    """Say whether these are the lengths of the rows of `x`: behind them, rows hold one and the same value.
+
+    Labels would cut rows off where something still is.
+    """
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        return False
+    if numbers(value):
+        value = torch.tensor(value)
+    if not isinstance(value, Tensor) or value.dim() != 1 or value.is_floating_point() or value.dtype == torch.bool:
+        return False
+    value = value.cpu()
+    for rows in (x, x.transpose(0, 1)):
+        if len(rows) != len(value) or not 1 <= int(value.min()) <= int(value.max()) <= rows.shape[1]:
+            continue
+        behind = rows[(torch.arange(rows.shape[1]) >= value.unsqueeze(1)).to(rows.device)]
+        if not behind.numel() or bool((behind == behind.flatten()[0]).all()):
+            return True
+    return False
+
+
+def _up_to_padding(model: nn.Module, x: Any) -> Tensor | None:
+    """Return the lengths of rows of tokens that end in what the model's own embedding calls padding."""
+    marks = {one.padding_idx for one in model.modules() if isinstance(one, nn.Embedding)} - {None}
+    if len(marks) != 1 or not isinstance(x, Tensor) or x.dim() != 2 or x.is_floating_point() or not x.numel():
+        return None
+    first = next((layer.spec.batch_first for layer in layers(model) if layer.fused), True)
+    real: Tensor = torch.ne(x if first else x.T, marks.pop() or 0)  # (batch, time)
+    steps = torch.arange(1, real.shape[1] + 1, device=x.device)
+    found = torch.where(real, steps, 0).amax(1).clamp(min=1)
+    return found if bool((found < real.shape[1]).any()) else None
+
+
+def _moved(value: Any, device: torch.device | None) -> Any:
+    if isinstance(value, np.ndarray):
+        value = torch.as_tensor(value)
+    return value.to(device) if device is not None and hasattr(value, "to") else value

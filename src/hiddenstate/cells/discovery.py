@@ -1,0 +1,306 @@
+"""Discovery of the recurrent layers of a model: by type or registration, by names and a trial, by what a call does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import NotRecurrent
+from ..state import as_preformatted
+from .custom import CellAdapter, SequenceAdapter, is_cell
+from .layer import Adapter, Layer, arguments, unwrap
+from .spread import GatheredCell, SpreadAdapter, is_spread
+from .torch_layers import FusedAdapter, TorchCellAdapter
+from .trials import starts_by_number
+
+if TYPE_CHECKING:
+    from .behavior import Found, Unsure
+
+_own_cells = CellAdapter()
+_own_layers = SequenceAdapter(_own_cells)
+_spread_cells = SpreadAdapter()
+_registered: dict[type[nn.Module], Adapter] = {}
+_known: dict[type[nn.Module], Adapter] = {
+    nn.RNN: FusedAdapter("rnn"),
+    nn.LSTM: FusedAdapter("lstm"),
+    nn.GRU: FusedAdapter("gru"),
+    nn.RNNCell: TorchCellAdapter("rnn_cell"),
+    nn.LSTMCell: TorchCellAdapter("lstm_cell"),
+    nn.GRUCell: TorchCellAdapter("gru_cell"),
+}
+# By name: quantization takes long to import, and where it was not, there is nothing of it.
+_QUANTIZED: dict[str, Adapter] = {"LSTM": _known[nn.LSTM], "GRU": _known[nn.GRU]}
+
+
+class Layers(list[Layer]):
+    """The recurrent layers of a model; printing it is a table."""
+
+    def __init__(self, found: Iterable[Layer] = (), seen: Found | None = None) -> None:
+        """Keep what was found, and where a call was watched, what was seen in it."""
+        super().__init__(found)
+        self.seen = seen
+        self.without_cells: Callable[[], Layers] | None = None  # the same call, all that crosses told of its loops
+
+    @property
+    def decided(self) -> bool:
+        """Whether the call that was watched had steps enough to tell; a longer one may show more where it had not."""
+        seen = self.seen
+        return seen is not None and not seen.unseen and not seen.later and not seen.short
+
+    def live(self, layer: Layer) -> Mapping[str, list[Tensor]]:
+        """Return what each part was after every repetition of the call that was watched, with its graph."""
+        return self.seen.live.get(layer.seen, {}) if self.seen is not None and layer.seen is not None else {}
+
+    def settled(self) -> Layers:
+        """Return the same without what holds on to the call that was watched."""
+        return Layers(self, None if self.seen is None else replace(self.seen, live={}))
+
+    def doubts(self) -> list[str]:
+        """Return what could not be told in the call that was watched, but for steps of a layer that is known."""
+        return self._outside(self.seen.unsure if self.seen is not None else ())
+
+    def undecided(self, but: Container[str] = ()) -> list[str]:
+        """Return what may be a state for all that can be told, on other lines than `but`: the call was too short."""
+        return self._outside(
+            each for each in (self.seen.short if self.seen is not None else ()) if each.line not in but
+        )
+
+    def _outside(self, unsure: Iterable[Unsure]) -> list[str]:
+        known = [layer.name for layer in self if layer.seen is None]
+        return [str(each) for each in unsure if each.kept or not any(_inside(each.module, name) for name in known)]
+
+    def explain(self) -> str:
+        """Return what was found and by which evidence, what was not taken and why, and what was not examined."""
+        lines = [f"{layer.label}: {layer.kind}, {_how(layer)}" for layer in self if layer.seen is None]
+        if self.seen is None:
+            lines.append("No call was watched: hs.layers(model, *inputs) also finds recurrence by what it does.")
+            return "\n".join(lines)
+        return "\n".join([*lines, self.seen.explain()])
+
+    def __str__(self) -> str:
+        """Return a table with one line for each layer."""
+        if not self:
+            return "no recurrent layers"
+        head = ("name", "kind", "state", "layers", "directions", "input")
+        rows = [head, *(_row(layer) for layer in self)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        )
+
+    __repr__ = __str__
+    _repr_html_ = as_preformatted
+
+
+def _inside(path: str, name: str) -> bool:
+    return not name or path == name or path.startswith(f"{name}.")
+
+
+def _how(layer: Layer) -> str:
+    return "known by its type" if layer.kind not in ("cell", "layer") else "taken for one by its names and a trial"
+
+
+def _row(layer: Layer) -> tuple[str, ...]:
+    spec = layer.spec
+    state = ", ".join(f"{part} {spec.sizes[part]}" for part in spec.parts)
+    width = str(spec.input_size) if spec.input_size is not None else "?"
+    return (layer.name or "(the model)", layer.kind, state, str(spec.layers), str(spec.directions), width)
+
+
+def layers(model: nn.Module, *inputs: Any, exclude: Iterable[str] = (), **kwargs: Any) -> Layers:
+    """Return every recurrent layer of `model`, however deep, each once.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LSTM(4, 8, num_layers=2))
+    >>> print(layers(model))
+    name  kind  state     layers  directions  input
+    1     lstm  h 8, c 8  2       1           4
+
+    Without inputs, types, registrations and names tell. With them one call, `model(*inputs, **kwargs)`, is watched, and
+    recurrence is found by what it does, whatever it looks like; the model comes back as it was:
+
+    >>> class Elman(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.mix = torch.nn.Linear(7, 4)
+    ...     def forward(self, x):
+    ...         h = x.new_zeros(len(x), 4)
+    ...         for step in x.unbind(1):
+    ...             h = torch.tanh(self.mix(torch.cat([step, h], dim=-1)))
+    ...         return h
+    >>> found = layers(Elman(), torch.randn(2, 9, 3))
+    >>> found[0].kind, found[0].spec.parts
+    ('loop', ('h',))
+
+    Args:
+        model: Any model.
+        inputs: What it is called with.
+        exclude: Names of layers that are left out, and paths of modules in which nothing is looked for.
+        kwargs: What it is called with by name.
+    """
+    model, left_out = unwrap(model), tuple([exclude] if isinstance(exclude, str) else exclude)
+    by_type = [layer for layer in _walk(model, "", set()) if not _left_out(layer.name, left_out)]
+    if not inputs and not kwargs:
+        return Layers(by_type)
+    known = [layer for layer in _walk(model, "", set(), guess=False) if not _left_out(layer.name, left_out)]
+    return _looked_at(model, (inputs, kwargs), by_type, known, left_out).settled()
+
+
+def layers_of_call(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Layers:
+    """Return what a call of our own shows, with what holds on to that call."""
+    model = unwrap(model)
+    return _looked_at(model, inputs, list(_walk(model, "", set())), list(_walk(model, "", set(), guess=False)), ())
+
+
+def _looked_at(
+    model: nn.Module, inputs: tuple[Any, Any], by_type: list[Layer], known: list[Layer], left_out: tuple[str, ...]
+) -> Layers:
+    from .behavior import find  # much code, which few need at once
+
+    found = find(model, *inputs, exclude=left_out, known=[layer.module for layer in known])
+    return _together(model, by_type, known, found, left_out)
+
+
+def layers_in(
+    model: nn.Module,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    run: Callable[[], Any],
+    before: Layers | None = None,
+) -> tuple[Any, Layers]:
+    """Run the rest of a call of the model under a trace; return its result, and the layers found by type and in it."""
+    from .behavior import find_in
+
+    by_type, known = list(_walk(model, "", set())), list(_walk(model, "", set(), guess=False))
+    modules, earlier = [layer.module for layer in known], before.seen if before is not None else None
+    result, found = find_in(model, inputs, run, known=modules, before=earlier)
+    return result, _together(model, by_type, known, found, ())
+
+
+def ambiguous(model: nn.Module) -> bool:
+    """Say whether a module that only looks like a cell holds known cells: which of them is the cell, a call tells."""
+    heard = {layer.module for layer in _walk(model, "", set())}
+    return any(layer.module not in heard for layer in _walk(model, "", set(), guess=False))
+
+
+def _together(
+    model: nn.Module, by_type: list[Layer], known: list[Layer], found: Found, left_out: tuple[str, ...]
+) -> Layers:
+    from .seen_layers import seen_layers
+
+    found, others = replace(found, without_cells=None), found.without_cells
+    together, seen = seen_layers(model, by_type, known, found)
+    made = Layers((layer for layer in together if not _left_out(layer.name, left_out)), seen)
+    if others is not None:
+        made.without_cells = lambda: _together(model, by_type, known, others(), left_out)
+    return made
+
+
+def as_layer(module: nn.Module, sample: Tensor | None = None) -> Layer:
+    """Return `module` itself as a layer, or say why it is none; `sample (batch, ...)` is one step of its input.
+
+    Here a module was named as a cell by the user, so any that can be called with a state counts.
+    """
+    module = unwrap(module)
+    adapter = _adapter_of(module)
+    if adapter is None:
+        if not isinstance(module, nn.Module) or len(arguments(type(module))) < 2:
+            raise NotRecurrent(_not_recurrent(module))
+        module = gathered(module)
+        adapter = _own(module, sample if sample is not None and len(sample) > 0 else None)
+    return Layer("", module, adapter)
+
+
+def gathered(module: nn.Module) -> nn.Module:
+    """Return a cell that takes its state in one argument: a module itself, or around one that takes it in several."""
+    return GatheredCell(module) if _is_spread_cell(module) else module
+
+
+def register(kind: type[nn.Module], adapter: Adapter | None = None) -> None:
+    """Teach the library a type of recurrent module; without an adapter, as a cell of one step.
+
+    The nearest registered type in a module's ancestry counts, and wins over everything known from the start.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise NotRecurrent(
+            f"hs.register takes a type of nn.Module, but this is {kind!r}. For one object, give its type."
+        )
+    if adapter is not None and not isinstance(adapter, Adapter):
+        raise NotRecurrent(
+            f"an adapter for {kind.__name__} is an instance of hiddenstate.cells.Adapter, but this is {adapter!r}. "
+            f"For a plain cell leave it out: hs.register({kind.__name__})."
+        )
+    _registered[kind] = adapter or _own_cells
+
+
+def has_own_code(model: nn.Module) -> bool:
+    """Say whether a model holds code of the user's own outside layers that are known: there anything may recur."""
+    model = unwrap(model)
+    if _adapter_of(model) is not None:
+        return False
+    if isinstance(model, torch.jit.ScriptModule) or not type(model).__module__.startswith("torch."):
+        return True
+    return any(has_own_code(child) for child in model._modules.values() if child is not None)
+
+
+def _left_out(name: str, exclude: tuple[str, ...]) -> bool:
+    return any(name == each or name.startswith(f"{each}.") for each in exclude)
+
+
+def _walk(module: nn.Module, name: str, seen: set[nn.Module], *, guess: bool = True) -> Iterator[Layer]:
+    if module in seen:
+        return
+    seen.add(module)
+    adapter = _adapter_of(module) or (_own(module) if guess and _is_own_cell(module) else None)
+    if adapter is None and guess and not name and _is_spread_cell(module):
+        adapter = _spread_cells  # the cell itself; one within a model is seen by what it does
+    if adapter is not None:
+        yield Layer(name, module, adapter)
+        return  # what a cell is made of is its own business
+    for child_name, child in module._modules.items():
+        if child is not None:
+            yield from _walk(unwrap(child), f"{name}.{child_name}" if name else child_name, seen, guess=guess)
+
+
+def _own(module: nn.Module, sample: Tensor | None = None) -> Adapter:
+    return _own_cells if _own_cells.learn(module, sample) == "step" else _own_layers
+
+
+def _adapter_of(module: nn.Module) -> Adapter | None:
+    for kind in type(module).__mro__:
+        adapter = _registered.get(kind) or _known.get(kind)
+        if adapter is not None:
+            return adapter
+        if kind.__module__.startswith("torch.ao.nn.quantized") and kind.__name__ in _QUANTIZED:
+            return _QUANTIZED[kind.__name__]
+    return None
+
+
+def _is_spread_cell(module: nn.Module) -> bool:
+    return is_spread(module) and not any(
+        _adapter_of(child) or is_cell(child) or is_spread(child) for child in module.modules() if child is not module
+    )
+
+
+def _is_own_cell(module: nn.Module) -> bool:
+    if not is_cell(module) or is_spread(module):
+        return False
+    inside = [child for child in module.modules() if child is not module]
+    if any(getattr(_adapter_of(child), "fused", False) for child in inside):
+        return False  # it runs whole sequences: a model, and the layer in it is what counts
+    # A decoder with a GRUCell in it also has a hidden_size and takes a hidden state: there the inner cell counts.
+    if hasattr(module, "initial_state"):
+        return starts_by_number(module)
+    return not any(_adapter_of(child) or _is_own_cell(child) for child in inside)
+
+
+def _not_recurrent(module: object) -> str:
+    found = layers(module) if isinstance(module, nn.Module) else []
+    inside = f" It holds {len(found)} recurrent layers: hs.layers(model)." if found else ""
+    return (
+        f"{type(module).__name__} is no recurrent layer or cell: needed is an nn.RNN, nn.LSTM or nn.GRU, one of "
+        f"torch's cells, or a module with forward(x, state) and initial_state(batch) or hidden_size.{inside} "
+        f"hs.register({type(module).__name__}) teaches a new kind."
+    )

@@ -1,0 +1,220 @@
+"""Leaving no trace: all that a call may change in a model, kept beforehand and put back afterwards."""
+
+from __future__ import annotations
+
+import dis
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_DEPTH = 5  # of containers and plain objects within attributes
+_SMALL = 64  # entries of a container outside the model that may be a state, and is no dataset
+# Libraries whose objects hold a world of their own, and no state of the model.
+_FOREIGN = {
+    *("torch", "builtins", "numpy", "collections", "hiddenstate", "threading", "logging", "weakref"),
+    *("lightning", "pytorch_lightning", "lightning_fabric", "wandb", "tensorboard", "torchmetrics", "transformers"),
+}
+
+
+class Snapshot:
+    """Everything in a model that a call may change: attributes, containers, tensors, gradients, modes, hooks.
+
+    With `weights`, also the values of parameters and of their gradients, which nothing but training writes into.
+    """
+
+    def __init__(self, model: nn.Module, *others: nn.Module, weights: bool = True) -> None:
+        """Look at `model`, and at modules that it uses without having registered them."""
+        self._weights = weights
+        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._lists: list[tuple[Any, list[Any]]] = []
+        self._tensors: list[tuple[Tensor, Tensor, int, bool]] = []  # content, and how often it had been written
+        self._grads: list[tuple[Tensor, Tensor | None, Tensor | None, bool]] = []
+        self._streams: list[tuple[Callable[[Any], Any], Any]] = []  # how to put a random stream back, and its state
+        self._bindings: list[
+            tuple[Callable[[Any], Any], Any]
+        ] = []  # how to bind a variable of a forward again, and to what
+        self._modes: list[tuple[nn.Module, bool]] = []  # of scripted modules, which keep theirs out of sight
+        self.lost: list[str] = []  # what a call may use up for good: iterators, open files
+        self._seen: set[int] = set()
+        for root in (model, *others):
+            for module in root.modules():
+                if isinstance(module, torch.jit.ScriptModule):
+                    self._modes.append((module, module.training))
+                self._keep(module.__dict__, 0)
+                for method in _methods(type(module)):
+                    for thing in _beside(method):
+                        self._keep(thing, 1)
+                    self._bindings += _bindings(method)
+        self._alive = (model, *others)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for kept, content in self._dicts:
+            if len(kept) != len(content) or any(kept.get(key, kept) is not value for key, value in content.items()):
+                kept.clear()
+                kept.update(content)
+        for items, entries in self._lists:
+            if len(items) != len(entries) or any(a is not b for a, b in zip(items, entries, strict=False)):
+                items.clear()
+                items.update(entries) if isinstance(items, set) else items.extend(entries)
+        for put_back, state in (*self._streams, *self._bindings):
+            put_back(state)
+        for module, training in self._modes:
+            module.train(training)
+        for tensor, value, version, counted in self._tensors:
+            if not counted or tensor._version != version:
+                _write(tensor, value)
+                if version >= 0 and tensor._version != version:  # a graph may need the tensor as it is
+                    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+        for tensor, grad, slope, requires in self._grads:
+            if tensor.is_leaf and tensor.requires_grad != requires:
+                tensor.requires_grad_(requires)
+            if tensor.is_leaf and tensor.grad is not grad:
+                tensor.grad = grad
+            if grad is not None and slope is not None:
+                _write(grad, slope)
+
+    def _keep(self, thing: Any, depth: int) -> None:
+        if depth > _DEPTH or id(thing) in self._seen:
+            return
+        if isinstance(thing, Tensor):
+            self._seen.add(id(thing))
+            self._keep_tensor(thing)
+        elif isinstance(thing, dict):
+            self._seen.add(id(thing))
+            self._dicts.append((thing, dict(thing)))
+            for value in list(thing.values()):
+                self._keep(value, depth + 1)
+        elif isinstance(thing, list | set | deque):
+            self._seen.add(id(thing))
+            self._lists.append((thing, list(thing)))
+            for value in list(thing):
+                self._keep(value, depth + 1)
+        elif isinstance(thing, tuple):
+            for value in thing:
+                self._keep(value, depth + 1)
+        elif (stream := _stream(thing)) is not None:
+            self._seen.add(id(thing))
+            self._streams.append(stream)
+        elif isinstance(thing, Iterator):
+            self.lost.append(type(thing).__name__)
+        elif plain_object(thing):
+            self._seen.add(id(thing))
+            self._keep(thing.__dict__, depth + 1)
+
+    def _keep_tensor(self, tensor: Tensor) -> None:
+        grad = tensor.grad if tensor.is_leaf else None
+        if tensor.layout != torch.strided or (isinstance(tensor, nn.Parameter) and not self._weights):
+            self._grads.append((tensor, grad, None, tensor.requires_grad))
+            return
+        with torch.no_grad():
+            # Kernels such as batch_norm's write into buffers without counting it; into parameters nothing does.
+            counted = isinstance(tensor, nn.Parameter) and not tensor.is_inference()
+            version = -1 if tensor.is_inference() else tensor._version
+            self._tensors.append((tensor, tensor.detach().clone(), version, counted))
+            value = None if grad is None else grad.detach().clone()
+            self._grads.append((tensor, grad, value, tensor.requires_grad))
+
+
+def _methods(kind: type) -> Iterator[Any]:
+    """Yield the functions of a class of the user's own."""
+    for own in kind.__mro__:
+        if own.__module__.partition(".")[0] not in _FOREIGN:
+            yield from (each for each in vars(own).values() if hasattr(each, "__code__"))
+
+
+def _beside(forward: Any) -> Iterator[Any]:
+    """Yield what a forward reaches without its module and may change: `seen=[]`, closures, containers in its file."""
+    yield from getattr(forward, "__defaults__", None) or ()
+    code, names = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
+    found = [names[name] for name in (code.co_names if code is not None else ()) if name in names]
+    for cell in getattr(forward, "__closure__", None) or ():
+        with suppress(ValueError):  # a variable that nothing was put into yet
+            found.append(cell.cell_contents)
+    for thing in found:
+        small = isinstance(thing, dict | list | set | deque) and len(thing) <= _SMALL
+        if small or _stream(thing) is not None:
+            yield thing
+
+
+def _bindings(forward: Any) -> list[tuple[Callable[[Any], Any], Any]]:
+    """Return the variables outside a forward that it binds: `global`, `nonlocal`."""
+    code, names = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
+    bound = {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL"} if code else set()
+    found: list[tuple[Callable[[Any], Any], Any]] = [
+        (partial(names.__setitem__, name), names[name]) for name in bound if name in names
+    ]
+    for cell in getattr(forward, "__closure__", None) or ():
+        with suppress(ValueError):  # a variable that nothing was put into yet
+            found.append((partial(setattr, cell, "cell_contents"), cell.cell_contents))
+    return found
+
+
+def _stream(thing: Any) -> tuple[Callable[[Any], Any], Any] | None:
+    """Return how to put back a random stream of a model's own, and the state it is in."""
+    if isinstance(thing, random.Random):
+        return thing.setstate, thing.getstate()
+    if isinstance(thing, np.random.RandomState):
+        return thing.set_state, thing.get_state()
+    if isinstance(thing, np.random.Generator):
+        bits = thing.bit_generator
+        return partial(setattr, bits, "state"), bits.state
+    if isinstance(thing, torch.Generator):
+        return thing.set_state, thing.get_state()
+    return None
+
+
+def plain_object(thing: Any) -> bool:
+    """Say whether this is an object of a user's own class, which may hold tensors in its attributes."""
+    if isinstance(thing, nn.Module | type | FunctionType | MethodType) or not hasattr(thing, "__dict__"):
+        return False
+    home = type(thing).__module__.partition(".")[0]
+    return home not in _FOREIGN
+
+
+def _write(tensor: Tensor, value: Tensor) -> None:
+    with torch.no_grad():
+        target = tensor.detach()
+        if target.shape == value.shape and not torch.equal(target, value):
+            target.copy_(value)
+
+
+@contextmanager
+def untouched(module: nn.Module) -> Iterator[None]:
+    """Put back everything a trial call may change: attributes, buffers, modes, hooks and the random streams."""
+    snapshot = Snapshot(module, weights=False)
+    with random_streams_kept():
+        try:
+            yield
+        finally:
+            snapshot.restore()
+
+
+@contextmanager
+def random_streams_kept() -> Iterator[None]:
+    """Put the random streams of torch, numpy and Python back afterwards."""
+    state, numpy_state = random.getstate(), np.random.get_state()
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if cuda else []):
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            np.random.set_state(numpy_state)
+
+
+def seed(number: int) -> None:
+    """Set all random streams."""
+    random.seed(number)
+    np.random.seed(number)
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(number)

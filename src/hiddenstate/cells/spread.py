@@ -1,0 +1,134 @@
+"""Cells that take their state in several arguments, `forward(x, h, c) -> (h, c)`, as many are written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import NotRecurrent, StateMismatch
+from ..state import State
+from .layer import Adapter, Spec, arguments, named_like_state, weights_like
+from .native import Native, flatten
+from .trials import call_initial_state
+
+_FURTHER = ("c", "c0", "c_0", "cx", "c_t", "ct", "c_prev", "cprev", "c_tm1", "cell", "cells", "prev_c", "s", "m", "n")
+
+
+def is_spread(module: nn.Module) -> bool:
+    """Say whether a module looks like a cell that takes its state in several arguments."""
+    taken = arguments(type(module))[1:]
+    if len(taken) < 2 or not isinstance(getattr(module, "hidden_size", None), int):
+        return False
+    return named_like_state(taken[0]) and all(named_like_state(n) or n.lower() in _FURTHER for n in taken[1:])
+
+
+class GatheredCell(nn.Module):
+    """The same cell with its state in one argument, `forward(x, (h, c)) -> (output, (h, c))`."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        """Take the cell as it is."""
+        super().__init__()
+        self.cell = cell
+        self.train(cell.training)
+
+    @property
+    def hidden_size(self) -> int:
+        """The units of each part."""
+        return _units(self.cell)
+
+    @property
+    def input_size(self) -> int | None:
+        """How many features it takes, where the cell says so."""
+        size = getattr(self.cell, "input_size", None)
+        return size if isinstance(size, int) else None
+
+    def initial_state(self, batch: int) -> tuple[Tensor, ...]:
+        """Return the cell's own first state, or zeros."""
+        return _initial(self.cell, batch)
+
+    def forward(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Any, tuple[Tensor, ...]]:
+        """Return the cell's output and its next state."""
+        return _split(self.cell, self.cell(x, *state))
+
+
+class SpreadAdapter(Adapter):
+    """How such a cell is called, and what its state looks like."""
+
+    kind = "cell"
+
+    def spec(self, module: nn.Module) -> Spec:
+        """Read the sizes off an initial state of one row."""
+        with torch.no_grad():
+            sizes = {name: part.numel() for name, part in self.initial(module, 1).items()}
+        size = getattr(module, "input_size", None)
+        return Spec(parts=tuple(sizes), sizes=sizes, input_size=size if isinstance(size, int) else None)
+
+    def initial(self, module: nn.Module, batch: int) -> State:
+        """Return the cell's own first state, or zeros."""
+        return self.to_state(module, _initial(module, batch))
+
+    def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
+        """Name the parts as the arguments are, of two h and c."""
+        return State(dict(zip(_parts(module), native, strict=True)))
+
+    def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Native:
+        """Return the parts in the order of the arguments."""
+        if set(state) != set(_parts(module)):
+            raise StateMismatch(
+                f"the state has the parts {', '.join(state)}, but {type(module).__name__} needs "
+                f"{', '.join(_parts(module))}."
+            )
+        return tuple(state[name] for name in _parts(module))
+
+    def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
+        """Tell the next state from an output before it by the number of tensors."""
+        return _split(module, result)
+
+    def given(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Native | None:
+        """Return the parts that a call was given, or None."""
+        named = dict(zip(arguments(type(module)), args, strict=False)) | kwargs
+        parts = tuple(named.get(name) for name in arguments(type(module))[1:])
+        return None if any(part is None for part in parts) else parts
+
+    def give(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], native: Native
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return a call's arguments with these parts among them."""
+        first, *others = arguments(type(module))
+        x = args[0] if args else kwargs[first]
+        return (x, *native), {name: value for name, value in kwargs.items() if name != first and name not in others}
+
+
+def _parts(module: nn.Module) -> tuple[str, ...]:
+    taken = arguments(type(module))[1:]
+    return ("h", "c") if len(taken) == 2 else taken
+
+
+def _units(module: nn.Module) -> int:
+    units: int = module.hidden_size  # type: ignore[assignment]
+    return units
+
+
+def _initial(module: nn.Module, batch: int) -> tuple[Tensor, ...]:
+    if callable(getattr(module, "initial_state", None)):
+        return tuple(flatten(call_initial_state(module, batch))[0].values())
+    device, dtype = weights_like(module)
+    return tuple(torch.zeros(batch, _units(module), device=device, dtype=dtype) for _ in _parts(module))
+
+
+def _split(module: nn.Module, result: Any) -> tuple[Any, tuple[Tensor, ...]]:
+    """Return output and next state of `(h, c)`, `(output, h, c)` or `(output, (h, c))`."""
+    count = len(_parts(module))
+    if isinstance(result, tuple | list):
+        if len(result) == count and all(isinstance(part, Tensor) for part in result):
+            return result[0], tuple(result)
+        if len(result) == count + 1 and all(isinstance(part, Tensor) for part in result[1:]):
+            return result[0], tuple(result[1:])
+        if len(result) == 2 and isinstance(result[1], tuple | list) and len(result[1]) == count:
+            return result[0], tuple(result[1])
+    raise NotRecurrent(
+        f"{type(module).__name__} takes its state as {', '.join(arguments(type(module))[1:])}, but returned neither as "
+        f"many tensors nor an output and these: a cell returns its next state, or (output, next state)."
+    )
