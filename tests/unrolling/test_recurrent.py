@@ -231,3 +231,8 @@ def test_a_compiled_model_runs_its_stack_as_it_is(backend):
     torch.testing.assert_close(compiled(x), model(x))
     one, two = (torch.autograd.grad(m(x).cos().sum(), list(model.parameters())) for m in (compiled, model))
     torch.testing.assert_close(one, two)
+
+
+def test_a_cell_in_place_of_its_class_is_refused_with_both_ways_out():
+    with pytest.raises(BadInput, match=r"a GRUCell that is made already.*hs\.Recurrent\(GRUCell, .*hs\.unroll\(cell"):
+        hs.Recurrent(nn.GRUCell(3, 4), 3, 4)

@@ -1,5 +1,7 @@
 """A rewritten step gives the same numbers, and less of it depends on the state."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -61,3 +63,41 @@ def test_pieces_that_overlap_stay_one_product():
         lambda: [hs.unroll(cell, x, engine="fast")[0]],
         inputs_of(cell, x)[:1],
     )
+
+
+class Spike(torch.autograd.Function):
+    """A step function with a slope of the user's own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad / (1 + (math.pi * x).square())
+
+
+class Spiking(nn.Module):
+    """A leaky integrator, whose decay is kept within bounds."""
+
+    hidden_size = 4
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.decay = nn.Linear(3, 4), nn.Parameter(torch.tensor(0.9))
+
+    def forward(self, x, h):
+        h = self.decay.clamp(0, 1) * h + self.inner(x) - Spike.apply(h - 1).detach()
+        return Spike.apply(h - 1), h
+
+
+def test_what_derivatives_write_into_values_of_their_own_is_a_new_value():
+    cell, x = Spiking().double(), torch.randn(3, 6, 3, dtype=torch.float64)
+
+    def run(engine):
+        out, state = hs.unroll(cell, x, lengths=[6, 2, 4], engine=engine)
+        return [out, *state.values()]
+
+    assert_same(lambda: run("fast"), lambda: run("loop"), inputs_of(cell, x))

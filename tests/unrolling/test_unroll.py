@@ -1,6 +1,7 @@
 """The laws of unrolling, for every kind of cell."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from hiddenstate.cells import as_layer
 from hiddenstate.errors import BadInput, NotRecurrent, StateMismatch
 from tests.support.cells import CELLS, HIDDEN, INPUT, TanhCell
 from tests.support.equal import assert_same, inputs_of
+
+unroll = partial(hs.unroll, time_axis=1)  # rows first, also for layers whose own layout is another
 
 every_cell = pytest.mark.parametrize("sample", CELLS.values(), ids=CELLS)
 
@@ -42,7 +45,7 @@ def start(layer, batch):
 @every_cell
 def test_a_cell_gives_outputs_for_every_step_and_one_final_state(sample):
     cell, x = sample.cell(), sample.x(batch=3, steps=5)
-    out, state = hs.unroll(cell, x)
+    out, state = unroll(cell, x)
     assert out.shape == (3, 5, sample.output)
     assert tuple(state) == sample.parts
     assert state.batch == 3
@@ -60,7 +63,7 @@ def test_unrolling_is_the_loop_one_would_write(sample):
             outputs.append(out)
         return [torch.stack(outputs, 1), *layer.to_state(native).values()]
 
-    assert_same(by_hand, lambda: flat(hs.unroll(cell, x)), inputs_of(cell, x))
+    assert_same(by_hand, lambda: flat(unroll(cell, x)), inputs_of(cell, x))
 
 
 @pytest.mark.parametrize("sample", CELLS.values(), ids=CELLS)
@@ -69,11 +72,11 @@ def test_cutting_a_sequence_anywhere_changes_nothing(sample, cut):
     cell, x = sample.cell(), sample.x(batch=2, steps=6)
 
     def in_two():
-        head, middle = hs.unroll(cell, x[:, :cut])
-        tail, final = hs.unroll(cell, x[:, cut:], middle)
+        head, middle = unroll(cell, x[:, :cut])
+        tail, final = unroll(cell, x[:, cut:], middle)
         return [torch.cat([head, tail], 1), *final.values()]
 
-    assert_same(lambda: flat(hs.unroll(cell, x)), in_two, inputs_of(cell, x))
+    assert_same(lambda: flat(unroll(cell, x)), in_two, inputs_of(cell, x))
 
 
 @every_layer
@@ -82,11 +85,11 @@ def test_cutting_a_sequence_of_a_fused_layer_anywhere_changes_nothing(make, cut)
     layer, x = make().double(), torch.randn(2, 6, INPUT, dtype=torch.float64)
 
     def in_two():
-        head, middle = hs.unroll(layer, x[:, :cut])
-        tail, final = hs.unroll(layer, x[:, cut:], middle)
+        head, middle = unroll(layer, x[:, :cut])
+        tail, final = unroll(layer, x[:, cut:], middle)
         return [torch.cat([head, tail], 1), *final.values()]
 
-    assert_same(lambda: flat(hs.unroll(layer, x)), in_two, inputs_of(layer, x))
+    assert_same(lambda: flat(unroll(layer, x)), in_two, inputs_of(layer, x))
 
 
 def rows_one_by_one(module, x, state, lengths):
@@ -95,11 +98,11 @@ def rows_one_by_one(module, x, state, lengths):
     for row, length in enumerate(lengths):
         first = None if state is None else state.select([row])
         if length == 0:
-            like, _ = hs.unroll(module, torch.zeros_like(x[row : row + 1]), first)
+            like, _ = unroll(module, torch.zeros_like(x[row : row + 1]), first)
             outs.append(torch.zeros_like(like))
             finals.append(as_layer(module).initial(1) if first is None else first)
             continue
-        out, final = hs.unroll(module, x[row : row + 1, :length], first)
+        out, final = unroll(module, x[row : row + 1, :length], first)
         outs.append(torch.cat([out, out.new_zeros(1, x.shape[1] - length, *out.shape[2:])], 1))
         finals.append(final)
     return [torch.cat(outs), *hs.State.cat(finals).values()]
@@ -114,7 +117,7 @@ def segments_one_by_one(module, x, state, resets):
         edges = sorted({0, *cuts, x.shape[1]})
         pieces = []
         for a, b in itertools.pairwise(edges):
-            out, final = hs.unroll(module, x[row : row + 1, a:b], None if a in cuts else first)
+            out, final = unroll(module, x[row : row + 1, a:b], None if a in cuts else first)
             pieces.append(out)
         outs.append(torch.cat(pieces, 1))
         finals.append(final)
@@ -151,7 +154,7 @@ def check_lengths(module, x, lengths, given_state):
     wanted = inputs_of(module, x, *(state or {}).values())
     assert_same(
         lambda: rows_one_by_one(module, x, state, lengths),
-        lambda: flat(hs.unroll(module, x, state, lengths=torch.tensor(lengths))),
+        lambda: flat(unroll(module, x, state, lengths=torch.tensor(lengths))),
         wanted,
     )
 
@@ -173,7 +176,7 @@ def check_resets(module, x, resets, given_state):
     state = start(layer, 3) if given_state else None
     assert_same(
         lambda: segments_one_by_one(module, x, state, resets),
-        lambda: flat(hs.unroll(module, x, state, resets=resets)),
+        lambda: flat(unroll(module, x, state, resets=resets)),
         inputs_of(module, x, *(state or {}).values()),
     )
 
@@ -186,8 +189,8 @@ def test_a_fused_layer_with_resets_and_lengths_is_its_cell_in_a_loop(kind, reset
     for own, theirs in zip(layer.parameters(), cell.parameters(), strict=True):
         theirs.data = own.data
     x, resets = torch.randn(3, 5, INPUT, dtype=torch.float64), torch.tensor(resets)
-    fused, state = hs.unroll(layer, x, lengths=lengths, resets=resets)
-    looped, final = hs.unroll(cell, x, lengths=lengths, resets=resets, engine="loop")
+    fused, state = unroll(layer, x, lengths=lengths, resets=resets)
+    looped, final = unroll(cell, x, lengths=lengths, resets=resets, engine="loop")
     torch.testing.assert_close(fused, looped)
     torch.testing.assert_close(state["h"][0], final["h"])
 
@@ -200,7 +203,7 @@ def test_what_lies_in_the_padding_reaches_neither_outputs_nor_gradients(make, va
     for row, length in enumerate(lengths):
         x[row, length:] = value
     x.requires_grad_()
-    out, state = hs.unroll(module, x, lengths=lengths)
+    out, state = unroll(module, x, lengths=lengths)
     (out.sum() + sum(part.sum() for part in state.values())).backward()
     assert all(torch.isfinite(t).all() for t in [out, *state.values(), x.grad, *(p.grad for p in module.parameters())])
     assert all(
@@ -212,7 +215,7 @@ def test_a_reset_cuts_the_gradient():
     cell, x = CELLS["tensor"].cell(), CELLS["tensor"].x().requires_grad_()
     resets = torch.zeros(3, 5, dtype=torch.bool)
     resets[1, 3] = True
-    out, _ = hs.unroll(cell, x, resets=resets)
+    out, _ = unroll(cell, x, resets=resets)
     out[:, -1].sum().backward()
     assert (x.grad[1, :3] == 0).all()
     assert (x.grad[1, 3:] != 0).any()
@@ -224,7 +227,7 @@ def test_a_reset_leads_back_to_the_learned_state_with_gradient():
     resets = torch.zeros(3, 5, dtype=torch.bool)
     resets[:, 4] = True
     given_state = torch.zeros(3, HIDDEN, dtype=torch.float64)
-    out, _ = hs.unroll(cell, x, given_state, resets=resets)
+    out, _ = unroll(cell, x, given_state, resets=resets)
     torch.testing.assert_close(out[:, 4], cell(x[:, 4], cell.initial_state(3)))
     out[:, 4].sum().backward()
     assert (cell.start.grad != 0).all()
@@ -235,15 +238,15 @@ def test_a_reset_at_the_first_step_wins_over_a_given_state():
         layer, x = as_layer(module), torch.randn(2, 3, INPUT)
         resets = torch.tensor([[True, False, False], [False, False, False]])
         state = start(layer, 2)
-        out, _ = hs.unroll(module, x, state, resets=resets)
-        torch.testing.assert_close(out[:1], hs.unroll(module, x[:1])[0])
-        torch.testing.assert_close(out[1:], hs.unroll(module, x[1:], state.select([1]))[0])
+        out, _ = unroll(module, x, state, resets=resets)
+        torch.testing.assert_close(out[:1], unroll(module, x[:1])[0])
+        torch.testing.assert_close(out[1:], unroll(module, x[1:], state.select([1]))[0])
 
 
 def test_lengths_and_resets_that_say_nothing_change_nothing():
     cell, x = TanhCell(), torch.randn(2, 3, INPUT)
-    plain = hs.unroll(cell, x)[0]
-    assert torch.equal(hs.unroll(cell, x, lengths=[3, 3], resets=torch.zeros(2, 3, dtype=torch.bool))[0], plain)
+    plain = unroll(cell, x)[0]
+    assert torch.equal(unroll(cell, x, lengths=[3, 3], resets=torch.zeros(2, 3, dtype=torch.bool))[0], plain)
 
 
 @every_cell
@@ -251,24 +254,24 @@ def test_a_state_is_taken_in_the_cells_own_form_too(sample):
     cell, x = sample.cell(), sample.x()
     layer = as_layer(cell, x[:, 0])
     state = start(layer, 3)
-    native = hs.unroll(cell, x, layer.to_native(state))
-    torch.testing.assert_close(flat(native), flat(hs.unroll(cell, x, state)))
+    native = unroll(cell, x, layer.to_native(state))
+    torch.testing.assert_close(flat(native), flat(unroll(cell, x, state)))
 
 
 @every_cell
 def test_hooks_of_a_cell_fire_at_every_step(sample):
     cell, x, seen = sample.cell(), sample.x(steps=4), []
     handle = cell.register_forward_hook(lambda *_: seen.append(1))
-    hs.unroll(cell, x)
+    unroll(cell, x)
     assert len(seen) == 4
     handle.remove()
-    hs.unroll(cell, x)
+    unroll(cell, x)
     assert len(seen) == 4
 
 
 def test_a_cell_that_is_wrapped_is_unwrapped():
     cell, x = TanhCell(), torch.randn(2, 3, INPUT)
-    assert torch.equal(hs.unroll(DataParallel(cell), x)[0], hs.unroll(cell, x)[0])
+    assert torch.equal(unroll(DataParallel(cell), x)[0], unroll(cell, x)[0])
 
 
 def test_a_cell_of_which_nothing_is_known_runs_from_a_given_state():
@@ -281,13 +284,13 @@ def test_a_cell_of_which_nothing_is_known_runs_from_a_given_state():
             return self.mix(torch.cat([x, z], -1))
 
     cell, x, zeros = Bare(), torch.randn(2, 3, 3), torch.zeros(2, 2)
-    out, state = hs.unroll(cell, x, zeros)
+    out, state = unroll(cell, x, zeros)
     assert out.shape == (2, 3, 2)
     other = Bare()
     other.load_state_dict(cell.state_dict())
-    assert torch.equal(hs.unroll(other, x, hs.State({"h": zeros}))[1]["h"], state["h"])
+    assert torch.equal(unroll(other, x, hs.State({"h": zeros}))[1]["h"], state["h"])
     with pytest.raises(NotRecurrent, match=r"neither initial_state\(batch\) nor hidden_size.*or hand a state in"):
-        hs.unroll(Bare(), torch.randn(2, 3, 3))
+        unroll(Bare(), torch.randn(2, 3, 3))
 
 
 def test_an_output_that_is_a_part_with_rows_elsewhere_gets_its_rows_first():
@@ -298,7 +301,7 @@ def test_an_output_that_is_a_part_with_rows_elsewhere_gets_its_rows_first():
         def forward(self, x, state):
             return 0.5 * state + x
 
-    out, state = hs.unroll(Deep(), torch.ones(4, 5, 3))
+    out, state = unroll(Deep(), torch.ones(4, 5, 3))
     assert out.shape == (4, 5, 2, 3)
     assert torch.equal(out[:, -1].transpose(0, 1), state["h"])
 
@@ -310,22 +313,22 @@ def test_an_output_that_is_no_tensor_of_rows_is_refused():
             return {"out": h}, h
 
     with pytest.raises(NotRecurrent, match=r"Chatty returned an output that is dict for 2 rows.*torch\.cat"):
-        hs.unroll(Chatty(), torch.randn(2, 3, INPUT))
+        unroll(Chatty(), torch.randn(2, 3, INPUT))
 
 
 def test_a_state_of_another_size_is_explained_when_the_cell_fails():
     with pytest.raises(StateMismatch, match=r"part 'h' of the given state is \(2, 9\).*TanhCell starts from \(2, 4\)"):
-        hs.unroll(TanhCell(), torch.randn(2, 3, INPUT), torch.zeros(2, 9))
+        unroll(TanhCell(), torch.randn(2, 3, INPUT), torch.zeros(2, 9))
     with pytest.raises(StateMismatch, match=r"torch\.float64 on cpu.*starts from \(2, 4\) torch\.float32"):
-        hs.unroll(TanhCell(), torch.randn(2, 3, INPUT), torch.zeros(2, 4, dtype=torch.float64))
+        unroll(TanhCell(), torch.randn(2, 3, INPUT), torch.zeros(2, 4, dtype=torch.float64))
 
 
 def test_a_state_of_another_nesting_is_refused_and_does_no_lasting_harm():
     cell, x = TanhCell(), torch.randn(2, 3, INPUT)
-    hs.unroll(cell, x)
+    unroll(cell, x)
     with pytest.raises(StateMismatch, match=r"the state is \(a tensor, a tensor\), but that of TanhCell is a tensor"):
-        hs.unroll(cell, x, (torch.zeros(2, 4), torch.zeros(2, 4)))
-    hs.unroll(cell, x)
+        unroll(cell, x, (torch.zeros(2, 4), torch.zeros(2, 4)))
+    unroll(cell, x)
 
 
 def test_a_failing_cell_fails_with_its_own_error():
@@ -337,17 +340,17 @@ def test_a_failing_cell_fails_with_its_own_error():
             raise ValueError("my own mistake")
 
     with pytest.raises(ValueError, match="my own mistake"):
-        hs.unroll(Broken(), torch.randn(2, 3, INPUT))
+        unroll(Broken(), torch.randn(2, 3, INPUT))
 
 
 def test_what_is_no_cell_is_refused():
     with pytest.raises(NotRecurrent, match="Linear is no recurrent layer or cell"):
-        hs.unroll(nn.Linear(3, 4), torch.randn(2, 3, INPUT))
+        unroll(nn.Linear(3, 4), torch.randn(2, 3, INPUT))
 
 
 def test_an_unknown_engine_is_refused():
     with pytest.raises(BadInput, match="engine is 'warp', but 'auto', 'fast' or 'loop' is needed"):
-        hs.unroll(TanhCell(), torch.randn(2, 3, INPUT), engine="warp")
+        unroll(TanhCell(), torch.randn(2, 3, INPUT), engine="warp")
 
 
 @pytest.mark.parametrize("engine", ["loop", "auto"])
@@ -358,7 +361,7 @@ def test_an_unknown_engine_is_refused():
 def test_where_all_rows_wait_the_state_is_the_one_that_came_in(make, engine, with_state):
     module, x = make(), torch.full((2, 5, 3), torch.nan)
     state = as_layer(module).initial(2).map(lambda part: torch.randn_like(part)) if with_state else None
-    out, final = hs.unroll(module, x, state, lengths=[0, 0], engine=engine)
+    out, final = unroll(module, x, state, lengths=[0, 0], engine=engine)
     assert out.shape == (2, 5, 4)
     assert not out.any()
     expected = as_layer(module).initial(2) if state is None else state
@@ -369,10 +372,10 @@ def test_chunks_of_streams_can_be_unrolled_as_they_come():
     cell, texts = nn.GRUCell(1, 4), [torch.randn(n, 1) for n in (9, 3, 1)]
     state, ends = None, []
     for chunk in hs.Streams(texts, batch=2, steps=4):
-        out, state = hs.unroll(cell, chunk.x, state, lengths=chunk.lengths, resets=chunk.starts)
+        out, state = unroll(cell, chunk.x, state, lengths=chunk.lengths, resets=chunk.starts)
         ends.append((out, chunk))
     assert any((chunk.lengths == 0).any() for _, chunk in ends)
-    whole = {len(text): hs.unroll(cell, text[None])[0][0] for text in texts}
+    whole = {len(text): unroll(cell, text[None])[0][0] for text in texts}
     rows = [torch.cat([out[row, : chunk.lengths[row]] for out, chunk in ends]) for row in range(2)]
     joined = [torch.cat(parts) for parts in ([whole[9]], [whole[3], whole[1]])]
     for row, expected in zip(rows, joined, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -12,75 +12,138 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import Untraceable
+from .building import build, compile_loops
+from .deciding import EngineDecision, LoopTime, counted, decide
 from .fast import Run
+from .judging import Judge
+from .reading import StepReader
 from .schedule import Schedule
-from .twins import fingerprint
 
 _MOST = 32  # schedules of one cell; beyond, those not used for longest are forgotten
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
-    """What is known of one cell under one set of conditions."""
+class KnownStep:
+    """What is known of one graph of a cell under one set of conditions."""
 
+    rows: int  # of the batches that its schedule is made for
     lock: threading.Lock = field(default_factory=threading.Lock)
-    steps: int = 0  # that have run in the plain loop so far
     schedule: Schedule | None = None
-    compiled: bool = False  # whether its loops are compiled
     refusal: Untraceable | None = None
+    apart: bool | None = None  # whether its rows have nothing to do with each other, where that was asked for
+    decision: EngineDecision | None = None  # whether it is the faster way, where that was asked for
+    resized: LoopTime = field(default_factory=LoopTime)  # what it cost to run such batches by schedules for others
 
 
-_entries: WeakKeyDictionary[nn.Module, OrderedDict[Hashable, Entry]] = WeakKeyDictionary()
+@dataclass(slots=True, eq=False)
+class KnownCell:
+    """What is known of a cell: who reads it, and what was made of it."""
+
+    reader: StepReader = field(default_factory=StepReader)
+    made: OrderedDict[tuple[Hashable, int], KnownStep] = field(default_factory=OrderedDict)
+    loops: OrderedDict[Hashable, LoopTime] = field(default_factory=OrderedDict)  # by kind of call, in the plain loop
+    told: str = "step by step, until that has cost as much as the making of a schedule"  # what was decided, and when
+
+    def loop_time(self, kind: Hashable) -> LoopTime:
+        """Return what calls of one kind have cost in the plain loop."""
+        with _lock:
+            found = self.loops.get(kind)
+            if found is None:
+                found = self.loops[kind] = LoopTime()
+            self.loops.move_to_end(kind)
+            while len(self.loops) > _MOST:
+                self.loops.popitem(last=False)
+            return found
+
+
+# Never in the module itself, which would no longer be pickled.
+_cells: WeakKeyDictionary[nn.Module, KnownCell] = WeakKeyDictionary()
 _lock = threading.Lock()
-# Tracing swaps out parts of torch itself, so there is only ever one at a time.
-_tracing = threading.Lock()
 
 
-def entry_for(run: Run) -> Entry:
-    """Return what is known of a run's cell under the run's conditions."""
-    key = _key(run)
+def cell_known(module: nn.Module) -> KnownCell:
+    """Return what is known of a cell."""
     with _lock:
-        known = _entries.setdefault(run.step.layer.module, OrderedDict())
-        entry = known.setdefault(key, Entry())
-        known.move_to_end(key)
-        while len(known) > _MOST:
-            known.popitem(last=False)
-    return entry
+        found = _cells.get(module)
+        if found is None:
+            found = _cells[module] = KnownCell()
+        return found
 
 
-def settle(entry: Entry, build: Callable[[], Schedule]) -> Schedule:
-    """Return the entry's schedule, built now if it is not there yet, or raise why there is none."""
-    with entry.lock:
-        if entry.refusal is not None:
-            raise entry.refusal
-        if entry.schedule is None:
+def known_for(cell: KnownCell, run: Run) -> KnownStep:
+    """Return what is known of a run's step under the run's conditions."""
+    key = (family_of(run), run.x.shape[0])
+    with _lock:
+        if key not in cell.made:
+            cell.made[key] = KnownStep(run.x.shape[0])
+        cell.made.move_to_end(key)
+        while len(cell.made) > _MOST:
+            cell.made.popitem(last=False)
+        return cell.made[key]
+
+
+def relatives(cell: KnownCell, run: Run) -> list[KnownStep]:
+    """Return the steps that have a schedule, and differ from a run's by the number of rows alone."""
+    family = family_of(run)
+    with _lock:
+        return [known for key, known in cell.made.items() if key[0] == family and known.schedule is not None]
+
+
+def settle(known: KnownStep, run: Run, *, timed: bool) -> Schedule:
+    """Return the schedule, made now where there is none, or raise why there is none; `timed`, with a decision."""
+    with known.lock:
+        if known.refusal is not None:
+            raise known.refusal
+        judge = None
+        if known.schedule is None:
             try:
-                with _tracing:
-                    entry.schedule = build()
+                schedule, judge = build(run)
             except Untraceable as refusal:
-                entry.refusal = refusal.with_traceback(None)
+                known.refusal = refusal.with_traceback(None)
                 raise
-    return entry.schedule
+            compile_loops(schedule, run, judge)
+            known.schedule = schedule
+        if timed and known.decision is None:
+            known.decision = _decision(known.schedule, judge or Judge(run, grad=known.schedule.grad), run)
+        return known.schedule
+
+
+def _decision(schedule: Schedule, judge: Judge, run: Run) -> EngineDecision:
+    if counted():
+        compiled = not schedule.plain_because
+        return EngineDecision(2 if compiled else None, "its loops are compiled" if compiled else schedule.plain_because)
+    return decide(*judge.paces(schedule, run))
 
 
 def known_to(module: nn.Module) -> int:
     """Return how many schedules are kept for a cell."""
     with _lock:
-        return len(_entries.get(module, ()))
+        return len(_cells[module].made) if module in _cells else 0
 
 
-def _key(run: Run) -> Hashable:
-    step, device = run.step, run.x.device.type
-    grad = run.needs_grad()
+def kind_of(x: Tensor) -> Hashable:
+    """Return what calls have in common that may run by one schedule, as far as the input tells."""
+    return (x.shape[2:], x.dtype, x.device, torch.is_grad_enabled())
+
+
+def family_of(run: Run) -> Hashable:
+    """Return all that a schedule depends on, but for the number of rows."""
+    step, device, reading = run.step, run.x.device.type, run.step.reading
+    grad, axes = run.needs_grad(), tuple(step.axes.values())
+    # Where some rows end, what their first step was given stands behind what a reset leads back to.
+    rowed = [(run.x[:, 0], 0), *zip(run.firsts, axes * 2, strict=False), *zip(run.states, axes, strict=True)]
     return (
-        fingerprint(step.layer.module),
-        id(step.layer.adapter),
+        kind_of(run.x),
+        (reading.graph, reading.fluid),
+        tuple((type(number), repr(number)) for number in reading.constants()),  # 0.0 and -0.0 are equal
+        step.layer.adapter,
         (step.ends, step.restarts, grad, tuple(step.axes.items())),
-        tuple(_kind(tensor, grad) for tensor in (*run.weights, *run.firsts, *run.states)),
-        (run.x.shape[0], run.x.shape[2:], *_kind(run.x, grad)[1:]),
+        tuple(_kind(tensor, grad) for tensor in run.weights),
+        tuple(_kind(tensor, grad, axis) for tensor, axis in rowed),
         (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), torch.get_float32_matmul_precision()),
     )
 
 
-def _kind(tensor: Tensor, grad: bool) -> tuple[Hashable, ...]:
-    return (tensor.shape, tensor.dtype, tensor.device, grad and tensor.requires_grad)
+def _kind(tensor: Tensor, grad: bool, rows: int | None = None) -> tuple[Hashable, ...]:
+    shape = tuple(size for axis, size in enumerate(tensor.shape) if axis != rows)
+    return (shape, tensor.dtype, tensor.device, grad and tensor.requires_grad)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ..cells import Layer
+from ..cells import Layer, flatten
 from ..errors import BadInput, StateMismatch
-from ..state import State
+from ..state import State, check_shapes
 
 Lengths: TypeAlias = "Tensor | Sequence[int] | np.ndarray[Any, Any]"
 
@@ -116,6 +116,8 @@ def read_state(state: Any, layer: Layer, x: Tensor) -> State | None:
     """Return a given first state as a State that fits the rows of x."""
     if state is None:
         return None
+    if isinstance(layer.module, nn.RNNBase | nn.RNNCellBase) or layer.kind == "recurrent":
+        check_shapes(state if isinstance(state, State) else flatten(state)[0], layer.initial(x.shape[0]))
     given: State = state if isinstance(state, State) else layer.to_state(state, batch=x.shape[0])
     if given.batch != x.shape[0]:
         raise StateMismatch(

@@ -29,6 +29,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         *(aten.mish, aten.mish_backward, aten.hardswish, aten.glu),
         *(aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten.glu_backward, aten._log_softmax, aten.roll),
         *(aten.native_group_norm, aten.nan_to_num, aten.logsumexp, aten.linalg_vector_norm),
+        *(aten.hardsigmoid, aten.native_batch_norm_backward),
     ]
     found: dict[Any, Callable[..., Any]] = dict(get_decompositions(wanted))
     found[aten.var_mean.correction] = _var_mean
@@ -38,6 +39,13 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     found[aten.unbind.int] = lambda x, dim=0: [x.select(dim, place) for place in range(x.shape[dim])]
     found[aten.addmm.default] = lambda bias, *factors, **scales: _added_product(torch.mm, bias, *factors, **scales)
     found[aten.baddbmm.default] = lambda bias, *factors, **scales: _added_product(torch.bmm, bias, *factors, **scales)
+    found[aten.hardsigmoid_backward.default] = _hardsigmoid_backward
+    found[aten.sum.default] = _sum
+    found[aten.clamp_min.Tensor] = torch.maximum
+    found[aten.clamp_max.Tensor] = torch.minimum
+    found[aten.clamp.Tensor] = _clamp
+    found[aten.remainder.Tensor] = found[aten.remainder.Scalar] = _remainder
+    found[aten.div.Tensor_mode] = found[aten.div.Scalar_mode] = _divided
     found[aten.select_scatter.default] = _select_scatter
     found[aten.slice_scatter.default] = _slice_scatter
     return found
@@ -52,6 +60,37 @@ def _var_mean(
     away = x - mean
     spread = (away * away).sum(dims, keepdim=keepdim) / max(count - (1 if correction is None else correction), 0)
     return spread, mean if keepdim else mean.squeeze(dims)
+
+
+def _sum(x: Tensor, *, dtype: torch.dtype | None = None) -> Any:
+    return _AS_IT_IS if dtype is not None or not x.dim() else x.sum(list(range(x.dim())))
+
+
+def _hardsigmoid_backward(grad: Tensor, x: Tensor) -> Tensor:
+    # Torch's own code takes a sixth in single precision, whatever it works in.
+    return torch.where((x > -3) & (x < 3), grad * 0.1666666716337204, 0.0)
+
+
+def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
+    x = x if min is None else torch.maximum(x, min)
+    return x if max is None else torch.minimum(x, max)
+
+
+def _remainder(x: Tensor, by: Any) -> Any:
+    if not _floats(x, by):  # of whole numbers one may be divided by zero, which torch refuses
+        return _AS_IT_IS
+    rest = torch.fmod(x, by)
+    return torch.where((rest != 0) & ((rest < 0) != (by < 0)), rest + by, rest)
+
+
+def _divided(x: Tensor, by: Any, *, rounding_mode: str | None = None) -> Any:
+    return torch.trunc(x / by) if rounding_mode == "trunc" and _floats(x, by) else _AS_IT_IS
+
+
+def _floats(x: Tensor, by: Any) -> bool:
+    """Say whether both are of one dtype that compiled loops compute in."""
+    known = x.dtype in (torch.float32, torch.float64)
+    return known and (by.dtype == x.dtype if isinstance(by, Tensor) else isinstance(by, float | int))
 
 
 def _added_product(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Literal, TypeAlias
 
 import torch
@@ -16,10 +18,12 @@ from ..state import State
 from .checks import Task
 from .loop import run_loop
 from .observing import must_step
+from .reading import TRIED
 from .twins import members
 
 Engine: TypeAlias = Literal["auto", "fast", "loop"]
 _ENGINES = ("auto", "fast", "loop")
+_SWITCH = "HIDDENSTATE_ENGINE"
 
 # By these torch says what else is at work. It promises none of them: where one is gone, cells run step by step.
 _tracing_state = lookup("torch._C._get_tracing_state")
@@ -32,6 +36,24 @@ def check_engine(engine: str) -> None:
     """Refuse a name that is no engine's."""
     if engine not in _ENGINES:
         raise BadInput(f"engine is {engine!r}, but 'auto', 'fast' or 'loop' is needed.")
+
+
+def chosen_engine(engine: Engine | None, own: Engine = "auto") -> Engine:
+    """Return the engine that runs: the one asked for, else the layer's own; none but the loop where it is off."""
+    chosen: Engine = own if engine is None else engine
+    check_engine(chosen)
+    return "loop" if switched_off() else chosen
+
+
+def switched_off() -> bool:
+    """Say whether the environment turns the fast engine off everywhere."""
+    said = os.environ.get(_SWITCH, "")
+    if said not in ("", "auto", "loop"):
+        raise BadInput(
+            f"the environment variable {_SWITCH} is {said!r}, but 'loop' is needed, which turns the fast engine off "
+            f"everywhere, or nothing."
+        )
+    return said == "loop"
 
 
 def run_cell(layer: Layer, task: Task, engine: Engine = "auto") -> tuple[Tensor, State]:
@@ -57,12 +79,26 @@ def run_cell(layer: Layer, task: Task, engine: Engine = "auto") -> tuple[Tensor,
 
 def obstacle_to(layer: Layer, task: Task) -> str | None:
     """Return what about this call, rather than about the cell, keeps it from running by a schedule."""
-    if any(must_step(member) for member in members(layer.module)) or _hooked_globally():
+    if any(must_step(member) for member in members(layer.module)):
         return "hooks on it want to see every step"
+    return obstacle_around(layer, task)
+
+
+def obstacle_around(layer: Layer, task: Task) -> str | None:
+    """Return what is at work around this call that keeps all of it from running by a schedule."""
+    if _hooked_globally():
+        return "hooks on all modules want to see every step"
+    if torch.is_anomaly_enabled():
+        return "anomaly mode wants to see every operation"
+    if not torch.__version__.startswith(TRIED):
+        return f"torch {torch.__version__} is none of the versions that its guards were tried on: {', '.join(TRIED)}"
+    if "torch._dynamo" in sys.modules and torch._dynamo.eval_frame._stance.stance != "default":
+        return "torch's compiler is told to stand aside"
     level = getattr(forward_ad, "_current_level", None)
     if not (_tracing_state and _transforms and _dispatch_mode and _function_mode_stack) or level is None:
         return f"torch {torch.__version__} does not say whether something else is at work"
-    if torch.compiler.is_compiling() or _tracing_state() is not None:
+    # That torch compiles something says nothing of this thread.
+    if (torch.compiler.is_compiling() and _tracing_here()) or _tracing_state() is not None:
         return "it is being compiled by torch itself"
     if _transforms() is not None:
         return "a transform of torch.func is at work"
@@ -77,6 +113,11 @@ def obstacle_to(layer: Layer, task: Task) -> str | None:
     if _randomly_started(layer, task):
         return "its initial state is drawn at random, anew at every reset"
     return None
+
+
+def _tracing_here() -> bool:
+    context = lookup("torch._guards.TracingContext")
+    return context is None or context.try_get() is not None
 
 
 def _hooked_globally() -> bool:

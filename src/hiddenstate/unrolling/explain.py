@@ -14,7 +14,7 @@ from ..cells import as_layer
 from ..errors import Untraceable
 from ..state import State
 from .checks import Lengths, read
-from .engines import obstacle_to
+from .engines import obstacle_to, switched_off
 from .recurrent import Recurrent
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Explanation:
     reason: str = ""  # why there is no schedule, where there is none
     compiled: str = ""  # what runs the loops
     seconds: float = 0.0  # that tracing and compiling took
+    auto: str = ""  # what engine="auto" has decided for it so far, and when
 
     @property
     def fast(self) -> bool:
@@ -38,13 +39,14 @@ class Explanation:
 
     def __str__(self) -> str:
         """Return one line for each stage."""
+        auto = f"\n  auto: {self.auto}" if self.auto else ""
         if self.reason:
-            return f"{self.cell} runs step by step: {self.reason}."
+            return f"{self.cell} runs step by step: {self.reason}.{auto}"
         width = max(map(len, self.stages))
         lines = [f"{self.cell} runs by a schedule, made in {self.seconds:.1f} s; {self.compiled}"]
         for stage, operations in self.stages.items():
             lines.append(f"  {stage:<{width}}  {len(operations):3d}  {_shortened(operations)}".rstrip())
-        return "\n".join(lines)
+        return "\n".join(lines) + auto
 
 
 def explain(
@@ -70,23 +72,26 @@ def explain(
     if layer.fused:
         return Explanation(name, reason="it is a fused layer, which runs all steps in a kernel of its own")
     task = read(layer, x, state, lengths=lengths, resets=resets)
-    reason = obstacle_to(layer, task)
+    reason = "HIDDENSTATE_ENGINE is 'loop'" if switched_off() else obstacle_to(layer, task)
     if reason:
         return Explanation(name, reason=reason)
     from .building import build, compile_loops  # the fast engine, which a plain import can do without
+    from .cache import cell_known
     from .fast import prepare
+    from .reading import StepReader
     from .step import StateChanges
 
-    run = prepare(layer, task)
-    start = time.perf_counter()
+    start, auto = time.perf_counter(), cell_known(layer.module).told
     try:
-        schedule = build(run)
+        run = prepare(layer, task, StepReader())
+        schedule, judge = build(run)
     except StateChanges as refusal:
         return Explanation(name, reason=f"{refusal}; unroll runs one step plainly first, and goes on by a schedule")
     except Untraceable as refusal:
-        return Explanation(name, reason=str(refusal))
-    compile_loops(schedule, run)
-    return Explanation(name, _stages(schedule), compiled=_how(schedule), seconds=time.perf_counter() - start)
+        return Explanation(name, reason=str(refusal), auto=auto)
+    compile_loops(schedule, run, judge)
+    seconds = time.perf_counter() - start
+    return Explanation(name, _stages(schedule), compiled=_how(schedule), seconds=seconds, auto=auto)
 
 
 def _how(schedule: Schedule) -> str:

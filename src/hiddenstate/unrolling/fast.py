@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..cells import Layer
+from ..cells import Layer, random_streams_kept
+from ..errors import Untraceable
 from ..state import State
 from .capture import Pass
 from .checks import Task
+from .draws import draw_all
+from .reading import StepReader
 from .schedule import Bound, Schedule
-from .step import Arguments, Step
+from .step import Step, StepArguments
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,47 +26,80 @@ class Run:
     """One call of the fast engine: the tensors that go in, and where rows end or start anew."""
 
     step: Step
+    task: Task
     weights: list[Tensor]
     firsts: list[Tensor]
     x: Tensor  # (batch, time, ...)
-    masks: list[Tensor]  # alive (time, batch), then anew (time, batch), as far as asked for
+    masks: list[Tensor]  # alive (time, batch), then anew (time, batch), as far as asked for; random numbers (time, ...)
     states: list[Tensor]
+    drawn: int = 0  # how many of the masks are random numbers
+    stream: Tensor | None = None  # the random stream before they were drawn
 
     @property
     def tensors(self) -> list[Tensor]:
         """All that may have a gradient."""
         return [*self.weights, *self.firsts, self.x, *self.states]
 
-    def arguments(self, t: int, states: Sequence[Tensor]) -> Arguments:
+    @property
+    def lengths(self) -> set[int]:
+        """The numbers of steps that rows have."""
+        return {self.x.shape[1]} if self.task.lengths is None else set(self.task.lengths.tolist())
+
+    def arguments(self, t: int, states: Sequence[Tensor]) -> StepArguments:
         """Return what one step is given, as tensors that lead nowhere."""
         inputs = [self.x[:, t], *(mask[t] for mask in self.masks)]
         groups = (self.weights, self.firsts, inputs, states)
-        return Arguments(*([t.detach().requires_grad_(t.requires_grad) for t in group] for group in groups))
+        return StepArguments(*([t.detach().requires_grad_(t.requires_grad) for t in group] for group in groups))
 
     def needs_grad(self) -> bool:
         """Say whether a backward pass may follow."""
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.tensors)
 
 
-def prepare(layer: Layer, task: Task) -> Run:
-    """Lay out a task for the fast engine."""
-    batch, steps = task.x.shape[:2]
-    start = task.initial or layer.initial
-    state = start(batch) if task.state is None else task.state
-    firsts = list(start(batch).values()) if task.resets is not None else []
-    step = Step(layer, dict(state.batch_axis), ends=task.lengths is not None, restarts=task.resets is not None)
-    masks, x = [], task.x
+def prepare(layer: Layer, task: Task, reader: StepReader) -> Run:
+    """Lay out a task for the fast engine: read what the cell does now, and with which tensors."""
+    resets = task.resets
+    if resets is not None and task.lengths is not None:
+        resets = resets & (torch.arange(task.x.shape[1]) < task.lengths[:, None])  # what has ended does not start again
+        resets = resets if bool(resets.any()) else None
+    state = (task.initial or layer.initial)(task.x.shape[0]) if task.state is None else task.state
+    step = Step(layer, dict(state.batch_axis), ends=task.lengths is not None, restarts=resets is not None)
+    step.read(reader, task.x[:, 0], list(state.values()))
+    return lay_out(step, replace(task, state=state, resets=resets))
+
+
+def lay_out(step: Step, task: Task) -> Run:
+    """Return the tensors that go into a run of a step that was read."""
+    assert task.state is not None
+    (batch, steps), masks, x, states = task.x.shape[:2], [], task.x, list(task.state.values())
+    firsts = list((task.initial or step.layer.initial)(batch).values()) if task.resets is not None else []
     if task.lengths is not None:
         masks.append((torch.arange(steps)[:, None] < task.lengths).to(x.device))
-        x = _hold_last(x, task.lengths)
+        x = _hold_first(x, task.lengths)
+        firsts += _at_first(task, step, states, firsts)
     if task.resets is not None:
-        anew = task.resets.T if task.lengths is None else task.resets.T & (torch.arange(steps)[:, None] < task.lengths)
-        masks.append(anew.contiguous().to(x.device))  # a row that has ended does not start again
-    return Run(step, step.weights(), firsts, x, masks, list(state.values()))
+        masks.append(task.resets.T.contiguous().to(x.device))
+    return Run(step, task, step.reading.weights, firsts, x, masks, states)
+
+
+def _at_first(task: Task, step: Step, states: list[Tensor], firsts: list[Tensor]) -> list[Tensor]:
+    """Return the state that each row goes into its first step with."""
+    if task.resets is None:
+        return [part.detach() for part in states]
+    anew = task.resets[:, 0]
+    found = []
+    for part, first, axis in zip(states, firsts, step.axes.values(), strict=True):
+        mask = anew.to(part.device).view([-1 if place == axis else 1 for place in range(part.dim())])
+        found.append(torch.where(mask, first.detach().to(part.dtype), part.detach()))
+    return found
 
 
 def execute(schedule: Schedule, run: Run) -> tuple[Tensor, State]:
     """Run a schedule."""
+    draws = schedule.trace.draws
+    stream = torch.get_rng_state() if draws and schedule.grad else None
+    drawn = draw_all(draws, run.x, run.task.lengths)
+    run = replace(run, masks=[*run.masks, *drawn], drawn=len(drawn), stream=stream) if draws else run
     if schedule.grad:
         out, *finals = _Unrolled.apply(schedule, run, *run.tensors)  # type: ignore[no-untyped-call]
     else:
@@ -74,10 +111,15 @@ def plain(run: Run, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return what a schedule returns, step by step: the oracle, and the way to second derivatives."""
     w, f = len(run.weights), len(run.firsts)
     weights, firsts, x, states = tensors[:w], tensors[w : w + f], tensors[w + f], list(tensors[w + f + 1 :])
-    outputs = []
-    for t, now in enumerate(x.unbind(1)):
-        out, *states = run.step(weights, firsts, [now, *(mask[t] for mask in run.masks)], states)
-        outputs.append(out)
+    if run.drawn and (run.task.lengths is not None or x.is_cuda):
+        raise Untraceable("what was drawn cannot be drawn again: for such derivatives engine='loop' is needed")
+    outputs, masks = [], run.masks[: len(run.masks) - run.drawn]
+    with random_streams_kept() if run.drawn else nullcontext():
+        if run.stream is not None:
+            torch.set_rng_state(run.stream)
+        for t, now in enumerate(x.unbind(1)):
+            out, *states = run.step(weights, firsts, [now, *(mask[t] for mask in masks)], states)
+            outputs.append(out)
     return [torch.stack(outputs, 1), *states]
 
 
@@ -101,10 +143,21 @@ def forward_pass(schedule: Schedule, count: int, *, fused: bool = False) -> Pass
         states = given[count - len(schedule.trace.states) : count]
         finals = schedule.forward(bound, states)
         saved = [*map(bound.fixed, fixed), *map(bound.along, along)]
-        return [bound.along(schedule.trace.out).transpose(0, 1), *finals, *saved]
+        # What the user gets is nobody else's: it may be written to.
+        used = {tensor.untyped_storage().data_ptr() for tensor in (*given, *saved)}
+        out = _own(bound.along(schedule.trace.out).transpose(0, 1), used)
+        used.add(out.untyped_storage().data_ptr())
+        return [out, *(_own(part, used) for part in finals), *saved]
 
     fixed, along = schedule.saved() if schedule.grad else ([], [])
     return forward
+
+
+def _own(tensor: Tensor, used: set[int]) -> Tensor:
+    """Return a tensor without gaps in memory that is not in use."""
+    if tensor.untyped_storage().data_ptr() in used:
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.contiguous()
 
 
 def backward_pass(schedule: Schedule, count: int, masks: int, *, fused: bool = False) -> Pass:
@@ -142,26 +195,45 @@ class _Unrolled(torch.autograd.Function):
     def forward(ctx: Any, schedule: Schedule, run: Run, *tensors: Tensor) -> tuple[Tensor, ...]:
         out, finals, saved = _forward(schedule, run, tensors)
         ctx.schedule, ctx.run, ctx.count = schedule, run, len(tensors)
-        ctx.save_for_backward(*tensors, *saved)
-        ctx.mark_non_differentiable(*(part for part in finals if not part.is_floating_point()))
+        # Beside what went in, its numbers as they are now: `weight.data = other` takes them from under a tensor unseen.
+        ctx.save_for_backward(*tensors, *(tensor.detach() for tensor in tensors), *saved)
+        ctx.set_materialize_grads(False)
+        ctx.outputs = [(value.shape, value.dtype) for value in (out, *finals)]
+        ctx.mark_non_differentiable(*(value for n, value in enumerate((out, *finals)) if not _leads(schedule, run, n)))
         return (out, *finals)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
         schedule, run, count = ctx.schedule, ctx.run, ctx.count
-        tensors, saved = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        kept = ctx.saved_tensors  # asked for once: whoever keeps them may give them only once
+        tensors, now, saved = kept[:count], kept[count : 2 * count], kept[2 * count :]
+        reached = schedule.reaching(run.lengths, [grad is not None for grad in given])
+        wanted = [has and asked for has, asked in zip(reached, ctx.needs_input_grad[2:], strict=True)]
         if torch.is_grad_enabled():
-            return (None, None, *_differentiable(ctx, tensors, grads))
-        given, steps = [*tensors, *run.masks, *saved, *grads], run.x.shape[1]
+            return (None, None, *_differentiable(run, tensors, given, wanted))
+        if _many_at_once(given):
+            with torch.enable_grad():
+                leaves = [value.detach().requires_grad_(needed) for value, needed in zip(now, wanted, strict=True)]
+                return (None, None, *_differentiable(run, leaves, given, wanted, again=False))
+        grads = [
+            torch.zeros(shape, dtype=dtype, device=run.x.device) if grad is None else grad
+            for grad, (shape, dtype) in zip(given, ctx.outputs, strict=True)
+        ]
+        inputs, steps = [*now, *run.masks, *saved, *grads], run.x.shape[1]
         with _exactly(run.x.device.type):
             if schedule.captures is None:
-                found = backward_pass(schedule, count, len(run.masks))(given)
+                found = backward_pass(schedule, count, len(run.masks))(inputs)
             else:
-                found = schedule.captures[1](steps, given)
+                found = schedule.captures[1](steps, inputs)
         waiting = iter(found)
         made = [next(waiting) if has else None for has in _made(schedule)]
-        wanted = ctx.needs_input_grad[2:]
         return (None, None, *(grad if needed else None for grad, needed in zip(made, wanted, strict=True)))
+
+
+def _leads(schedule: Schedule, run: Run, place: int) -> bool:
+    """Say whether one of the results depends on anything that requires a gradient."""
+    reached = schedule.reaching(run.lengths, [place == other for other in range(1 + len(run.states))])
+    return any(has and tensor.requires_grad for has, tensor in zip(reached, run.tensors, strict=True))
 
 
 def _made(schedule: Schedule) -> list[bool]:
@@ -180,20 +252,26 @@ def _backward(schedule: Schedule, bound: Bound, grads: Sequence[Tensor]) -> list
     to_states = [next(first) if has else None for has in floats]
     weights, firsts = schedule.sums()
     to_weights = [None if total is None else total(bound) for total in (*weights, *firsts)]
-    to_x = None if trace.to_x is None else bound.along(trace.to_x).transpose(0, 1)
+    to_x = None if trace.to_x is None else bound.along(trace.to_x).transpose(0, 1).contiguous()
     return [*to_weights, to_x, *to_states]
 
 
-def _differentiable(ctx: Any, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return gradients that can be differentiated again, by way of the plain loop."""
-    outputs = plain(ctx.run, tensors)
-    pairs = [(out, grad) for out, grad in zip(outputs, grads, strict=True) if out.requires_grad]
-    wanted = [tensor for tensor, needed in zip(tensors, ctx.needs_input_grad[2:], strict=True) if needed]
-    found = torch.autograd.grad(
-        [out for out, _ in pairs], wanted, [grad for _, grad in pairs], create_graph=True, allow_unused=True
-    )
-    waiting = iter(found)
-    return [next(waiting) if needed else None for needed in ctx.needs_input_grad[2:]]
+def _many_at_once(grads: Sequence[Tensor | None]) -> bool:
+    """Say whether many gradients come as one, as for a whole Jacobian."""
+    flags: Any = torch._C._functorch
+    return any(g is not None and (flags.is_batchedtensor(g) or flags.is_legacy_batchedtensor(g)) for g in grads)
+
+
+def _differentiable(
+    run: Run, tensors: Sequence[Tensor], grads: Sequence[Tensor | None], wanted: Sequence[bool], *, again: bool = True
+) -> list[Tensor | None]:
+    """Return gradients by way of the plain loop, which can be differentiated again."""
+    outputs = plain(run, tensors)
+    pairs = [(out, grad) for out, grad in zip(outputs, grads, strict=True) if out.requires_grad and grad is not None]
+    asked = [tensor for tensor, needed in zip(tensors, wanted, strict=True) if needed]
+    roots, seeds = [out for out, _ in pairs], [grad for _, grad in pairs]
+    waiting = iter(torch.autograd.grad(roots, asked, seeds, create_graph=again, allow_unused=True))
+    return [next(waiting) if needed else None for needed in wanted]
 
 
 def _exactly(device: str) -> Any:
@@ -201,8 +279,9 @@ def _exactly(device: str) -> Any:
     return torch.autocast(device, enabled=False)
 
 
-def _hold_last(x: Tensor, lengths: Tensor) -> Tensor:
-    """Return x with each row's last valid step in place of its padding, so that no step meets foreign numbers."""
+def _hold_first(x: Tensor, lengths: Tensor) -> Tensor:
+    """Return x with each row's first step in place of its padding, so that no step meets foreign numbers."""
     batch, steps = x.shape[:2]
-    place = torch.minimum(torch.arange(steps), lengths[:, None] - 1) + steps * torch.arange(batch)[:, None]
-    return x.flatten(0, 1).index_select(0, place.flatten().clamp(min=0).to(x.device)).view(x.shape)
+    time = torch.arange(steps)
+    place = torch.where(time < lengths[:, None], time, 0) + steps * torch.arange(batch)[:, None]
+    return x.flatten(0, 1).index_select(0, place.flatten().to(x.device)).view(x.shape)

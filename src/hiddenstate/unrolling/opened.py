@@ -6,7 +6,7 @@ step. The same cells by a schedule take a fraction of that time.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,8 +26,8 @@ _WORTH = 2**20  # numbers in a layer's outputs from which on a schedule is worth
 def run_opened(layer: Layer, task: Task) -> tuple[Tensor, State] | None:
     """Run a fused layer's cells by schedules; None where its own kernel should run."""
     module = layer.module
-    if type(module) not in (nn.RNN, nn.LSTM, nn.GRU) or not isinstance(module, nn.RNNBase):
-        return None  # a subclass may do things of its own
+    if not is_torchs_own(module) or why_closed(module) is not None:
+        return None
     work = task.x.shape[0] * task.x.shape[1] * module.hidden_size
     if task.x.device.type != "cpu" or work < _WORTH or torch.is_autocast_enabled("cpu"):
         return None
@@ -35,9 +35,25 @@ def run_opened(layer: Layer, task: Task) -> tuple[Tensor, State] | None:
         return None
     dropout = module.dropout if module.training else 0.0
     try:
-        return run_stack(_cells(module), task, "fast", directions=2 if module.bidirectional else 1, dropout=dropout)
+        return run_stack(cells_of(module), task, "fast", directions=2 if module.bidirectional else 1, dropout=dropout)
     except Untraceable:
         return None
+
+
+def is_torchs_own(module: nn.Module) -> TypeGuard[nn.RNNBase]:
+    """Say whether a module is one of torch's fused layers, and no subclass that may do things of its own."""
+    return type(module) in (nn.RNN, nn.LSTM, nn.GRU)
+
+
+def why_closed(layer: nn.RNNBase) -> str | None:
+    """Return why a layer's kernel may run on other weights than its parameters; None where it runs on these."""
+    names, lent = getattr(layer, "_flat_weights_names", None), getattr(layer, "_flat_weights", None)
+    if names is None or lent is None:
+        return "this version of torch does not say which weights its kernel takes"
+    own = [layer._parameters.get(name) for name in names]
+    if any(weight is not mine for weight, mine in zip(lent, own, strict=True)):
+        return "its kernel is lent other weights than its parameters, as by WeightDrop"
+    return None
 
 
 class _Opened(nn.Module):
@@ -78,7 +94,8 @@ class _Opened(nn.Module):
 _known: WeakKeyDictionary[nn.Module, tuple[list[int], list[nn.Module]]] = WeakKeyDictionary()
 
 
-def _cells(layer: nn.RNNBase) -> list[nn.Module]:
+def cells_of(layer: nn.RNNBase) -> list[nn.Module]:
+    """Return the cells of a layer, those of each depth and direction, with the very same weights."""
     weights = [id(weight) for weight in layer.parameters()]
     known = _known.get(layer)
     if known is None or known[0] != weights:

@@ -2,64 +2,47 @@
 
 from __future__ import annotations
 
+import re
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-if TYPE_CHECKING:
-    from .step import Arguments, Step
+NOT_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_FRAME = re.compile(r'File "(.+?)", line (\d+), in .*\n\s+(.*)')
+# What torch's tracer says -> what it means for a step.
+_MEANINGS = {
+    r"data.dependent|Tensor\.item|aten\._local_scalar_dense|Tensor\.tolist|GuardOnDataDependent": (
+        "its Python code asks for the value of a tensor, so another value might take another way"
+    ),
+    r"Random\.|numpy\.random|np\.random": "it draws random numbers from Python or numpy, which a trace would freeze",
+    r"RNN, LSTM, and GRU|nn\.LSTM": "it calls one of torch's recurrent layers in a step",
+    r"in-place operation": "it writes into a tensor that it was given",
+}
 
-_NOT_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
-
-def blame(error: Exception) -> tuple[str, str]:
+def blame(error: BaseException) -> tuple[str, str]:
     """Return what an exception during tracing says, and the user's line that led to it."""
-    said = str(error).strip().splitlines() or [type(error).__name__]
-    what = said[0]
-    if "DataDependent" in type(error).__name__ or "data-dependent" in str(error):
-        what = "its Python code asks for the value of a tensor, so another value might take another way"
-    if "in-place operation" in what:
-        what = "it writes into a tensor that it was given"
-    return what, _line_of(traceback.extract_tb(error.__traceback__))
+    inner = getattr(error, "inner_exception", None) or error
+    text = f"{type(inner).__name__}: {inner}"
+    stack = getattr(inner, "real_stack", None) or traceback.extract_tb(inner.__traceback__)
+    for pattern, meaning in _MEANINGS.items():
+        if re.search(pattern, text, re.IGNORECASE):
+            return meaning, _line_of(stack)
+    said = [line.strip() for line in str(inner).splitlines() if line.strip()] or [type(inner).__name__]
+    return f"torch cannot trace it: {said[0].rstrip('.')[:200]}", _line_of(stack)
 
 
-def blame_operation(step: Step, arguments: Arguments, guilty: Callable[[Any], bool], reason: str) -> tuple[str, str]:
-    """Return the reason with the first guilty operation's name, and the line that calls it."""
-    from torch._subclasses import FakeTensorMode
-
-    finder = _Finder(guilty)
-    fields = (arguments.weights, arguments.firsts, arguments.inputs, arguments.states)
-    try:
-        # With fake tensors: this call must neither draw numbers nor write anywhere.
-        with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.enable_grad(), finder:
-            step(*([fake.from_tensor(tensor.detach()) for tensor in tensors] for tensors in fields))
-    except Exception:  # the line is a service: without it the reason stands alone
-        pass
-    return (f"{reason} ({finder.name})" if finder.name else reason), finder.line
-
-
-class _Finder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Remembers the line in user code from which a guilty operation is first called."""
-
-    def __init__(self, guilty: Callable[[Any], bool]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.guilty, self.name, self.line = guilty, "", ""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if not self.name and self.guilty(func):
-            self.name = str(func).removeprefix("aten.").split(".")[0]
-            self.line = _line_of(traceback.extract_stack())
-        return func(*args, **(kwargs or {}))
+def line_in(node: Any) -> str:
+    """Return the user's line that a node of a graph comes from."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    users = [frame for frame in frames if not frame[0].startswith(NOT_USERS)]
+    return f"{Path(users[-1][0]).name}:{users[-1][1]}: {users[-1][2]}" if users else ""
 
 
 def _line_of(frames: traceback.StackSummary) -> str:
     for frame in reversed(frames):
-        if not frame.filename.startswith(_NOT_USERS) and not frame.filename.startswith("<"):
+        if not frame.filename.startswith(NOT_USERS) and not frame.filename.startswith("<"):
             return f"{Path(frame.filename).name}:{frame.lineno}: {frame.line}"
     return ""

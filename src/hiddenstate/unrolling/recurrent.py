@@ -13,13 +13,13 @@ from ..cells import Adapter, Layer, Spec, as_layer, flatten, rebuild, register, 
 from ..errors import BadInput, StateMismatch
 from ..state import State
 from .checks import Lengths, Task, read
-from .engines import Engine, check_engine
+from .engines import Engine, check_engine, chosen_engine
 from .stacking import run_stack, stacked
 from .waiting import run_others
 
 
 class Recurrent(nn.Module):
-    """Layers and directions of any cell, called like a batch-first `nn.LSTM`.
+    """Layers and directions of any cell, called like `nn.LSTM`; batch-first unless told otherwise.
 
     >>> stack = Recurrent(torch.nn.LSTMCell, 3, 8, num_layers=2, bidirectional=True)
     >>> out, (h, c) = stack(torch.randn(5, 7, 3))
@@ -30,6 +30,8 @@ class Recurrent(nn.Module):
     with an attribute `output_size`; one that returns its state alone gives its part `h` as output.
     """
 
+    engine: Engine = "auto"  # of those that were pickled before there was a choice
+
     def __init__(
         self,
         CellType: Callable[..., nn.Module],
@@ -38,14 +40,29 @@ class Recurrent(nn.Module):
         num_layers: int = 1,
         bidirectional: bool = False,
         dropout: float = 0.0,
+        *,
+        batch_first: bool = True,
+        engine: Engine = "auto",
         **cell_kwargs: Any,
     ) -> None:
-        """Make `CellType(input_size, hidden_size, **cell_kwargs)` for each layer and direction."""
+        """Make `CellType(input_size, hidden_size, **cell_kwargs)` for each layer and direction.
+
+        With `batch_first=False` inputs and outputs are `(time, batch, feature)`, as in torch's own layers. `engine`
+        is how its cells run where a call does not say otherwise, as in `unroll`.
+        """
         super().__init__()
         _check_settings(num_layers, dropout)
+        check_engine(engine)
+        if isinstance(CellType, nn.Module):
+            name = type(CellType).__name__
+            raise BadInput(
+                f"a {name} that is made already was given, but each layer and direction has a cell of its own: give "
+                f"the class, hs.Recurrent({name}, input_size, hidden_size). hs.unroll(cell, x) runs the one you have."
+            )
+        self.engine = engine
         self.input_size, self.hidden_size = input_size, hidden_size
         self.num_layers, self.bidirectional, self.dropout = num_layers, bidirectional, float(dropout)
-        self.batch_first = True
+        self.batch_first = batch_first
         width = input_size
         for depth in range(num_layers):
             made = [CellType(width, hidden_size, **cell_kwargs) for _ in self._ends]
@@ -62,19 +79,20 @@ class Recurrent(nn.Module):
         *,
         lengths: Lengths | None = None,
         resets: Tensor | None = None,
-        engine: Engine = "auto",
+        engine: Engine | None = None,
     ) -> tuple[Any, Any]:
         """Return the last layer's outputs, and the final states of all in the cell's own form.
 
         Args:
-            x: `(batch, time, feature)`, or `(time, feature)`, or packed; outputs come back likewise.
+            x: `(batch, time, feature)` (`(time, batch, feature)` with `batch_first=False`), or `(time, feature)`, or
+                packed; outputs come back likewise.
             state: The first states, each part `(num_layers * directions, batch, unit)` in the cell's own nesting, or
                 a State. None: each cell's initial state.
             lengths: As in `unroll`.
             resets: As in `unroll`.
-            engine: As in `unroll`.
+            engine: As in `unroll`. None: the one that it was made with.
         """
-        check_engine(engine)
+        engine = chosen_engine(engine, self.engine)
         if isinstance(x, PackedSequence):
             if lengths is not None:
                 raise BadInput("x is a PackedSequence, which has its lengths in it: leave lengths out.")
@@ -84,10 +102,13 @@ class Recurrent(nn.Module):
         if single:
             x = x.unsqueeze(0)
             resets = resets.unsqueeze(0) if isinstance(resets, Tensor) and resets.dim() == 1 else resets
+        turned = not (single or self.batch_first) and isinstance(x, Tensor) and x.dim() > 1
+        x = x.transpose(0, 1) if turned else x
         if isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] > 0:
             as_layer(self.cells()[0], x[:, 0])  # a real step teaches what the state looks like
         task = read(layer, x, state, lengths=lengths, resets=resets)
         out, final = run_others(task, lambda some: self._run(some, engine), layer.initial)
+        out = out.transpose(0, 1) if turned else out
         return (out.squeeze(0) if single else out), layer.to_native(final, batched=not single)
 
     def cells(self) -> tuple[nn.Module, ...]:
@@ -102,7 +123,9 @@ class Recurrent(nn.Module):
         """Return the settings, as `nn.LSTM` shows them."""
         shown = f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
         shown += f", dropout={self.dropout}" if self.dropout else ""
-        return shown + (", bidirectional=True" if self.bidirectional else "")
+        shown += ", bidirectional=True" if self.bidirectional else ""
+        shown += "" if self.engine == "auto" else f", engine={self.engine!r}"
+        return shown + ("" if self.batch_first else ", batch_first=False")
 
     @property
     def _ends(self) -> tuple[str, ...]:
@@ -114,7 +137,9 @@ class Recurrent(nn.Module):
 
     def _forward_packed(self, x: PackedSequence, state: Any, **options: Any) -> tuple[PackedSequence, Any]:
         padded, lengths = pad_packed_sequence(x, batch_first=True)
-        out, after = self.forward(padded, state, lengths=lengths, **options)
+        given = padded if self.batch_first else padded.transpose(0, 1)
+        out, after = self.forward(given, state, lengths=lengths, **options)
+        out = out if self.batch_first else out.transpose(0, 1)
         if x.sorted_indices is not None:
             out, lengths = out.index_select(0, x.sorted_indices), lengths[x.sorted_indices.cpu()]
         data = pack_padded_sequence(out, lengths, batch_first=True).data
@@ -132,7 +157,7 @@ class RecurrentAdapter(Adapter):
         stack = _stack_of(module)
         cell = _first(stack).spec
         directions = 2 if stack.bidirectional else 1
-        return Spec(cell.parts, cell.sizes, stack.num_layers, directions, input_size=stack.input_size)
+        return Spec(cell.parts, cell.sizes, stack.num_layers, directions, 0, stack.input_size, stack.batch_first)
 
     def initial(self, module: nn.Module, batch: int) -> State:
         """Return all cells' initial states, stacked."""
@@ -174,7 +199,8 @@ class RecurrentAdapter(Adapter):
         x = args[0] if args else kwargs["x"]
         if isinstance(x, PackedSequence):
             return int(x.batch_sizes[0]), True
-        return (1, False) if x.dim() == _stack_of(module).unbatched_axes(x) else (x.shape[0], True)
+        stack = _stack_of(module)
+        return (1, False) if x.dim() == stack.unbatched_axes(x) else (x.shape[0 if stack.batch_first else 1], True)
 
 
 register(Recurrent, RecurrentAdapter())

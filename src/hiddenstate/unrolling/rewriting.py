@@ -96,3 +96,35 @@ def _value(arg: Any) -> Any:
 def _joined_axis(node: fx.Node) -> int:
     dim = int(node.args[1]) if len(node.args) > 1 else 0  # type: ignore[arg-type]
     return dim % int(node.meta["val"].dim())
+
+
+def write_anew(graph: fx.Graph) -> None:
+    """Have what is written into a value of the graph's own be a new value, where nothing else shows the old one.
+
+    Derivatives of torch's own do so (that of `clamp` into a mask); nobody but them sees the difference.
+    """
+    nodes = list(graph.nodes)
+    for place, node in enumerate(nodes):
+        name, _, overload = str(getattr(node.target, "_schema", "")).partition("(")[0].partition(".")
+        if not name.endswith("_") or name.endswith("__") or not isinstance(node.args[0], fx.Node):
+            continue
+        old, new = node.args[0], getattr(aten, name.removeprefix("aten::").removesuffix("_"), None)
+        others = [arg.meta["val"] for arg in node.all_input_nodes]
+        alike = all(isinstance(value, torch.Tensor) and value.dtype == others[0].dtype for value in others)
+        if new is None or (overload or "default") not in new.overloads() or not alike or not _shown_once(old):
+            continue
+        node.target = getattr(new, overload or "default")
+        for later in nodes[place + 1 :]:
+            later.replace_input_with(old, node)
+
+
+def _shown_once(node: fx.Node) -> bool:
+    """Say whether a value is a graph's own, and is seen in no other way than by itself."""
+    if node.op != "call_function" or _shows(node):
+        return False
+    return not any(_shows(user) and not str(user.target).split(".")[1].endswith("_") for user in node.users)
+
+
+def _shows(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or any(result.alias_info is not None for result in schema.returns)

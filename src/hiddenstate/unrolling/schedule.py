@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from .capture import Captures
 from .native import CompiledRunner
 from .pieces import Piece, make_piece
+from .reaching import Reaching
 from .scan import Loop, PythonRunner, Runner
 from .split import Split, Stage
 from .sums import Sum, Sums
@@ -51,10 +52,13 @@ class Bound:
 class Schedule:
     """The forward pass, and where asked for the backward pass, of any number of steps."""
 
-    def __init__(self, split: Split, runner: Callable[[Loop], Runner] = PythonRunner, *, wide: bool) -> None:
+    def __init__(
+        self, split: Split, runner: Callable[[Loop], Runner] = PythonRunner, *, wide: bool, ends: bool
+    ) -> None:
         """Cut the graph into its pieces."""
         self.split, self.trace, self._runner = split, split.trace, runner
         self.grad = bool(self.trace.grad_news)
+        self.reaching = Reaching(self.trace, ends=ends)
         self.captures: tuple[Captures, Captures] | None = None  # of both passes, where they are replayed
         self.runs = "its loops run by torch's own operations"
         self.plain_because = ""  # why its loops are not compiled, where that was tried

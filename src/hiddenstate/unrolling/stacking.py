@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +15,24 @@ from .engines import Engine, run_cell
 
 
 def run_stack(
-    cells: Sequence[nn.Module], task: Task, engine: Engine, *, directions: int, dropout: float
+    cells: Sequence[nn.Module],
+    task: Task,
+    engine: Engine,
+    *,
+    directions: int,
+    dropout: float | Callable[[Tensor], Tensor] | None,
 ) -> tuple[Tensor, State]:
-    """Run cells layer by layer, the forward direction before the reverse; states are stacked in that order."""
+    """Run cells layer by layer, the forward direction before the reverse; states are stacked in that order.
+
+    `dropout` between layers is a probability, or what drops.
+    """
     x = task.x
     finals: list[State] = []
     outputs: list[Tensor] = []
     for number, cell in enumerate(cells):
         reverse = number % directions == 1
         if number and not reverse and dropout:
-            x = F.dropout(x, dropout)
+            x = dropout(x) if callable(dropout) else F.dropout(x, dropout)
         layer = as_layer(cell, x[:, 0])
         piece = Task(backwards(x, task.lengths) if reverse else x, None, task.lengths, task.resets)
         out, final = run_cell(layer, _from(task, piece, number), engine)

@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..cells import Layer, flatten
+from ..cells import Layer, flatten, random_streams_kept
 from ..errors import Untraceable
-from ..state import State
+from ..state import State, ends, mapped
 from .loop import rows_first
-from .twins import members, twin
+from .reading import StepReader
+from .step_graph import Reading
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Arguments:
+class StepArguments:
     """What a step is given: tensors that stay the same along time, and those of one step."""
 
     weights: list[Tensor]
-    firsts: list[Tensor]  # the initial state's parts, empty where no row starts anew
+    firsts: list[Tensor]  # the initial state's parts where rows may start anew, then what ended rows are given
     inputs: list[Tensor]  # x_t (batch, ...), then alive (batch,) and anew (batch,) where they are asked for
     states: list[Tensor]
 
@@ -41,48 +42,64 @@ class Step:
     def __init__(self, layer: Layer, axes: dict[str, int], *, ends: bool, restarts: bool) -> None:
         """Step `layer`; with rows that have ended, and rows that start anew, as asked for."""
         self.layer, self.axes, self.ends, self.restarts = layer, axes, ends, restarts
-        self._twin: nn.Module | None = None
-        self._slots: list[tuple[str, int]] | None = None
+        self.reading: Reading
+        self._reader: StepReader
+        self._seen: tuple[Tensor, Any]  # an input and a native state that the step was read with
 
-    @property
-    def module(self) -> nn.Module:
-        """A twin of the cell: weights are swapped in it, which another thread must not see."""
-        if self._twin is None:
-            self._twin = twin(self.layer.module)
-        return self._twin
+    def read(self, reader: StepReader, x: Tensor, parts: Sequence[Tensor]) -> None:
+        """Read the cell, as it is now, with an input and a state like these."""
+        grad = torch.is_grad_enabled()
+        own = [_leaf(tensor, grad) for tensor in (x, *parts)]
+        # As in all steps but the first, whose state may come from nowhere.
+        own[1:] = [part.requires_grad_() if _differentiable(part, grad) else part for part in own[1:]]
+        native = self.layer.to_native(State(dict(zip(self.axes, own[1:], strict=True)), self.axes))
+        self._reader, self._seen = reader, (own[0], native)
+        self.reading = reader.read(self.layer.module, own[0], native, _tensors(native))
 
-    def weights(self) -> list[Tensor]:
-        """Return the cell's parameters and buffers, each once."""
-        inside = members(self.layer.module)
-        parameters = {id(tensor): tensor for member in inside for tensor in member._parameters.values()}
-        buffers = {id(tensor): tensor for member in inside for tensor in member._buffers.values()}
-        return [tensor for tensor in (*parameters.values(), *buffers.values()) if tensor is not None]
+    def try_out(self) -> None:
+        """Run the graph once, on copies: find out how its results are nested, and refuse one that writes anywhere."""
+        graph, (x, native) = self.reading.graph, self._seen
+        if graph.form is not None:
+            return
+        own = [x, *_tensors(native)]
+        with random_streams_kept(), torch.no_grad():
+            outputs = self.reading.run_watched(own)
+        result = self._reader.result(self.layer.module, x, native, outputs=outputs)
+        slots = {id(value): ("made", place) for place, value in enumerate(outputs)}
+        slots |= {id(value): ("own", place) for place, value in enumerate(own)}
+        graph.form = mapped(result, lambda _, end: _slot(end, slots))
 
     def __call__(
         self, weights: Sequence[Tensor], firsts: Sequence[Tensor], inputs: Sequence[Tensor], states: Sequence[Tensor]
     ) -> list[Tensor]:
         """Return the output and the next states."""
         x, *masks = inputs
+        count = len(self.axes)
         before = dict(zip(self.axes, states, strict=True))
         if self.restarts:
             anew = masks.pop()
             before = {
                 name: torch.where(_along(anew, part, self.axes[name]), first.to(part.dtype), part)
-                for (name, part), first in zip(before.items(), firsts, strict=True)
+                for (name, part), first in zip(before.items(), firsts[:count], strict=True)
             }
-        out, after = self._call(weights, x, State(before, self.axes))
-        if self.ends:
-            alive = masks.pop()
-            after = {n: torch.where(_along(alive, p, self.axes[n]), p, before[n]) for n, p in after.items()}
-            out = torch.where(_along(alive, out, 0), out, torch.zeros((), dtype=out.dtype, device=out.device))
+        if not self.ends:
+            out, after = self._call(weights, x, State(before, self.axes))
+            return [out, *(after[name] for name in self.axes)]
+        # A row that has ended goes through its first step again, from which no number comes that was not there before.
+        alive, held = masks.pop(), dict(zip(self.axes, firsts[-count:], strict=True))
+        safe = {n: torch.where(_along(alive, p, self.axes[n]), p, held[n]) for n, p in before.items()}
+        out, after = self._call(weights, x, State(safe, self.axes))
+        after = {n: torch.where(_along(alive, p, self.axes[n]), p, before[n]) for n, p in after.items()}
+        out = torch.where(_along(alive, out, 0), out, torch.zeros((), dtype=out.dtype, device=out.device))
         return [out, *(after[name] for name in self.axes)]
 
     def _call(self, weights: Sequence[Tensor], x: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
         layer = self.layer
-        if self._slots is None:
-            self._slots = _slots(layer.module, self.weights())
-        given = {name: weights[number] for name, number in self._slots}
-        result = torch.func.functional_call(self.module, given, (x, layer.to_native(state)), tie_weights=False)
+        own = [x, *_tensors(layer.to_native(state))]
+        made = self.reading.run(weights, own)
+        values = {"made": made, "own": own}
+        form = self.reading.graph.form
+        result = mapped(form, lambda _, end: values[end.kind][end.place] if isinstance(end, ResultSlot) else end)
         out, native = layer.split(result)
         after = _named(layer, native)
         for name, part in state.items():
@@ -91,20 +108,44 @@ class Step:
         return rows, after
 
 
-def _slots(module: nn.Module, weights: list[Tensor]) -> list[tuple[str, int]]:
-    """Return every place in a module that holds a weight, and the number of that weight; shared ones have several."""
-    number = {id(weight): place for place, weight in enumerate(weights)}
-    return [
-        (f"{prefix}.{name}" if prefix else name, number[id(tensor)])
-        for prefix, member in module.named_modules()  # a module that is shared is named once
-        for store in (member._parameters, member._buffers)
-        for name, tensor in store.items()
-        if tensor is not None
-    ]
+class ResultSlot:
+    """The place of a tensor in what a step returns: made by its graph, or its own argument handed on."""
+
+    def __init__(self, kind: str, place: int) -> None:
+        """Stand for the tensor at a place among those made, or among the step's own."""
+        self.kind, self.place = kind, place
 
 
 class StateChanges(Untraceable):
     """The state after a step is of another dtype than before it; after one plain step it may stay."""
+
+
+def _slot(end: Any, slots: dict[int, tuple[str, int]]) -> Any:
+    if id(end) in slots:
+        return ResultSlot(*slots[id(end)])
+    if isinstance(end, Tensor):
+        raise Untraceable("it returns a tensor that it neither made nor was given")
+    if end is None or isinstance(end, bool | int | float | str):
+        return end
+    raise Untraceable(f"it returns something that stays opaque, {type(end).__name__}")
+
+
+def _tensors(native: Any) -> list[Tensor]:
+    found = [end for _, end in ends(native)]
+    odd = next((end for end in found if not isinstance(end, Tensor)), None)
+    if odd is not None:
+        raise Untraceable(f"its state holds something that stays opaque, {type(odd).__name__}")
+    return found
+
+
+def _leaf(tensor: Tensor, grad: bool) -> Tensor:
+    """Return the same numbers as a tensor that leads nowhere, and is no other's."""
+    leaf = tensor.detach()
+    return leaf.requires_grad_() if tensor.requires_grad and _differentiable(tensor, grad) else leaf
+
+
+def _differentiable(tensor: Tensor, grad: bool) -> bool:
+    return grad and tensor.is_floating_point() and not tensor.is_inference()
 
 
 def _named(layer: Layer, native: Any) -> dict[str, Tensor]:

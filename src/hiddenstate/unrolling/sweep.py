@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, fx
 
 from .pieces import Piece
+from .reading import TRACING
 
-_MOST = 8  # shapes for which one piece is kept compiled
+_MOST = 8  # shapes for which one piece is kept traced or compiled
+_AFTER = 2  # calls of one shape before it is traced
 
 
 class Places(Protocol):
@@ -28,7 +30,8 @@ class Sweep:
     def __init__(self, piece: Piece) -> None:
         """Sweep this piece over time."""
         self.piece = piece
-        self._fused: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
+        self._made: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
+        self._calls: OrderedDict[Hashable, int] = OrderedDict()
 
     def __call__(self, places: Places) -> None:
         """Read the inputs, and put the outputs beside them."""
@@ -42,17 +45,34 @@ class Sweep:
 
     def _call(self, axes: tuple[int | None, ...], values: list[Tensor], fused: bool) -> Callable[..., Any]:
         every = _quietly(torch.vmap(self.piece.call, in_dims=axes))
-        if not fused:
-            return every
-        key = tuple(value.shape for value in values)
-        if key not in self._fused:
-            from torch.fx.experimental.proxy_tensor import make_fx
+        key = (fused, *((value.shape, value.stride(), value.dtype, value.device) for value in values))
+        if key not in self._made and (fused or self._comes_back(key)):
+            self._made[key] = _traced(every, values, fused=fused)
+            while len(self._made) > _MOST:
+                self._made.popitem(last=False)
+        return self._made.get(key, every)
 
-            traced = make_fx(every, tracing_mode="fake")(*values)
-            self._fused[key] = torch.compile(traced, dynamic=False)
-            while len(self._fused) > _MOST:
-                self._fused.popitem(last=False)
-        return self._fused[key]
+    def _comes_back(self, key: Hashable) -> bool:
+        """Say whether a shape was seen often enough to be worth a trace, which runs in a fraction of vmap's time."""
+        self._calls[key] = self._calls.get(key, 0) + 1
+        self._calls.move_to_end(key)
+        while len(self._calls) > 4 * _MOST:
+            self._calls.popitem(last=False)
+        return self._calls[key] > _AFTER
+
+
+def _traced(every: Callable[..., Any], values: list[Tensor], *, fused: bool) -> Callable[..., Any]:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    try:
+        with TRACING:
+            made = make_fx(every, tracing_mode="fake")(*values)
+    except Exception:  # some operations have no rule for all steps at once, and need their numbers
+        if fused:
+            raise
+        return every
+    forward: Callable[..., Any] = torch.compile(made, dynamic=False) if fused else made.forward
+    return forward
 
 
 def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -14,10 +14,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import Untraceable
 from .decompositions import decompositions
-from .reasons import blame, blame_operation
-from .rewriting import rewrite
-from .step import Arguments, Step
-from .watching import Watch
+from .draws import Draw, is_random, take_out
+from .reading import TRACING
+from .reasons import blame, line_in
+from .rewriting import rewrite, write_anew
+from .step import Step, StepArguments
 
 aten = torch.ops.aten
 
@@ -30,7 +31,7 @@ class Trace:
     constants: dict[fx.Node, Tensor]  # tensors found in the cell's code
     weights: list[fx.Node]
     firsts: list[fx.Node]  # the initial state, where rows may start anew
-    inputs: list[fx.Node]  # x_t, and where asked for: which rows are alive, which start anew
+    inputs: list[fx.Node]  # x_t, and where asked for: which rows are alive, which start anew; random numbers
     states: list[fx.Node]
     out: fx.Node
     news: list[fx.Node]  # the states after the step
@@ -40,52 +41,57 @@ class Trace:
     to_firsts: list[fx.Node | None] = field(default_factory=list)
     to_x: fx.Node | None = None
     to_states: list[fx.Node | None] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)  # by which the last of the inputs are drawn
 
 
-def trace(step: Step, arguments: Arguments, *, grad: bool) -> Trace:
+def trace(step: Step, arguments: StepArguments, *, grad: bool) -> Trace:
     """Trace a step, with its vjp where `grad`, or say why it cannot be traced."""
-    watch = Watch(step.module)
+    step.try_out()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what tracing itself does, which is none of the user's business
-            traced = _make_graph(step, arguments, grad)
+            return _make_graph(step, arguments, grad)
     except Untraceable:
         raise
-    except Exception as error:  # whatever tracing meets in a user's code is a reason to run it plainly
+    except Exception as error:  # whatever tracing meets in a step is a reason to run it plainly
         raise Untraceable(*blame(error)) from error
-    finally:
-        drawn = watch.put_back_random()
-    watch.check(drawn)
-    return traced
 
 
-def _make_graph(step: Step, arguments: Arguments, grad: bool) -> Trace:
+def _make_graph(step: Step, arguments: StepArguments, grad: bool) -> Trace:
     flat = arguments.flat()
     counts = [len(arguments.weights), len(arguments.firsts), len(arguments.inputs), len(arguments.states)]
     # Without a gradient leaves still require one: torch's own cells then write into nothing.
-    call = _Call(step, counts, arguments.wanted() if grad else [tensor.is_floating_point() for tensor in flat])
+    call = _StepCall(step, counts, arguments.wanted() if grad else [tensor.is_floating_point() for tensor in flat])
     seeds = call.seeds(flat) if grad else []
     module, functional = _fx(call, flat, seeds)
     graph, constants = _clean(module)
-    _refuse_random(graph, step, arguments)
-    if functional and _mutations(graph):
-        writes = _mutations(graph)
-        raise Untraceable(*blame_operation(step, arguments, lambda found: found in writes, "it writes into its input"))
+    for node in graph.nodes:
+        if node.target is aten.as_strided.default and _given(node):
+            raise Untraceable("it reads memory by its layout", line_in(node))
+    if functional:
+        _refuse(graph, _writes, "it writes into its input")
+    for node in graph.nodes:
+        if node.target is aten.view.default:
+            node.target = aten.reshape.default  # what comes at run time may lie in memory otherwise
     rewrite(graph, call.states(graph))
-    return call.roles(graph, constants, grad)
+    made = call.roles(graph, constants, grad)
+    places, draws = take_out(graph, arguments.inputs[0].shape[0])
+    return replace(made, inputs=[*made.inputs, *places], draws=draws)
 
 
-def _fx(call: _Call, flat: list[Tensor], seeds: list[Tensor]) -> tuple[fx.GraphModule, bool]:
+def _fx(call: _StepCall, flat: list[Tensor], seeds: list[Tensor]) -> tuple[fx.GraphModule, bool]:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     table = decompositions()
     device = flat[-1].device.type
     # Attention in small steps: its fused kernels pass for random, whether or not they drop anything.
-    with torch.enable_grad(), _autocast(device), sdpa_kernel(SDPBackend.MATH):
+    attention = sdpa_kernel(SDPBackend.MATH)
+    with TRACING, torch.enable_grad(), _autocast(device), attention, fx.traceback.preserve_node_meta():
         # Fake tensors have no values: code that asks for one, even through numpy, is found out.
         fake: dict[str, Any] = {"decomposition_table": table, "tracing_mode": "fake", "_allow_non_fake_inputs": True}
         module = make_fx(call.plain, **fake)(*flat, *seeds)
-        if not _mutations(module.graph):
+        write_anew(module.graph)
+        if not any(_writes(node.target) for node in module.graph.nodes):
             return module, False
         # A cell that writes into tensors of its own is traced once more, with every write made a new value.
         return make_fx(torch.func.functionalize(call.pure), **fake)(*flat, *seeds), True
@@ -97,7 +103,7 @@ def _autocast(device: str) -> torch.autocast:
     return torch.autocast(device, torch.get_autocast_dtype(device) if on else None, enabled=on, cache_enabled=False)
 
 
-class _Call:
+class _StepCall:
     """The function that is traced: flat tensors in, outputs and gradients out."""
 
     def __init__(self, step: Step, counts: Sequence[int], wanted: list[bool]) -> None:
@@ -217,21 +223,27 @@ def _zeros(graph: fx.Graph, state: fx.Node) -> fx.Node:
     return node
 
 
-def _mutations(graph: fx.Graph) -> list[Any]:
-    return [
-        node.target
-        for node in graph.nodes
-        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-    ]
+def _given(node: fx.Node) -> bool:
+    """Say whether a view shows memory that comes from outside, which may lie otherwise at another call."""
+    while node.op == "call_function" and node.all_input_nodes and _views(node.target):
+        node = node.all_input_nodes[0]
+    return node.op != "call_function"
 
 
-def _refuse_random(graph: fx.Graph, step: Step, arguments: Arguments) -> None:
-    if any(_is_random(node.target) for node in graph.nodes):
-        raise Untraceable(*blame_operation(step, arguments, _is_random, "it draws random numbers in a step"))
+def _views(operation: Any) -> bool:
+    schema = getattr(operation, "_schema", None)
+    return schema is not None and any(result.alias_info is not None for result in schema.returns)
 
 
-def _is_random(operation: Any) -> bool:
-    return isinstance(operation, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in operation.tags
+def _refuse(graph: fx.Graph, guilty: Callable[[Any], bool], reason: str) -> None:
+    for node in graph.nodes:
+        if node.op == "call_function" and guilty(node.target):
+            name = str(node.target).removeprefix("aten.").split(".")[0]
+            raise Untraceable(f"{reason} ({name})", line_in(node))
+
+
+def _writes(operation: Any) -> bool:
+    return isinstance(operation, torch._ops.OpOverload) and operation._schema.is_mutable
 
 
 def _clean(module: fx.GraphModule) -> tuple[fx.Graph, dict[fx.Node, Tensor]]:
@@ -268,7 +280,7 @@ def _same(node: fx.Node) -> fx.Node | None:
     if node.target is aten.t.default and first.target is aten.t.default:
         inner = first.args[0]
         return inner if isinstance(inner, fx.Node) else None
-    keeps = {aten.mul.Tensor: 1, aten.div.Tensor: 1, aten.add.Tensor: 0, aten.sub.Tensor: 0}
+    keeps = {aten.mul.Tensor: 1, aten.div.Tensor: 1}  # to add nothing makes 0.0 of -0.0
     if node.target in keeps and len(node.args) == 2 and not node.kwargs and type(node.args[1]) in (int, float):
         value, inner = node.meta.get("val"), first.meta.get("val")
         unchanged = value is not None and inner is not None and value.dtype == inner.dtype
@@ -286,7 +298,7 @@ def _key(node: fx.Node) -> Any:
 
     if node.target is not operator.getitem and not isinstance(node.target, torch._ops.OpOverload):
         return None
-    if _is_random(node.target) or node.target in _mutations(node.graph):
+    if is_random(node.target) or _writes(node.target):
         return None
     key = (node.target, frozen(node.args), frozen(node.kwargs))
     try:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
+from torch import nn
 
 from ..cells import attributes
-
-_OWN = set(nn.Module().__dict__) - {"training"}
 
 
 def twin(module: nn.Module) -> nn.Module:
@@ -43,25 +39,6 @@ def members(module: nn.Module) -> list[nn.Module]:
     return list(found)
 
 
-def fingerprint(module: nn.Module) -> tuple[Any, ...]:
-    """Return everything about a module, beside its tensors' values, that its code may depend on."""
-    return tuple(
-        (
-            type(member),
-            *((name, id(child)) for name, child in member._modules.items()),
-            *((key, _frozen(value)) for key, value in attributes(member).items() if key not in _OWN),
-        )
-        for member in members(module)
-    )
-
-
-def _frozen(value: Any, depth: int = 0) -> Any:
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return (type(value).__name__, value)
-    if isinstance(value, Tensor):
-        return (id(value), 0 if value.is_inference() else value._version, value.requires_grad)
-    if depth < 3 and isinstance(value, list | tuple):
-        return (type(value).__name__, *(_frozen(inner, depth + 1) for inner in value))
-    if depth < 3 and isinstance(value, dict):
-        return ("dict", *((str(key), _frozen(inner, depth + 1)) for key, inner in value.items()))
-    return id(value)
+def heard(inside: list[nn.Module]) -> bool:
+    """Say whether something of ours stands in the attributes of one of these modules."""
+    return any(attributes(member) is not member.__dict__ for member in inside)

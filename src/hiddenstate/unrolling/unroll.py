@@ -6,16 +6,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from ..cells import as_layer, uncompiled
+from .._torch_names import lookup
+from ..cells import InputAxes, Layer, as_layer, layer_axes, uncompiled
 from ..errors import BadInput
 from ..state import State
 from .checks import Lengths, read
-from .engines import Engine, check_engine, run_cell
+from .engines import Engine, chosen_engine, run_cell
 from .fused import run_fused
 from .recurrent import Recurrent
 from .waiting import run_others
+
+_transforms = lookup("torch._C._functorch.peek_interpreter_stack")
+_untransformed = lookup("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack")
 
 
 @uncompiled
@@ -27,7 +32,9 @@ def unroll(
     lengths: Lengths | None = None,
     resets: Tensor | None = None,
     initial: Callable[[int], State] | None = None,
-    engine: Engine = "auto",
+    time_axis: int | None = None,
+    batch_axis: int | None = None,
+    engine: Engine | None = None,
 ) -> tuple[Tensor, State]:
     """Run `cell` along `x` and return its outputs with the state it ends in.
 
@@ -42,7 +49,8 @@ def unroll(
 
     Args:
         cell: A `Cell` of your own or of torch's, an `nn.RNN`, `nn.LSTM` or `nn.GRU`, or a `Recurrent`.
-        x: `(batch, time, feature)`, whatever the layer's own `batch_first`.
+        x: As the layer takes it: `(time, batch, feature)` for one with `batch_first=False`. A cell is stepped along
+            `(batch, time, feature)`.
         state: The state before the first step, as a `State` or in the cell's own form. None: its initial state.
         lengths: The steps of each row, in any order. Outputs are zero beyond them, and what `x` holds there
             is never looked at; each row's final state is the one at its own end. A row of 0 steps waits: its state
@@ -50,22 +58,52 @@ def unroll(
         resets: bool `(batch, time)`, True where a row starts anew before that step, from the initial state,
             with gradients cut there.
         initial: From the number of rows to the State they start anew from; None: the layer's own initial state.
+        time_axis: Which axis of `x` is time, where it is not as said above; lengths and resets stay as they are.
+        batch_axis: Which axis of `x` holds the rows.
         engine: `"loop"` calls the cell once for each step; `"fast"` runs it by a schedule made from its trace, or
-            says why it cannot; `"auto"` is fast where that pays. A fused layer runs in its own kernel.
+            says why it cannot; `"auto"` is fast where that pays. A fused layer runs in its own kernel. None: `"auto"`,
+            or what a `Recurrent` was made with. With `HIDDENSTATE_ENGINE=loop` in the environment all is `"loop"`.
 
     Returns:
-        The outputs `(batch, time, unit)` and the final State.
+        The outputs, in the layout of `x`, and the final State.
     """
-    check_engine(engine)
-    tensor = isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] > 0
-    layer = as_layer(cell, x[:, 0] if tensor else None)
+    told = isinstance(x, Tensor) and x.dim() > 1 and (time_axis == 0 or batch_axis == 1)
+    layer = layer_for(cell, x.transpose(0, 1) if told else x)
+    axes = _axes(layer, x, time_axis, batch_axis)
+    if axes is not None and not axes.usual:
+        x = axes.rows_first(x)
+    options = {"lengths": lengths, "resets": resets}
+    engine = chosen_engine(engine, layer.module.engine if isinstance(layer.module, Recurrent) else "auto")
     if isinstance(layer.module, Recurrent):
         if initial is not None:
             raise BadInput("initial is given for a Recurrent, whose cells start anew each from its own initial_state.")
-        return _run_recurrent(layer.module, x, state, lengths=lengths, resets=resets, engine=engine)
-    task = replace(read(layer, x, state, lengths=lengths, resets=resets), initial=initial)
-    run = run_fused if layer.fused else run_cell
-    return run_others(task, lambda some: run(layer, some, engine), layer.initial)
+        out, after = _run_recurrent(layer.module, x, state, engine=engine, **options)
+    else:
+        task = read(layer, x, state, lengths=lengths, resets=resets)
+        task = task if initial is None else replace(task, initial=initial)
+        run = run_fused if layer.fused else run_cell
+        out, after = run_others(task, lambda some: run(layer, some, engine), layer.initial)
+    return (out if axes is None or axes.usual else axes.as_given(out)), after
+
+
+def _axes(layer: Layer, x: Any, time_axis: int | None, batch_axis: int | None) -> InputAxes | None:
+    """Return where time and rows are in `x`; None for what is refused where inputs are read."""
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        return None
+    axes = layer_axes(layer, x, time_axis=time_axis, batch_axis=batch_axis)
+    return None if axes.batch is None else axes
+
+
+def layer_for(cell: nn.Module, x: Any) -> Layer:
+    """Return a cell as a layer; a real step teaches what its state looks like."""
+    if not isinstance(x, Tensor) or x.dim() < 2 or x.shape[1] == 0:
+        return as_layer(cell)
+    if not (_transforms and _untransformed and _transforms() is not None):
+        return as_layer(cell, x[:, 0])
+    # Within a transform of torch.func no tensor has numbers of its own: the step is made up, outside of it.
+    shape, (dtype, device) = x[:, 0].shape, (x.dtype, x.device)
+    with _untransformed():
+        return as_layer(cell, torch.linspace(0, 1, shape.numel()).view(shape).to(device, dtype))
 
 
 def _run_recurrent(stack: Recurrent, x: Tensor, state: State | Any, **options: Any) -> tuple[Tensor, State]:
@@ -78,5 +116,6 @@ def _run_recurrent(stack: Recurrent, x: Tensor, state: State | Any, **options: A
     task = read(layer, x, state, lengths=options.pop("lengths"), resets=options.pop("resets"))
     native = () if task.state is None else (layer.to_native(task.state),)
     # Through __call__, so that whoever hooks the stack sees the call.
-    out, after = stack(task.x, *native, lengths=task.lengths, resets=task.resets, **options)
-    return out, layer.to_state(after, batch=x.shape[0])
+    given = task.x if stack.batch_first else task.x.transpose(0, 1)
+    out, after = stack(given, *native, lengths=task.lengths, resets=task.resets, **options)
+    return (out if stack.batch_first else out.transpose(0, 1)), layer.to_state(after, batch=x.shape[0])

@@ -94,7 +94,7 @@ def test_only_large_products_of_plain_numbers_are_ours(monkeypatch):
 
 def test_without_the_kernel_loops_use_torchs_products(monkeypatch, tmp_path):
     monkeypatch.setattr(products, "KERNEL", "this is no C")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HIDDENSTATE_CACHE", str(tmp_path))
     products._compiled.cache_clear()
     try:
         assert not products.own_in_loops()

@@ -12,6 +12,7 @@ from hiddenstate.unrolling.building import build, compile_loops
 from hiddenstate.unrolling.checks import Task
 from hiddenstate.unrolling.fast import prepare
 from hiddenstate.unrolling.native import CompiledRunner, products
+from hiddenstate.unrolling.reading import StepReader
 from tests.support.cells import CELLS, LayerNormLSTMCell, TanhCell
 from tests.support.equal import assert_same, inputs_of
 
@@ -70,8 +71,8 @@ def with_threads(count, call):
 
 
 def runners_of(cell, x):
-    run = prepare(as_layer(cell, x[:, 0]), Task(x))
-    schedule = build(run)
+    run = prepare(as_layer(cell, x[:, 0]), Task(x), StepReader())
+    schedule, _ = build(run)
     compile_loops(schedule, run)
     assert schedule.plain_because == ""
     return [CompiledRunner(loop) for loop in schedule.loops()]

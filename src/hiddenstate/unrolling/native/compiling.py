@@ -10,15 +10,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..cache_folder import cache_folder
 from .values import Unsupported
 
 _FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-w")
+_MOST_BYTES = 2**28  # of compiled code that are kept
 
 
 def load(source: str) -> Any:
@@ -31,10 +34,11 @@ def load(source: str) -> Any:
 
 def library(source: str) -> ctypes.CDLL:
     """Return a C file as a library in memory, compiled now or at an earlier time."""
-    name = hashlib.sha256("\0".join([source, _machine(), *_FLAGS]).encode()).hexdigest()[:32]
+    key = [source, _machine(), _compiler_seen(_compiler()), *_FLAGS]
+    name = hashlib.sha256("\0".join(key).encode()).hexdigest()[:32]
     try:
-        return _library(source, _folder() / f"{name}.so")
-    except OSError:  # a home that cannot be written to, or from which nothing may be run
+        return _library(source, cache_folder() / "loops" / f"{name}.so")
+    except (OSError, RuntimeError):  # no home, or one that cannot be written to, or from which nothing may be run
         try:
             return _library(source, _private() / f"{name}.so")
         except OSError as error:
@@ -42,9 +46,36 @@ def library(source: str) -> ctypes.CDLL:
 
 
 def _library(source: str, path: Path) -> ctypes.CDLL:
-    if not path.exists():
-        _compile(source, path)
+    if path.parent.exists() and not _is_own(path.parent):
+        raise PermissionError(f"{path.parent} belongs to others, or others may write to it")
+    if path.exists():
+        try:
+            found = ctypes.CDLL(str(path)) if _is_own(path) else None
+        except OSError:  # cut short, by a disk that was full
+            found = None
+        if found is not None:
+            with suppress(OSError):
+                os.utime(path)  # what is used stays longest
+            return found
+        path.unlink()
+    _compile(source, path)
     return ctypes.CDLL(str(path))
+
+
+def _is_own(path: Path) -> bool:
+    """Say whether nobody else may have put code there, which is going to be run."""
+    seen = path.stat()
+    return seen.st_uid == os.getuid() and not seen.st_mode & 0o022
+
+
+def _make_room(folder: Path) -> None:
+    """Remove what was not used for longest, beyond what may be kept."""
+    found = sorted(folder.glob("*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
+    kept = 0
+    for path in found:
+        kept += path.stat().st_size
+        if kept > _MOST_BYTES:
+            path.unlink()
 
 
 @lru_cache(maxsize=1)
@@ -68,7 +99,7 @@ def torch_library() -> ctypes.CDLL:
 
 
 def _compile(source: str, path: Path) -> None:
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    compiler = _compiler()
     if compiler is None or sys.platform == "win32":
         raise Unsupported("there is no C compiler")
     with tempfile.TemporaryDirectory() as folder:
@@ -79,18 +110,32 @@ def _compile(source: str, path: Path) -> None:
         if done.returncode:
             raise Unsupported(f"the C compiler refused: {done.stderr.strip()[:500]}")
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Beside its place first: another process may be looking for a whole file.
-        beside = path.with_suffix(f".{os.getpid()}.tmp")
-        shutil.copy(made, beside)
-        os.replace(beside, path)
+        # Beside its place first: another thread or process may be looking for a whole file. Whoever is last wins, and
+        # both have written the same, so nobody has to wait for a lock.
+        handle, beside = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        os.close(handle)
+        try:
+            shutil.copyfile(made, beside)
+            os.chmod(beside, 0o700)
+            os.replace(beside, path)
+        finally:
+            Path(beside).unlink(missing_ok=True)
+        with suppress(OSError):  # another process may be at it too
+            _make_room(path.parent)
 
 
-def _folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(home) if home else Path.home() / ".cache") / "hiddenstate" / "loops"
-    except RuntimeError:  # no home at all
-        return _private()
+def _compiler() -> str | None:
+    return os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
+@lru_cache(maxsize=8)
+def _compiler_seen(compiler: str | None) -> str:
+    """Return which compiler it is: another one by the same name is another."""
+    found = shutil.which(compiler.split()[0]) if compiler else None
+    if found is None:
+        return str(compiler)
+    seen = os.stat(found)
+    return f"{compiler} {os.path.realpath(found)} {seen.st_size} {seen.st_mtime_ns}"
 
 
 @lru_cache(maxsize=1)

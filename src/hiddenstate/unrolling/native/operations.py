@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .values import Place, dense, shape_of
+from .values import Place, Unsupported, dense, shape_of
 
 aten = torch.ops.aten
 
@@ -23,25 +23,54 @@ def _of(text: str) -> Callable[..., str]:
     return lambda t, *a: text.format(*a, t=t)
 
 
+def _floating(write: Callable[..., str]) -> Callable[..., str]:
+    """Leave whole numbers to torch, which has rules of its own for them."""
+
+    def written(t: str, *a: str) -> str:
+        if t not in ("float", "double"):
+            raise Unsupported("whole numbers are divided or raised to a power")
+        return write(t, *a)
+
+    return written
+
+
+def _rounded(single: str, double: str) -> Callable[..., str]:
+    """Round; whole numbers are what they are."""
+    return lambda t, a: f"{single if t == 'float' else double}({a})" if t in ("float", "double") else a
+
+
 def _add(sign: str) -> Callable[..., str]:
-    return lambda t, a, b, alpha="1": f"({a} {sign} {b})" if alpha == "1" else f"({a} {sign} ({t}){alpha} * {b})"
+    return lambda t, a, b, alpha="": f"({a} {sign} {b})" if not alpha else f"({a} {sign} {alpha} * {b})"
 
 
-# operation -> C expression of its arguments; t is the C type of the result
+def _back(t: str, a: str, b: str, alpha: str = "") -> str:
+    if alpha:  # torch rounds once or twice, by dtypes
+        raise Unsupported("a difference is taken from a multiple")
+    return f"({b} - {a})"
+
+
+def _bound(sign: str) -> Callable[..., str]:
+    """Keep to one side of a bound; one that is no number makes everything so."""
+    return lambda t, a, bound: f"({bound} != {bound} ? {bound} : {a} {sign} {bound} ? {bound} : {a})"
+
+
+# operation -> C expression of its arguments, which all come in the type t that is computed in
 POINTWISE: dict[Any, Callable[..., str]] = {
     aten.add.Tensor: _add("+"),
     aten.add.Scalar: _add("+"),
     aten.sub.Tensor: _add("-"),
     aten.sub.Scalar: _add("-"),
-    aten.rsub.Scalar: lambda t, a, b, alpha="1": f"({b} - {a})" if alpha == "1" else f"({b} - ({t}){alpha} * {a})",
-    aten.rsub.Tensor: lambda t, a, b, alpha="1": f"({b} - {a})" if alpha == "1" else f"({b} - ({t}){alpha} * {a})",
+    aten.rsub.Scalar: _back,
+    aten.rsub.Tensor: _back,
     aten.mul.Tensor: _of("({0} * {1})"),
     aten.mul.Scalar: _of("({0} * {1})"),
-    aten.div.Tensor: _of("(({t}){0} / ({t}){1})"),
-    aten.div.Scalar: _of("(({t}){0} / ({t}){1})"),
+    aten.div.Tensor: _of("({0} / {1})"),
+    aten.div.Scalar: _of("({0} / {1})"),
     aten.neg.default: _of("(-{0})"),
     aten.reciprocal.default: _of("(({t})1 / {0})"),
-    aten.abs.default: _call("fabsf", "fabs"),
+    aten.abs.default: lambda t, a: (
+        f"{'fabsf' if t == 'float' else 'fabs'}({a})" if t in ("float", "double") else f"({a} < 0 ? -{a} : {a})"
+    ),
     aten.exp.default: _call("hs_expf", "exp"),
     aten.log.default: _call("logf", "log"),
     aten.log1p.default: _call("log1pf", "log1p"),
@@ -59,13 +88,13 @@ POINTWISE: dict[Any, Callable[..., str]] = {
     aten.log2.default: _call("log2f", "log2"),
     aten.log10.default: _call("log10f", "log10"),
     aten.exp2.default: _call("exp2f", "exp2"),
-    aten.floor.default: _call("floorf", "floor"),
-    aten.ceil.default: _call("ceilf", "ceil"),
-    aten.trunc.default: _call("truncf", "trunc"),
-    aten.round.default: _call("rintf", "rint"),
-    aten.fmod.Scalar: _call("fmodf", "fmod"),
-    aten.fmod.Tensor: _call("fmodf", "fmod"),
-    aten.pow.Tensor_Tensor: _call("powf", "pow"),
+    aten.floor.default: _rounded("floorf", "floor"),
+    aten.ceil.default: _rounded("ceilf", "ceil"),
+    aten.trunc.default: _rounded("truncf", "trunc"),
+    aten.round.default: _rounded("rintf", "rint"),
+    aten.fmod.Scalar: _floating(_call("fmodf", "fmod")),
+    aten.fmod.Tensor: _floating(_call("fmodf", "fmod")),
+    aten.pow.Tensor_Tensor: _floating(_call("powf", "pow")),
     aten.isnan.default: _of("({0} != {0})"),
     aten.cos.default: _call("cosf", "cos"),
     aten.erf.default: _call("erff", "erf"),
@@ -74,10 +103,10 @@ POINTWISE: dict[Any, Callable[..., str]] = {
     aten.relu.default: _of("({0} < 0 ? 0 : {0})"),
     aten.sign.default: _of("(({t})(({0} > 0) - ({0} < 0)))"),
     aten.sgn.default: _of("(({t})(({0} > 0) - ({0} < 0)))"),
-    aten.pow.Tensor_Scalar: lambda t, a, b: _power(t, a, b),
+    aten.pow.Tensor_Scalar: _floating(lambda t, a, b: _power(t, a, b)),
     aten.maximum.default: _of("({0} != {0} ? {0} : {1} != {1} ? {1} : {0} > {1} ? {0} : {1})"),
     aten.minimum.default: _of("({0} != {0} ? {0} : {1} != {1} ? {1} : {0} < {1} ? {0} : {1})"),
-    aten.where.self: _of("({0} ? ({t}){1} : ({t}){2})"),
+    aten.where.self: _of("({0} ? {1} : {2})"),
     aten.gt.Tensor: _of("({0} > {1})"),
     aten.gt.Scalar: _of("({0} > {1})"),
     aten.ge.Tensor: _of("({0} >= {1})"),
@@ -96,68 +125,125 @@ POINTWISE: dict[Any, Callable[..., str]] = {
     aten.bitwise_not.default: lambda t, a: f"(!{a})" if t == "uint8_t" else f"(~{a})",
     aten.bitwise_and.Tensor: _of("({0} & {1})"),
     aten.bitwise_or.Tensor: _of("({0} | {1})"),
-    aten._to_copy.default: _of("(({t}){0})"),
+    aten._to_copy.default: _of("{0}"),
     aten.clone.default: _of("{0}"),
-    aten.clamp.default: lambda t, a, low="None", high="None": _clamp(a, low, high),
-    aten.clamp_min.default: _of("({0} < {1} ? {1} : {0})"),
-    aten.clamp_max.default: _of("({0} > {1} ? {1} : {0})"),
-    aten.masked_fill.Scalar: _of("({1} ? ({t}){2} : {0})"),
-    aten.masked_fill.Tensor: _of("({1} ? ({t}){2} : {0})"),
+    aten.clamp.default: lambda t, a, low="", high="": _clamp(t, a, low, high),
+    aten.clamp_min.default: _bound("<"),
+    aten.clamp_max.default: _bound(">"),
+    aten.masked_fill.Scalar: _of("({1} ? {2} : {0})"),
+    aten.masked_fill.Tensor: _of("({1} ? {2} : {0})"),
 }
 
 # Operations that make a tensor of one number.
-FILLED: dict[Any, Callable[[fx.Node], float]] = {
-    aten.full.default: lambda node: float(node.args[1]),  # type: ignore[arg-type]
-    aten.full_like.default: lambda node: float(node.args[1]),  # type: ignore[arg-type]
-    aten.zeros.default: lambda node: 0.0,
-    aten.zeros_like.default: lambda node: 0.0,
-    aten.new_zeros.default: lambda node: 0.0,
-    aten.ones.default: lambda node: 1.0,
-    aten.ones_like.default: lambda node: 1.0,
-    aten.new_ones.default: lambda node: 1.0,
-    aten.new_full.default: lambda node: float(node.args[2]),  # type: ignore[arg-type]
-    aten.scalar_tensor.default: lambda node: float(node.args[0]),  # type: ignore[arg-type]
+FILLED: dict[Any, Callable[[fx.Node], Any]] = {
+    aten.full.default: lambda node: node.args[1],
+    aten.full_like.default: lambda node: node.args[1],
+    aten.fill.Scalar: lambda node: node.args[1],
+    aten.zeros.default: lambda node: 0,
+    aten.zeros_like.default: lambda node: 0,
+    aten.new_zeros.default: lambda node: 0,
+    aten.empty_like.default: lambda node: 0,  # of which nobody may expect anything
+    aten.new_empty.default: lambda node: 0,
+    aten.ones.default: lambda node: 1,
+    aten.ones_like.default: lambda node: 1,
+    aten.new_ones.default: lambda node: 1,
+    aten.new_full.default: lambda node: node.args[2],
+    aten.scalar_tensor.default: lambda node: node.args[0],
 }
+
+_COMPARED = {
+    *(aten.gt.Tensor, aten.gt.Scalar, aten.ge.Tensor, aten.ge.Scalar, aten.lt.Tensor, aten.lt.Scalar),
+    *(aten.le.Tensor, aten.le.Scalar, aten.eq.Tensor, aten.eq.Scalar, aten.ne.Tensor, aten.ne.Scalar),
+}
+_TRUTHS = {aten.logical_not.default, aten.logical_and.default, aten.logical_or.default}
+_CONDITIONS = {aten.where.self: 0, aten.masked_fill.Scalar: 1, aten.masked_fill.Tensor: 1}  # which argument is one
 
 
 def literal(value: Any, ctype: str) -> str:
     """Return a Python number as C."""
+    if ctype == "uint8_t":
+        return "1" if value else "0"
+    if ctype == "int64_t":
+        whole = int(value)
+        if not -(2**63) < whole < 2**63:
+            raise Unsupported(f"{value} is beyond the whole numbers of C")
+        return f"((int64_t){whole}LL)"
     number = float(value)
     if math.isnan(number):
         return f"(({ctype})NAN)"
     if math.isinf(number):
         return f"(({ctype}){'-' if number < 0 else ''}INFINITY)"
-    if ctype in ("uint8_t", "int64_t") and number == int(number):
-        return f"(({ctype}){int(number)})"
     return f"{number!r}f" if ctype == "float" else f"{number!r}"
 
 
-def arguments(node: fx.Node, read: Callable[[fx.Node], str], kind: Callable[[fx.Node], str]) -> list[str]:
-    """Return the arguments of an element-wise operation as C, given how to read a node and of what type it is."""
-    values: list[Any] = list(node.args)
-    if node.target in (aten._to_copy.default, aten.clone.default):
-        values = values[:1]
-    kinds = [kind(arg) for arg in node.all_input_nodes]
-    number = next((name for name in ("double", "float", "int64_t") if name in kinds), kind(node))
-    texts = [
-        read(value) if isinstance(value, fx.Node) else "None" if value is None else literal(value, number)
-        for value in values
-    ]
-    return [*texts, str(node.kwargs["alpha"])] if "alpha" in node.kwargs else texts
+def expression(
+    node: fx.Node,
+    read: Callable[[fx.Node], str],
+    ctype: Callable[[torch.dtype], str],
+    round_to: Callable[[str, torch.dtype], str] = lambda text, _: text,
+) -> str:
+    """Return one element of an element-wise operation as C, given how to read a node and the C type of a dtype.
+
+    As torch does, arguments are converted to the dtype that is computed in, and the result to its own.
+    """
+    computed = _computed_in(node)
+    inside, result = ctype(computed), ctype(node.meta["val"].dtype)
+    values: list[Any] = list(node.args)[: 1 if node.target in (aten._to_copy.default, aten.clone.default) else None]
+    condition = _CONDITIONS.get(node.target)  # type: ignore[call-overload]
+    texts = []
+    for place, value in enumerate(values):
+        kind = "uint8_t" if place == condition else inside
+        if isinstance(value, fx.Node):
+            text = converted(read(value), ctype(value.meta["val"].dtype), kind)
+            texts.append(round_to(text, computed) if _narrows(value.meta["val"].dtype, computed) else text)
+        else:
+            texts.append("" if value is None else literal(value, kind))
+    if node.kwargs.get("alpha", 1) != 1:
+        texts.append(literal(node.kwargs["alpha"], "int64_t" if inside == "uint8_t" else inside))
+    if node.target in _COMPARED or node.target is aten.isnan.default or node.target in _TRUTHS:
+        return f"((uint8_t){POINTWISE[node.target](inside, *texts)})"
+    if inside == "uint8_t":  # sums and products of truths are numbers, until they are truths again
+        return converted(POINTWISE[node.target](inside, *texts), "int64_t", result)
+    return converted(POINTWISE[node.target](inside, *texts), inside, result)
+
+
+def converted(text: str, kind: str, into: str) -> str:
+    """Return an expression of one C type as another; all that is not zero is true."""
+    if kind == into:
+        return text
+    return f"((uint8_t)({text} != 0))" if into == "uint8_t" else f"(({into}){text})"
+
+
+def _narrows(dtype: torch.dtype, into: torch.dtype) -> bool:
+    """Say whether a conversion leaves less than the C type could hold."""
+    return into in (torch.float16, torch.bfloat16) and dtype not in (into, torch.bool)
+
+
+def _computed_in(node: fx.Node) -> torch.dtype:
+    result: torch.dtype = node.meta["val"].dtype
+    if node.target in _TRUTHS:
+        return torch.bool
+    if node.target is aten.isnan.default:
+        return node.all_input_nodes[0].meta["val"].dtype  # type: ignore[no-any-return]
+    if node.target in _COMPARED:
+        pair: list[Any] = [value.meta["val"] if isinstance(value, fx.Node) else value for value in node.args[:2]]
+        return torch.result_type(*pair)
+    return result
 
 
 def _power(t: str, base: str, exponent: str) -> str:
-    number = float(exponent.rstrip("f"))
-    if number == 2:
-        return f"({base} * {base})"
-    if number == 3:
-        return f"({base} * {base} * {base})"
-    return f"{'powf' if t == 'float' else 'pow'}({base}, {exponent})"
+    root = f"{'sqrtf' if t == 'float' else 'sqrt'}({base})"
+    special = {
+        *((2.0, f"({base} * {base})"), (3.0, f"({base} * {base} * {base})"), (0.5, root)),
+        *((-1.0, f"(({t})1 / {base})"), (-2.0, f"(({t})1 / ({base} * {base}))"), (-0.5, f"(({t})1 / {root})")),
+    }
+    known = {literal(number, t): text for number, text in special}
+    return known.get(exponent) or f"{'powf' if t == 'float' else 'pow'}({base}, {exponent})"
 
 
-def _clamp(a: str, low: str, high: str) -> str:
-    kept = a if low == "None" else f"({a} < {low} ? {low} : {a})"
-    return kept if high == "None" else f"({kept} > {high} ? {high} : {kept})"
+def _clamp(t: str, a: str, low: str, high: str) -> str:
+    kept = _bound("<")(t, a, low) if low else a
+    return _bound(">")(t, kept, high) if high else kept
 
 
 def view(node: fx.Node, place: Place) -> Place | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from .operations import converted
 from .values import Place
 
 
@@ -34,7 +35,8 @@ class Page:
             return
         index = [f"i{axis}" for axis in range(len(target.shape))]
         value = source if isinstance(source, str) else source.at(index)
-        self.nest(target.shape, [f"{target.at(index)} = ({target.ctype}){value};"], by_rows=by_rows)
+        kind = target.ctype if isinstance(source, str) else source.ctype
+        self.nest(target.shape, [f"{target.at(index)} = {converted(value, kind, target.ctype)};"], by_rows=by_rows)
 
     def gather(self, source: Place, into: Place, *, last: bool, largest: bool, by_rows: bool = False) -> None:
         """Write the loop that adds up elements, or finds the largest; `last`, along the last axis."""
@@ -43,8 +45,8 @@ class Page:
             self.lines.append(_each(axis, size, by_rows=by_rows))
         each = _each(len(source.shape) - 1, source.shape[-1], by_rows=by_rows).removesuffix(" {")
         new, old = source.at(index), "s" if last else into.at(index)
-        # A comparison that is also true of NaN, so that NaN is passed on.
-        step = f"{old} = !({new} <= {old}) ? {new} : {old};" if largest else f"{old} += {new};"
+        # What is no number is taken, and nothing is larger.
+        step = f"{old} = {new} > {old} || {new} != {new} ? {new} : {old};" if largest else f"{old} += {new};"
         if last:
             simd = "" if largest else '_Pragma("omp simd reduction(+ : s)")'
             self.lines += [f"{into.ctype} s = {into.at(index)};", simd, f"{each} {step}", f"{into.at(index)} = s;"]

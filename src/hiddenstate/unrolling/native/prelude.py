@@ -37,10 +37,16 @@ typedef struct {
 
 #define SIMD _Pragma("omp simd")
 
-/* exp by two steps of range reduction and a polynomial of degree six: within 2 ulp, and free of branches. */
+/* exp by two steps of range reduction and a polynomial of degree six: within 2 ulp, and free of branches. The power of
+   two is multiplied in by halves, since the whole of it may be beyond what a float can hold. */
+static inline float hs_power(int32_t n) {
+  union { int32_t i; float f; } u;
+  u.i = (n + 127) << 23;
+  return u.f;
+}
 static inline float hs_expf(float x) {
-  float y = x > 88.72f ? 88.72f : x;
-  y = y < -87.33f ? -87.33f : y;
+  float y = x > 89.0f ? 89.0f : x;
+  y = y < -104.0f ? -104.0f : y;
   float n = __builtin_floorf(y * 1.44269504088896341f + 0.5f);
   float r = y - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
@@ -51,11 +57,8 @@ static inline float hs_expf(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  union { int32_t i; float f; } u;
-  u.i = ((int32_t)n + 127) << 23;
-  float e = p * u.f;
-  e = x > 88.72f ? INFINITY : e;
-  e = x < -87.33f ? 0.0f : e;
+  int32_t whole = (int32_t)n, half = whole >> 1;
+  float e = p * hs_power(half) * hs_power(whole - half);
   return x != x ? x : e;
 }
 
@@ -64,16 +67,15 @@ static inline float hs_sigmoidf(float x) { return 1.0f / (1.0f + hs_expf(-x)); }
 static inline float hs_tanhf(float x) {
   float a = __builtin_fabsf(x);
   float big = 1.0f - 2.0f / (hs_expf(2.0f * a) + 1.0f);
-  big = __builtin_copysignf(big, x);
   float s = x * x; /* for small x the difference above would lose digits */
   float p = -5.70498872745e-3f;
   p = p * s + 2.06390887954e-2f;
   p = p * s - 5.37397155531e-2f;
   p = p * s + 1.33314422036e-1f;
   p = p * s - 3.33332819422e-1f;
-  float small = p * s * x + x;
+  float small = p * s * a + a;
   float y = a < 0.625f ? small : big;
-  return x != x ? x : y;
+  return x != x ? x : __builtin_copysignf(y, x);
 }
 
 static inline double hs_sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }

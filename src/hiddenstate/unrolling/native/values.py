@@ -68,7 +68,11 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
 
 def ctype_of(node: fx.Node) -> str:
     """Return the C type of a node's elements."""
-    dtype = node.meta["val"].dtype
+    return c_type(node.meta["val"].dtype)
+
+
+def c_type(dtype: torch.dtype) -> str:
+    """Return the C type of a dtype."""
     if dtype not in C_TYPES:
         raise Unsupported(f"{dtype} has no C type here")
     return C_TYPES[dtype]

@@ -14,11 +14,11 @@ from .factors import Factors
 from .grouping import Item, Order
 from .inlining import inlined
 from .memory import Memory, axis_of_join
-from .operations import FILLED, POINTWISE, SPLITS, arguments, is_view, literal, view
+from .operations import FILLED, SPLITS, expression, is_view, literal, view
 from .page import Page
 from .prelude import LOOP, PRELUDE, fill
 from .rows import Rows
-from .values import Place, Unsupported, ctype_of, dense, shape_of
+from .values import Place, Unsupported, c_type, ctype_of, dense, shape_of
 
 aten = torch.ops.aten
 
@@ -143,9 +143,8 @@ class Writer:
         ]
         reads: list[str] = []
         for node in nodes:
-            ctype = ctype_of(node)
-            given = arguments(node, lambda arg: names.get(arg) or self._element(arg, index), ctype_of)
-            reads.append(f"const {ctype} {names[node]} = {POINTWISE[node.target](ctype, *given)};")
+            value = expression(node, lambda arg: names.get(arg) or self._element(arg, index), c_type)
+            reads.append(f"const {ctype_of(node)} {names[node]} = {value};")
         writes = [f"{self.memory.own(node).at(index)} = {names[node]};" for node in stores]
         self.page.nest(item.shape, [*reads, *writes], by_rows=self.rows.has(nodes[0]))
 
@@ -184,7 +183,7 @@ class Writer:
                 place = shown
             return place.at(index)
 
-        return POINTWISE[node.target](ctype_of(node), *arguments(node, read, ctype_of))
+        return expression(node, read, c_type)
 
     def _join(self, node: fx.Node) -> None:
         whole, axis, first = self.memory.own(node), axis_of_join(node), 0
@@ -222,7 +221,8 @@ class Writer:
         into = target.moved(source.shape, strides)
         flat = [f"i{axis}" for axis in range(len(target.shape))]
         largest, by_rows = node.target is aten.amax.default, self.rows.has(node)
-        self.page.nest(target.shape, [f"{target.at(flat)} = {'-INFINITY' if largest else '0'};"], by_rows=by_rows)
+        least = {"int64_t": "INT64_MIN", "uint8_t": "0"}.get(target.ctype, "-INFINITY")
+        self.page.nest(target.shape, [f"{target.at(flat)} = {least if largest else '0'};"], by_rows=by_rows)
         self.page.gather(source, into, last=rank - 1 in gone, largest=largest, by_rows=self.rows.has(inner))
         if node.target is aten.mean.dim:
             count = math.prod(source.shape[axis] for axis in gone)

@@ -118,16 +118,24 @@ class Plan:
 
 def stored(node: fx.Node) -> str:
     """Return how the numbers of a node are stored."""
-    dtype = node.meta["val"].dtype
-    if dtype not in STORED:
-        raise Unsupported(f"{dtype} has no kernel here")
-    return STORED[dtype]
+    return _stored_type(node.meta["val"].dtype)
 
 
 def worked(node: fx.Node) -> str:
     """Return how the numbers of a node are computed with."""
-    kind = stored(node)
+    return worked_type(node.meta["val"].dtype)
+
+
+def worked_type(dtype: torch.dtype) -> str:
+    """Return how the numbers of a dtype are computed with."""
+    kind = _stored_type(dtype)
     return WORKED.get(kind, kind)
+
+
+def _stored_type(dtype: torch.dtype) -> str:
+    if dtype not in STORED:
+        raise Unsupported(f"{dtype} has no kernel here")
+    return STORED[dtype]
 
 
 def _extent(carried: list[fx.Node]) -> Extent:

@@ -21,13 +21,13 @@ HERE float hs_expf(float x) { return expf(x); }
 HERE float hs_sigmoidf(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 HERE float hs_tanhf(float x) {
   const float a = fabsf(x), s = x * x; /* for small x the difference below would lose digits */
-  const float big = copysignf(1.0f - __fdividef(2.0f, __expf(2.0f * a) + 1.0f), x);
+  const float big = 1.0f - __fdividef(2.0f, __expf(2.0f * a) + 1.0f);
   float p = -5.70498872745e-3f;
   p = p * s + 2.06390887954e-2f;
   p = p * s - 5.37397155531e-2f;
   p = p * s + 1.33314422036e-1f;
   p = p * s - 3.33332819422e-1f;
-  return a < 0.625f ? p * s * x + x : big;
+  return copysignf(a < 0.625f ? p * s * a + a : big, x);
 }
 HERE float hs_max(float a, float b) { return a != a ? a : b != b ? b : fmaxf(a, b); }
 HERE float hs_sum(float a, float b) { return a + b; }

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from ..native.operations import FILLED, POINTWISE, arguments, literal
+from ..native.operations import FILLED, expression, literal
 from ..native.values import Unsupported, dense, shape_of
 from .indexing import Along, Index, at, broadcast, part_of_join, through
-from .plan import JOINED, REDUCED, Plan, stored, worked
+from .plan import JOINED, REDUCED, STORED, Plan, stored, worked, worked_type
 
 aten = torch.ops.aten
 
@@ -152,10 +152,15 @@ class Writer:
             return self._product(node, index)
         if node.target in REDUCED:
             return self._reduction(node, index)
-        expression = POINTWISE[node.target](worked(node), *self._arguments(node, index))
+        text = expression(
+            node,
+            lambda arg: self.value(arg, broadcast(index, shape_of(arg))),
+            worked_type,
+            lambda text, dtype: f"kept<{STORED[dtype]}>((float){text})",
+        )
         if node.target is aten._to_copy.default:
-            expression = f"kept<{stored(node)}>({expression})"
-        return self._assign(self.plan.levels[node], worked(node), expression)
+            text = f"kept<{stored(node)}>({text})"
+        return self._assign(self.plan.levels[node], worked(node), text)
 
     def _assign(self, level: int, kind: str, expression: str) -> str:
         name = self._declare(self.inner, f"v{len(self._names)}_{len(self.inner)}", kind)
@@ -194,6 +199,8 @@ class Writer:
             places.append(None if axis in gone else own)
         terms = [self.value(inner, found) for found in self._all_along(places, shape)]
         operation = REDUCED[node.target]
+        if operation == "max" and worked(node) != "float":
+            raise Unsupported("the largest of whole numbers has no kernel here")
         total = " + ".join(terms) if operation == "+" else _largest(terms)
         count = math.prod(shape[axis] for axis in gone)
         scale = f" / {count}.0f" if node.target is aten.mean.dim else ""
@@ -222,12 +229,6 @@ class Writer:
         if len(found) > 32:
             raise Unsupported("too many numbers are taken together")
         return found
-
-    def _arguments(self, node: fx.Node, index: Index) -> list[str]:
-        def read(arg: fx.Node) -> str:
-            return self.value(arg, broadcast(index, shape_of(arg)))
-
-        return arguments(node, read, worked)
 
 
 def slots(plan: Plan, place: int) -> int:

@@ -1,0 +1,227 @@
+"""`accelerate`: torch's fused layers run by our own kernels, wherever those were measured to be faster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+
+from ..cells import Call, Layer, Listener, Proceed, Rank, layers, listen, unheard
+from ..errors import NotRecurrent, Untraceable
+from .checks import Task
+from .engines import obstacle_around, switched_off
+from .opened import cells_of, is_torchs_own, why_closed
+from .stacking import run_stack
+from .verdicts import Setting, Verdict, Verdicts, compare
+
+_FEWEST = 4  # steps of a call below which torch's kernel is not even compared
+_DTYPES = (torch.float32, torch.float64)
+
+
+def accelerate(model: nn.Module) -> Accelerated:
+    """Run the fused layers of `model` by our own kernels wherever those are faster, until the handle is closed.
+
+    The model, its weights, its `state_dict` and its pickles stay as they are. Each kind of call is measured once,
+    torch's kernel and ours in turn, forward or forward and backward as it is used; torch's own stays unless ours is
+    faster beyond doubt. `explain()` says what was decided. So far on processors only.
+
+    >>> model = nn.Sequential(nn.GRU(3, 4))
+    >>> with accelerate(model) as faster:
+    ...     output, h = model(torch.randn(50, 2, 3))
+    >>> print(faster.explain())  # doctest: +ELLIPSIS
+    0: GRU...
+    """
+    found = [layer for layer in layers(model) if is_torchs_own(layer.module)]
+    if not found:
+        raise NotRecurrent(
+            f"{type(model).__name__} has no nn.RNN, nn.LSTM or nn.GRU in it, which is what is accelerated. A cell of "
+            f"your own runs fast as hs.Recurrent(Cell, ...), or by hs.unroll(cell, x)."
+        )
+    return Accelerated(model, found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What became of calls of one layer: how, and why."""
+
+    layer: str
+    kind: str
+    said: str
+
+
+class Accelerated(Listener):
+    """A model whose fused layers run by our own kernels where those are faster; `close()` ends it."""
+
+    rank = Rank.ACCELERATE
+
+    def __init__(self, model: nn.Module, found: list[Layer]) -> None:
+        """Listen to the layers; nothing is measured before they are called."""
+        self._verdicts = Verdicts.shared()
+        self._seen: dict[_Seen, None] = {}
+        self._layers = found
+        self._left_alone = [
+            f"{layer.label}: {type(layer.module).__name__}, left alone: {_why_left_alone(layer)}"
+            for layer in layers(model)
+            if not is_torchs_own(layer.module)
+        ]
+        self._handle = listen(model, found, self)
+
+    @property
+    def observes(self) -> bool:
+        """It runs calls in another way, but wants to see no steps."""
+        return True
+
+    def close(self) -> None:
+        """Let torch's kernels run again; safe to repeat."""
+        self._handle.remove()
+
+    def __enter__(self) -> Accelerated:
+        """Return itself: it works from the start."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def explain(self) -> str:
+        """Return a line for each layer and kind of call: which kernel runs it, how much faster it is, or why not."""
+        called = {seen.layer for seen in self._seen}
+        lines = [f"{seen.layer}: {seen.kind}, {seen.said}" for seen in self._seen]
+        lines += [
+            f"{layer.label}: {type(layer.module).__name__}, not called yet"
+            for layer in self._layers
+            if layer.label not in called
+        ]
+        return "\n".join([*lines, *self._left_alone])
+
+    def __str__(self) -> str:
+        """Return what `explain` does."""
+        return self.explain()
+
+    __repr__ = __str__
+
+    def layer_call(self, call: Call, proceed: Proceed) -> Call:
+        """Run a call by the kernel that is faster."""
+        return self._run(call, proceed, measured=True)
+
+    def recompute(self, call: Call, proceed: Proceed) -> Call:
+        """Run a call once more in the way in which it ran before."""
+        return self._run(call, proceed, measured=False)
+
+    def _run(self, call: Call, proceed: Proceed, *, measured: bool) -> Call:
+        module = call.layer.module
+        assert isinstance(module, nn.RNNBase)
+        reason = _why_not(call, module)
+        if reason is not None:
+            self._note(call, f"by torch's own kernel: {reason}")
+            return proceed(call)
+        setting = Setting.of(call, module)
+        verdict = self._verdicts.get(setting)
+        if verdict is None and measured:
+            verdict = self._verdicts.put(setting, _compared(call, module))
+        if verdict is None or not verdict.ours:
+            self._note(call, f"{setting}: by torch's own kernel, {verdict or 'which ran before'}")
+            return proceed(call)
+        try:
+            result = call.returned(run_ours(call, module))
+        except Untraceable as refusal:  # what it reads may have changed since
+            self._note(call, f"{setting}: by torch's own kernel: {refusal.reason}")
+            return proceed(call)
+        self._note(call, f"{setting}: by ours, {verdict}")
+        return result
+
+    def _note(self, call: Call, said: str) -> None:
+        self._seen[_Seen(call.layer.label, type(call.layer.module).__name__, said)] = None
+
+
+def _why_left_alone(layer: Layer) -> str:
+    if not layer.fused:
+        return "a cell, which a loop steps"
+    return "no nn.RNN, nn.LSTM or nn.GRU itself, and a subclass may do things of its own"
+
+
+def run_ours(call: Call, module: nn.RNNBase) -> Any:
+    """Run a call of a fused layer by our own kernels, and return what the layer would."""
+    task = Task(call.x, call.given, call.lengths)
+    directions = 2 if module.bidirectional else 1
+    dropout = module.dropout if module.training else 0.0
+    with unheard():
+        drop = partial(_dropped, call, dropout) if dropout else None
+        out, state = run_stack(cells_of(module), task, "fast", directions=directions, dropout=drop)
+    return _output(call, out), call.layer.to_native(state, batched=call.batched)
+
+
+def _dropped(call: Call, p: float, x: Tensor) -> Tensor:
+    """Drop outputs between layers as torch does, in its layout: the same numbers are drawn in the same order."""
+    if isinstance(call.input, PackedSequence):
+        packed = _packed(call.input, x)
+        dropped = packed._replace(data=nn.functional.dropout(packed.data, p))
+        return Call(call.layer, (dropped,)).x
+    return nn.functional.dropout(x.transpose(0, 1).contiguous(), p).transpose(0, 1)
+
+
+def _output(call: Call, out: Tensor) -> Any:
+    """Return an output (batch, time, unit) in the form in which the input came, and as torch lays it in memory.
+
+    By that `view` succeeds or fails, and a dropout behind it draws its numbers in that order.
+    """
+    if isinstance(call.input, PackedSequence):
+        return _packed(call.input, out)
+    if not call.batched:
+        return out.squeeze(0)
+    steps_first = out.transpose(0, 1).contiguous()
+    return steps_first.transpose(0, 1) if call.layer.spec.batch_first else steps_first
+
+
+def _packed(like: PackedSequence, out: Tensor) -> PackedSequence:
+    lengths = (torch.arange(int(like.batch_sizes[0])) < like.batch_sizes.unsqueeze(1)).sum(0)
+    rows = out if like.sorted_indices is None else out.index_select(0, like.sorted_indices)
+    data = pack_padded_sequence(rows, lengths, batch_first=True).data
+    return PackedSequence(data, like.batch_sizes, like.sorted_indices, like.unsorted_indices)
+
+
+def _compared(call: Call, module: nn.RNNBase) -> Verdict:
+    """Measure torch's kernel and ours on a call; both are given back what they change."""
+    arguments = (call.input,) if call.given_native is None else (call.input, call.given_native)
+    theirs = partial(type(module).forward, module)
+    try:
+        return compare(
+            lambda x, *state: theirs(x, *state),
+            lambda x, *state: run_ours(Call(call.layer, (x, *state)), module),
+            arguments,
+            module,
+        )
+    except Untraceable as refusal:
+        return Verdict(ours=False, because=refusal.reason)
+
+
+def _why_not(call: Call, module: nn.RNNBase) -> str | None:
+    """Return why a call is not even compared."""
+    if switched_off():
+        return "HIDDENSTATE_ENGINE=loop"
+    x = call.input.data if isinstance(call.input, PackedSequence) else call.input
+    if type(x) not in (Tensor, nn.Parameter) or x.numel() == 0:
+        return "its input is empty, or no plain tensor"
+    if x.device.type != "cpu":
+        return f"on {x.device.type} nothing was compared yet"
+    if x.dtype not in _DTYPES or x.dtype != module.weight_ih_l0.dtype:
+        return f"its input is {x.dtype}"
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast chooses the precision of torch's own kernel"
+    if call.steps < _FEWEST:
+        return f"a call of fewer than {_FEWEST} steps"
+    if torch.are_deterministic_algorithms_enabled():
+        return "deterministic algorithms are asked for, and what is faster is told by the clock"
+    if any(weight._backward_hooks for weight in module.parameters()):
+        return "a hook on its weights wants to see every gradient"
+    closed = why_closed(module)
+    if closed is not None:
+        return closed
+    return obstacle_around(call.layer, Task(x.unsqueeze(0) if x.dim() < 3 else x))

@@ -1,0 +1,60 @@
+"""What tracing takes apart gives what the whole gives, at the edges of its numbers too."""
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+from hiddenstate.unrolling.decompositions import decompositions
+from tests.support.operation_sweep import EDGES
+
+NUMBERS = [1.0, -1.5, 2, 0.3, -0.0, float("inf"), float("nan")]
+TAKEN_APART = {
+    "remainder": torch.remainder,
+    "fmod": torch.fmod,
+    "clamp from below": lambda a, b: a.clamp(min=b),
+    "clamp from above": lambda a, b: a.clamp(max=b),
+    "clamp": lambda a, b: a.clamp(b, b + 1),
+    "divide and cut": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "divide and floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "hard sigmoid": lambda a, b: F.hardsigmoid(a) + 0 * b.nan_to_num(0, 0, 0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", TAKEN_APART)
+def test_an_operation_of_two_is_torchs_to_the_bit(name, dtype):
+    edges = torch.tensor(EDGES[dtype], dtype=dtype)
+    a, b = edges.unsqueeze(1).expand(-1, len(edges)).contiguous(), edges.expand(len(edges), -1).contiguous()
+    ours = make_fx(TAKEN_APART[name], decomposition_table=decompositions())(a, b)(a, b)
+    theirs = TAKEN_APART[name](a, b)
+    assert torch.equal(ours.nan_to_num(0.123), theirs.nan_to_num(0.123))
+    assert torch.equal(ours.signbit() & ~ours.isnan(), theirs.signbit() & ~theirs.isnan())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("function", [F.hardsigmoid, F.hardswish, F.hardtanh, F.leaky_relu, F.softplus, F.elu])
+def test_derivatives_are_torchs(function, dtype):
+    x = torch.linspace(-5, 5, 41, dtype=dtype)
+
+    def slope(x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(function(x).sum(), x)[0]
+
+    ours = make_fx(slope, decomposition_table=decompositions())(x)(x)
+    torch.testing.assert_close(ours, slope(x), rtol=1e-6 if dtype is torch.float32 else 1e-14, atol=0)
+
+
+@pytest.mark.parametrize("by", NUMBERS)
+def test_a_remainder_of_a_number_is_torchs_to_the_bit(by):
+    a = torch.tensor(EDGES[torch.float64], dtype=torch.float64)
+    ours = make_fx(lambda a: torch.remainder(a, by), decomposition_table=decompositions())(a)(a)
+    torch.testing.assert_close(ours, torch.remainder(a, by), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_the_sum_of_all_is_torchs(shape, dtype):
+    x = (torch.arange(6)[: int(torch.Size(shape).numel())].view(shape) + 1).to(dtype)
+    ours = make_fx(torch.sum, decomposition_table=decompositions())(x)(x)
+    torch.testing.assert_close(ours, x.sum())
