@@ -502,7 +502,10 @@ def test_a_state_made_in_inference_mode_can_be_trained_on():
         with torch.inference_mode():
             model(x)
             model(x)
-        model(x).sum().backward()
+        out = model(x)
+        out.sum().backward()
+    torch.testing.assert_close(out, model(torch.cat([x, x, x], dim=1))[:, -4:])
+    assert all(parameter.grad.any() for parameter in model.parameters())
 
 
 def test_gradient_accumulation_over_pieces_equals_one_loss_over_them():
@@ -823,7 +826,7 @@ def test_what_recurs_without_being_carried_is_named_once():
     model, x = Loop(), torch.randn(2, 6, 3)
     expected = model(x)
     with Carry(model) as carry:
-        with pytest.warns(CarryWarning, match=r"not carried: memory of the loop at test_carry.py:\d+, to which no"):
+        with pytest.warns(CarryWarning, match=r"not carried: memory of the loop at test_carry.py:\d+, whose start is"):
             assert torch.equal(model(x), expected)
         assert torch.equal(model(x), expected)
         assert carry.state is None
@@ -873,10 +876,10 @@ def test_a_cell_that_only_its_behavior_shows_is_carried():
 
 
 def test_a_model_that_is_fed_step_by_step_is_watched_a_few_times_and_no_more(monkeypatch):
-    from hiddenstate.carry import handover
+    from hiddenstate.carry import examination
 
-    looks, real = [], handover.watched
-    monkeypatch.setattr(handover, "watched", lambda *args, **kwargs: (looks.append(1), real(*args, **kwargs))[1])
+    looks, real = [], examination.watched
+    monkeypatch.setattr(examination, "watched", lambda *args, **kwargs: (looks.append(1), real(*args, **kwargs))[1])
     model, x = Loop(), torch.randn(2, 1, 3)
     with warnings.catch_warnings(), Carry(model):
         warnings.simplefilter("ignore", CarryWarning)

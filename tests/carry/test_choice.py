@@ -69,4 +69,4 @@ def test_of_a_loop_nothing_is_said_before_it_is_known_whether_it_goes_on():
 
     assert chosen(Loop(), final=False).left == []
     (left,) = chosen(Loop()).left
-    assert "to which no state can be handed" in left
+    assert "hs.Carry(model, override=True) puts the carried state there" in left

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -29,8 +31,13 @@ def work(rank: int, store: str, results) -> None:
                 model(piece).square().mean().backward()
             state = {name: part.tolist() for name, part in carry.state.items()}
         results.put((rank, state, [p.grad.tolist() for p in model.parameters()]))
+        dist.barrier()
     finally:
         dist.destroy_process_group()
+    results.close()
+    results.join_thread()
+    # Without the interpreter's own end: threads of gloo that are still on their way abort the process there, now and then.
+    os._exit(0)
 
 
 @pytest.mark.slow

@@ -168,3 +168,63 @@ def test_marks_that_do_not_fit_are_refused_and_nothing_is_lost():
         carry.mark(lengths=[4])
         with pytest.raises(CarryError, match=r"with a sequence without rows"):
             carry._layers[0].module(torch.randn(4, 3))
+
+
+class FromAStart(nn.Module):
+    """A layer or a cell that is handed a start of the model's own, made of `start`."""
+
+    def __init__(self, start, *, fused: bool) -> None:
+        super().__init__()
+        self.h0, self.encode, self.start, self.fused = nn.Parameter(torch.randn(1, 4)), nn.Linear(3, 4), start, fused
+        self.rnn = nn.GRU(3, 4, batch_first=True) if fused else nn.GRUCell(3, 4)
+
+    def forward(self, x):
+        h, out = self.start(self, x), []
+        if self.fused:
+            return self.rnn(x, h[None].contiguous())[0]
+        for frame in x.unbind(1):
+            h = self.rnn(frame, h)
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+def marked(model, x, *, override):
+    """The second piece of x, in which row 1 starts anew at its third step, with the gradients of that row."""
+    starts = torch.zeros(2, 6, dtype=torch.bool)
+    starts[1, 2] = True
+    with Carry(model, override=override) as carry:
+        model(x[:, :6])
+        carry.mark(starts=starts)
+        return model(x[:, 6:])
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("override", [True, False])
+@pytest.mark.filterwarnings("ignore:the layer 'rnn' is handed a state")
+def test_rows_start_anew_in_mid_sequence_as_the_model_starts_them(fused, override):
+    model, x = FromAStart(lambda model, x: model.h0.expand(len(x), -1), fused=fused), torch.randn(2, 12, 3)
+    out, alone = marked(model, x, override=override)[1, 2:], model(x[:, 8:])[1]
+    torch.testing.assert_close(out, alone)
+    ours, theirs = (torch.autograd.grad(each.sum(), model.h0)[0] for each in (out, alone))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.filterwarnings("ignore:the layer 'rnn' is handed a state")
+def test_what_a_row_would_start_from_has_to_be_known(fused, rows):
+    model = FromAStart(lambda model, x: torch.tanh(model.encode(x[:, 0])), fused=fused)
+    with pytest.raises(CarryError, match=r"'rnn' start anew in mid-sequence, but the model makes.*Cut the input"):
+        marked(model, torch.randn(2, 12, 3), override=rows == 1)
+
+
+def test_cells_of_a_recurrent_start_by_themselves_or_not_at_all():
+    model, x = OverRecurrent(), torch.randn(2, 12, 3)
+    learned = Learned(model, std=1.0)
+    with Carry(model, init=learned) as carry:
+        model(x)
+        carry.mark(starts=torch.ones(2, 12, dtype=torch.bool))
+        with pytest.raises(
+            CarryError, match=r"'stack' start anew in mid-sequence, where its cells start by themselves"
+        ):
+            model(x)

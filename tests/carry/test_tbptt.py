@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hiddenstate.carry import Carry, Learned, tbptt
-from hiddenstate.errors import BadInput
+from hiddenstate.errors import BadInput, CarryError
 from tests.support.models import Deep, Stepping, TimeFirst
 
 
@@ -166,8 +166,57 @@ def test_bad_arguments_are_refused_before_anything_runs():
     for arguments, message in [
         ((x, y, {"k1": 0}), r"k1 is 0, but an update needs 1 step or more"),
         ((x, y, {"k1": 4, "k2": 2}), r"k2 is 2 and k1 is 4.*k2 >= k1"),
-        ((x, y[:, :5], {"k1": 2}), r"x has shape \(2, 6, 3\) and y \(2, 5, 2\).*time_axis=0"),
+        ((x, y[:, :5], {"k1": 2}), r"x has shape \(2, 6, 3\) and y \(2, 5, 2\).*time on axis 1.*time_axis="),
         ((x[:, :0], y[:, :0], {"k1": 2}), r"there is no step to train on"),
     ]:
         with pytest.raises(BadInput, match=message):
             tbptt(model, arguments[0], arguments[1], loss_of, **arguments[2])
+
+
+class LooksLikeACell(nn.Module):
+    """It bears the names of a cell, and runs along time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden_size, self.mix = 4, nn.Linear(3 + 4, 4)
+
+    def forward(self, x, state=None):
+        h, out = x.new_zeros(len(x), 4) if state is None else state, []
+        for frame in x.unbind(1):
+            h = torch.tanh(self.mix(torch.cat([frame, h], -1)))
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+def test_what_only_bears_the_names_of_a_cell_is_run_along_time():
+    model, x, y = LooksLikeACell(), torch.randn(2, 12, 3), torch.zeros(2, 12, 4)
+    with Carry(model, override=True):
+        assert len(list(tbptt(model, x, y, loss_of, k1=4))) == 3
+    with pytest.raises(BadInput, match="GRUCell takes one step at a time"):
+        next(tbptt(nn.GRUCell(3, 4), x, y, loss_of, k1=4))
+
+
+class LearnedStart(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.h0 = nn.GRU(3, 4, batch_first=True), nn.Parameter(torch.randn(1, 1, 4))
+
+    def forward(self, x):
+        return self.rnn(x, self.h0.expand(-1, len(x), -1).contiguous())[0]
+
+
+def test_a_model_with_a_start_of_its_own_is_refused_before_a_gradient_is_wrong():
+    model, x = LearnedStart(), torch.randn(2, 12, 3)
+    losses = tbptt(model, x, torch.randn(2, 12, 4), lambda out, y: (out - y).square().mean(), k1=4)
+    next(losses)
+    with pytest.raises(CarryError, match=r"handed a state that is not the carried one by the model itself.*override"):
+        next(losses)
+
+
+def test_a_carry_that_overrides_lets_it_be_trained():
+    model, x, y = LearnedStart(), torch.randn(2, 12, 3), torch.randn(2, 12, 4)
+    with Carry(model, override=True):
+        found = list(tbptt(model, x, y, lambda out, y: (out - y).square().mean(), k1=4))
+    with torch.no_grad():
+        whole = (model(x) - y).square().mean()
+    torch.testing.assert_close(torch.stack(found).mean(), whole)

@@ -9,16 +9,17 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..cells import Handle, has_own_code, layers, listen, unwrap
 from ..errors import BadInput, CarryError, CarryWarning, StateMismatch
 from ..state import Rows, State
-from .handover import HandOver, both_ways
+from .attributes import home
+from .examination import CarryOptions
+from .handover import HandOver
 from .initial import Init, Start, needed_layers
-from .kept import Kept, join, part
+from .kept import Kept, both_ways, join, part
 from .marks import read_marks
 
 
@@ -43,9 +44,22 @@ class Carry:
             an `hs.Noise(std)`, or a function from the number of rows to a State.
         rows: A batch of another size is an error (`"strict"`), or the first rows go on and the others wait (`"first"`).
         detach: Whether gradients stop between batches.
+        override: Whether the carried state also takes the place of one that the model makes itself in its call: zeros,
+            a learned start, what an encoder gives; handed to a layer or in a loop of its own. A first call, and rows
+            that were reset, start as the model does.
+        exact: With `override`, refuse a model whose pieces do not give what the whole gives; else only say so.
     """
 
-    def __init__(self, model: nn.Module, init: Init = "zeros", rows: str = "strict", detach: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        init: Init = "zeros",
+        rows: str = "strict",
+        detach: bool = True,
+        *,
+        override: bool = False,
+        exact: bool = True,
+    ) -> None:
         """Attach to `model`."""
         if rows not in ("strict", "first"):
             raise BadInput(f"rows is {rows!r}, but it is 'strict' (another batch size is an error) or 'first'.")
@@ -56,13 +70,15 @@ class Carry:
             )
         self._layers = list(layers(model)) if has_own_code(model) else needed_layers(model)
         self._start = Start(init, self._layers)
-        self._hand_over = HandOver(unwrap(model), self._layers, self._start, strict=rows == "strict", detach=detach)
-        self._handle = self._attach(unwrap(model))
+        options = CarryOptions(rows == "strict", detach, override, exact)
+        self._hand_over = HandOver(unwrap(model), self._layers, self._start, options)
+        self._hand_over.handles.append(self._attach(unwrap(model)))
 
     @property
     def state(self) -> State | None:
         """One State for the whole model, parts named `encoder.lstm.h`; None before the first batch."""
-        states = {layer.name: self._kept.current(layer, self._start) for layer in self._layers}
+        self._hand_over.tell_undecided("in the state")
+        states = {layer.name: self._kept.current(layer, self._hand_over.start_of) for layer in self._layers}
         self._start.forget()
         return join(self._layers, {name: state for name, state in states.items() if state is not None})
 
@@ -70,13 +86,22 @@ class Carry:
     def state(self, state: State | None) -> None:
         if state is not None and not isinstance(state, State):
             raise StateMismatch(f"carry.state takes a State or None, but this is {type(state).__name__}.")
-        self._kept = Kept() if state is None else Kept(part(self._layers, state))
+        raw = self._kept.raw  # of what is no part of a state yet
+        adopted = self._hand_over.examination.adopted
+        own = [layer for layer in self._layers if layer.name not in adopted.layers or not adopted.is_mirror(layer.name)]
+        self._kept = Kept() if state is None else Kept(part(own, state), raw=raw)
 
     def reset(self, rows: Rows | None = None) -> None:
         """Let all rows, or these (bool mask or indices), start anew at the next call."""
         if rows is None:
             self._kept = Kept()
             return
+        if self._kept.raw:
+            names = ", ".join(name for _, name in self._kept.raw)
+            raise CarryError(
+                f"single rows cannot start anew yet: whether {names}, which the model has kept in its first call, is a "
+                f"state is only told by a second one. Call the model once more first, or reset all rows."
+            )
         marks = {layer.name: self._kept.mark(layer, rows) for layer in self._layers}  # all checked before any is noted
         self._kept.anew.update({name: mask for name, mask in marks.items() if mask is not None})
 
@@ -122,8 +147,11 @@ class Carry:
     @contextmanager
     def with_graph(self) -> Iterator[None]:
         """Inside, states are kept with their graph, whatever `detach` is."""
-        with self._hand_over.with_graph():
+        outer, self._hand_over.detach, self._hand_over.going_back = self._hand_over.detach, False, True
+        try:
             yield
+        finally:
+            self._hand_over.detach, self._hand_over.going_back = outer, False
 
     @contextmanager
     def fresh(self) -> Iterator[Carry]:
@@ -136,10 +164,15 @@ class Carry:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is kept as plain tensors, for a checkpoint in mid-epoch."""
+        adopted = self._hand_over.examination.adopted
+        own = adopted.content(self._kept)
+        self._hand_over.tell_undecided("in this checkpoint", but=own)
         return {
             "states": {name: dict(state.detach()) for name, state in self._kept.states.items()},
             "axes": {name: dict(state.batch_axis) for name, state in self._kept.states.items()},
             "anew": {name: mask.clone() for name, mask in self._kept.anew.items()},
+            "attributes": own,
+            "adopted": [name for name in adopted.layers if adopted.is_in(name, own)],
             **_rank(),
         }
 
@@ -155,8 +188,15 @@ class Carry:
                 f"torch.distributed.checkpoint keeps one copy of what all ranks name alike: save each rank's "
                 f"carry.state_dict() under a name of its own, or in a file of its own."
             )
+        adopted, held = self._hand_over.examination.adopted, content.get("attributes", {})
+        if held and not adopted.knows(held) and any(bool(mask.any()) for mask in content["anew"].values()):
+            raise CarryError(
+                f"rows of this checkpoint were to start anew, and the model keeps {', '.join(held)} itself, which no "
+                f"call has shown yet. Call it twice with three steps or more of anything, then load it again."
+            )
         known = {layer.name: layer for layer in self._layers}
-        if not set(content["states"]) <= set(known) and (known or not self._hand_over.unexamined):
+        later = self._hand_over.examination.may_show
+        if any(name not in known and not later(name) for name in content["states"]):
             raise StateMismatch(
                 f"the checkpoint carries the layers {', '.join(content['states'])}, but this model has "
                 f"{', '.join(known)}: it belongs to another model."
@@ -164,17 +204,22 @@ class Carry:
         states = {name: State(parts, content["axes"][name]) for name, parts in content["states"].items()}
         for name, state in states.items():
             if name in known:  # else it is of a cell that only a call will show
-                states[name] = state.to(_home(known[name].module)).clone()
+                states[name] = state.to(home(known[name].module)).clone()
                 known[name].to_native(states[name])
-        self._kept = Kept(states, {name: mask.clone() for name, mask in content["anew"].items()})
+        anew = {name: mask.clone() for name, mask in content["anew"].items()}
+        loaded = frozenset(states) - set(content.get("adopted", ()))
+        self._kept = Kept(states, anew, adopted.put_content(held), loaded)
 
     def close(self) -> None:
         """Leave the model as it was."""
-        for handle in (self._handle, *self._hand_over.more):
-            handle.remove()
-        self._hand_over.marks = None
+        self._hand_over.close()
         for module in [module for module, carry in _attached.items() if carry is self]:
             del _attached[module]
+
+    @property
+    def init(self) -> Init:
+        """What a sequence starts from, as it was given."""
+        return self._start.init
 
     @staticmethod
     def of(model: nn.Module) -> Carry | None:
@@ -206,12 +251,13 @@ class Carry:
         self._hand_over.kept = kept
 
     def _attach(self, model: nn.Module) -> Handle:
-        for layer in self._layers:
-            if layer.module in _attached:
-                raise CarryError(
-                    f"the layer {layer.name!r} is carried by another Carry already, and two would overwrite each "
-                    f"other. Close it first: hs.Carry.of(model).close(), or use `with hs.Carry(model) as carry:`."
-                )
+        taken = [f"the layer {layer.name!r}" for layer in self._layers if layer.module in _attached]
+        taken += [type(model).__name__] if model in _attached else []
+        if taken:
+            raise CarryError(
+                f"{taken[0]} is carried by another Carry already, and two would overwrite each other. Close it first: "
+                f"hs.Carry.of(model).close(), or use `with hs.Carry(model) as carry:`."
+            )
         _attached[model] = self
         for layer in self._layers:
             _attached[layer.module] = self
@@ -232,7 +278,3 @@ def _rank() -> dict[str, int]:
     """Say which rank's rows these are, where there are several."""
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return {"rank": dist.get_rank()} if several else {}
-
-
-def _home(module: nn.Module) -> torch.device:
-    return next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))

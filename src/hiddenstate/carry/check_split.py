@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from ..cells import Call, Layer, Listener, Proceed, as_layer, layers, listen, untouched, unwrap
+from ..cells import (
+    Call,
+    InputAxes,
+    Layer,
+    Listener,
+    Proceed,
+    StartedModel,
+    as_layer,
+    input_axes,
+    is_step,
+    layers,
+    listen,
+    started,
+    untouched,
+    unwrap,
+)
 from ..errors import BadInput, CarryWarning
 from ..state import tensors
 from ..unrolling import unroll
 from .carry import Carry
+from .pieces import difference, distance, tolerance_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +44,7 @@ class Split:
     where: str  # the layer that breaks the law, "" where none does
     why: str
     layers: Mapping[str, float] = field(default_factory=dict)  # layer -> largest difference in its output
+    axes: InputAxes | None = None  # where time and rows are in the input
 
     def __bool__(self) -> bool:
         """Say whether the law holds."""
@@ -37,16 +53,25 @@ class Split:
     def __str__(self) -> str:
         """Return the verdict in a sentence or two."""
         numbers = f"largest difference {self.error:.2g}, tolerance {self.tolerance:.2g}"
+        numbers += f"; {self.axes.noted}" if self.axes is not None and self.axes.noted else ""
         if self.ok:
             return f"Two pieces equal the whole ({numbers})."
         return f"Two pieces cut at step {self.at} differ from the whole ({numbers}). {self.why}"
 
 
-def check_split(model: nn.Module, x: Tensor, at: int | None = None, *, time_axis: int | None = None) -> Split:
+def check_split(
+    model: nn.Module,
+    x: Tensor,
+    at: int | None = None,
+    *,
+    time_axis: int | None = None,
+    batch_axis: int | None = None,
+) -> Split:
     """Say whether feeding `x` in two pieces, with the state handed over, equals feeding it whole.
 
     Without `at`, a cut after the first step, one in the middle and one before the last step are tried. The model is run
-    in eval mode and comes back as it was.
+    in eval mode and comes back as it was. Which axis is time is deduced from `batch_first` of the layers and from how
+    the model takes `x`; the result's `axes` say what was found. A state that its forward insists on is handed in.
 
     >>> bool(check_split(torch.nn.LSTM(3, 4, batch_first=True), torch.randn(2, 8, 3)))
     True
@@ -54,20 +79,29 @@ def check_split(model: nn.Module, x: Tensor, at: int | None = None, *, time_axis
     the model itself
     """
     inner = unwrap(model)
+    step = is_step(inner)
+    call = None if step else started(inner, x)
+    axes = input_axes(inner, x, time_axis=time_axis, batch_axis=batch_axis, call=call)
+    if call is not None and not call.goes_on():
+        raise BadInput(
+            f"{type(inner).__name__}.forward insists on a state, and takes neither None nor the states of its layers, "
+            f"so a second piece cannot go on from the first. Let it take None, and pass that on to its layer."
+        )
     with ExitStack() as stack:
         stack.enter_context(untouched(inner))
         stack.enter_context(torch.no_grad())
         inner.eval()
-        runner = stack.enter_context(_runner(inner))
+        if call is None:
+            runner, x, axis = _cell_runner(as_layer(inner, axes.rows_first(x)[:, 0])), axes.rows_first(x), 1
+        else:
+            runner, axis = stack.enter_context(_runner(call)), axes.time
         whole = runner(x)
-        axis = _time_axis(whole, x) if time_axis is None else time_axis
-        steps = x.shape[axis]
-        found = [_compare(runner, whole, x, cut, axis) for cut in _cuts(steps, at)]
-    return max(found, key=lambda split: (not split.ok, split.error / split.tolerance))
+        found = [_compare(runner, whole, x, cut, axis) for cut in _cuts(x.shape[axis], at)]
+    return replace(max(found, key=lambda split: (not split.ok, split.error / split.tolerance)), axes=axes)
 
 
 @dataclass(slots=True)
-class _Run:
+class _SplitRun:
     """What one run of the model gave, and the calls that its layers had in it."""
 
     output: list[Tensor]
@@ -88,12 +122,10 @@ class _Calls(Listener):
 
 
 @contextmanager
-def _runner(model: nn.Module) -> Iterator[Callable[..., _Run]]:
+def _runner(call: StartedModel) -> Iterator[Callable[..., _SplitRun]]:
     """Give a function that runs the model on one piece, going on where the last one ended unless told to start anew."""
+    model = call.model
     found = layers(model)
-    if _is_step(model, found):
-        yield _cell_runner(as_layer(model))
-        return
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore", CarryWarning)
         attached = Carry.of(model)
@@ -102,42 +134,35 @@ def _runner(model: nn.Module) -> Iterator[Callable[..., _Run]]:
         calls = _Calls()
         stack.callback(listen(model, found, calls).remove)
 
-        def go(piece: Tensor, *, on: bool = False) -> _Run:
+        def go(piece: Tensor, *, on: bool = False) -> _SplitRun:
             if not on:
                 carry.reset()
             calls.of = {}
-            output = list(tensors(model(piece)).values())
-            return _Run(output, calls.of, found)
+            states = carry.snapshot().states if on and call.hands_over else None
+            output = list(tensors(call(piece, states)).values())
+            return _SplitRun(output, calls.of, found)
 
         yield go
 
 
-def _is_step(model: nn.Module, found: list[Layer]) -> bool:
-    """Say whether the model itself is a cell of one step: one that is known, or that insists on its state."""
-    if len(found) == 1 and found[0].module is model:
-        return not found[0].fused
-    parameters = list(inspect.signature(model.forward).parameters.values())
-    return len(parameters) == 2 and all(parameter.default is parameter.empty for parameter in parameters)
-
-
-def _cell_runner(layer: Layer) -> Callable[..., _Run]:
+def _cell_runner(layer: Layer) -> Callable[..., _SplitRun]:
     state = None
 
-    def go(piece: Tensor, *, on: bool = False) -> _Run:
+    def go(piece: Tensor, *, on: bool = False) -> _SplitRun:
         nonlocal state
-        output, state = unroll(layer.module, piece, state if on else None)
-        return _Run([output], {}, [layer])
+        output, state = unroll(layer.module, piece, state if on else None, time_axis=1)
+        return _SplitRun([output], {}, [layer])
 
     return go
 
 
-def _compare(runner: Callable[..., _Run], whole: _Run, x: Tensor, cut: int, axis: int) -> Split:
+def _compare(runner: Callable[..., _SplitRun], whole: _SplitRun, x: Tensor, cut: int, axis: int) -> Split:
     steps = x.shape[axis]
     first = runner(x.narrow(axis, 0, cut))
     second = runner(x.narrow(axis, cut, steps - cut), on=True)
     outputs = zip(whole.output, first.output, second.output, strict=False)
-    errors = [_difference(*three) for three in outputs]
-    tolerance = _tolerance(whole.output)
+    errors = [difference(*three) for three in outputs]
+    tolerance = tolerance_of(whole.output)
     error = max([e for e in errors if e is not None], default=0.0)
     each = {layer: _layer_differences((whole, first, second), layer) for layer in whole.found}
     by_name = {layer.label: outputs for layer, (_, outputs) in each.items() if outputs is not None}
@@ -171,7 +196,7 @@ def _reason(layer: Layer) -> str:
     )
 
 
-def _layer_differences(runs: tuple[_Run, ...], layer: Layer) -> tuple[float | None, float | None]:
+def _layer_differences(runs: tuple[_SplitRun, ...], layer: Layer) -> tuple[float | None, float | None]:
     """Return how far a layer's inputs and outputs in the two pieces are from those in the whole."""
     whole, first, second = (run.calls.get(layer.name, []) for run in runs)
     if not whole or not first or not second:
@@ -189,52 +214,7 @@ def _along_time(pieces: list[Tensor]) -> Tensor | None:
 
 def _gap(pair: list[Tensor | None]) -> float | None:
     whole, pieces = pair
-    return None if whole is None or pieces is None or whole.shape != pieces.shape else _distance(pieces, whole)
-
-
-def _difference(whole: Tensor, first: Tensor, second: Tensor) -> float | None:
-    """Compare along the axis that was cut; where there is none, what the second piece ends in with the whole."""
-    for axis in range(whole.dim()):
-        if first.dim() == second.dim() == whole.dim():
-            sizes = [t.shape[axis] for t in (first, second)]
-            rest = [tuple(t.shape[:axis] + t.shape[axis + 1 :]) for t in (whole, first, second)]
-            if sum(sizes) == whole.shape[axis] and rest[0] == rest[1] == rest[2]:
-                return _distance(torch.cat([first, second], dim=axis), whole)
-    return _distance(second, whole) if second.shape == whole.shape else None
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    if not a.numel():
-        return 0.0
-    if not (a.is_floating_point() or a.is_complex()):
-        return float((a != b).any())
-    gap = (a - b).abs()
-    return float("inf") if bool(gap.isnan().any()) else float(gap.max())
-
-
-def _tolerance(outputs: list[Tensor]) -> float:
-    floating = [out for out in outputs if out.is_floating_point()]
-    if not floating:
-        return 0.5
-    eps = max(torch.finfo(out.dtype).eps for out in floating)
-    scale = max([1.0, *(float(out.abs().max()) for out in floating if out.numel())])
-    return scale * (1e3 * eps if eps < 1e-4 else 8 * eps)
-
-
-def _time_axis(whole: _Run, x: Tensor) -> int:
-    """Find which axis of `x` the layers took for time; batch-first where it cannot be told."""
-    for layer in whole.found:
-        calls = whole.calls.get(layer.name, [])
-        if not calls:
-            continue
-        batch_first = not layer.fused or (layer.spec.batch_first and calls[0].batched)
-        steps = sum(call.steps for call in calls)
-        fits = [axis for axis in (1, 0) if x.dim() > axis and x.shape[axis] == steps]
-        if len(fits) == 1:
-            return fits[0]
-        if fits:
-            return 1 if batch_first else 0
-    return 1 if x.dim() > 1 else 0
+    return None if whole is None or pieces is None or whole.shape != pieces.shape else distance(pieces, whole)
 
 
 def _cuts(steps: int, at: int | None) -> list[int]:

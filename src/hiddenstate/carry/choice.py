@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..cells import Layer, Layers
 
@@ -16,16 +16,26 @@ class Choice:
     new: list[Layer]  # cells that only the call has shown
     left: list[str]  # what is not carried, and why
     uneven: list[str]  # what is carried, though pieces of the input cannot give what the whole gives
+    loops: list[Layer] = field(default_factory=list)  # those in which what they start from is replaced
 
     @classmethod
-    def of(cls, found: Layers, before: Sequence[Layer], *, final: bool) -> Choice:
-        """Choose among what a call has shown; `before` is what was carried so far, `final`: no other call is watched.
+    def of(
+        cls, found: Layers, before: Sequence[Layer], own: Sequence[Layer] = (), *, final: bool, override: bool = False
+    ) -> Choice:
+        """Choose among what a call has shown; `before` is what was carried so far, `own` what the model keeps itself.
 
-        Of a loop that may yet turn out to go on from what the model keeps, nothing is said before that.
+        With `final`, no other call is watched: of a loop that may yet turn out to go on from what the model keeps,
+        nothing is said before that.
         """
         iterated = set(found.seen.iterated) if found.seen is not None else set()
         cuts = found.seen.cuts if found.seen is not None else ()
-        apart = iterated | {cut.module for cut in cuts if not cut.carried}
+        inside = {module for layer in found if layer.fused for module in layer.module.modules()}  # their own business
+        loops = [each for each in found if _can_be_begun(found, each) and each not in own and each.module not in inside]
+        loops = loops if override else []
+        # With what crosses beside them, and with what their loops make of what they gave, they can be carried too.
+        cuts = tuple(cut for cut in cuts if not (override and cut.beside))
+        fed = [found.seen.starts[loop.seen].feeds for loop in loops if found.seen is not None and loop.seen is not None]
+        apart = iterated.union(*fed) | {cut.module for cut in cuts if not cut.carried}
         adapters = {(layer.module, layer.adapter) for layer in found if layer.name not in apart}
         stays = [layer for layer in before if (layer.module, layer.adapter) in adapters]
         carried = {layer.module for layer in stays}
@@ -34,25 +44,43 @@ class Choice:
         ]
         whole = {layer.module for layer in (*stays, *new) if layer.fused}
         others = [layer for layer in found if layer.seen and layer not in new and layer.module not in whole]
-        left = [_left_out(layer) for layer in others if layer.kind != "iteration" and final] + found.doubts()
+        others = [layer for layer in others if layer not in loops and layer not in own]
+        left = [_left_out(found, layer) for layer in others if layer.kind != "iteration" and final] + found.doubts()
         named = {layer.name: layer for layer in found if not layer.seen or layer.kind == "cell"}
-        left += [f"{named[cut.module].label}: {cut.why}" for cut in cuts if not cut.carried and cut.module in named]
-        if final and not stays and not new and not left:
-            left = [_left_out(layer) for layer in others] + [f"{name}, which only iterates" for name in iterated]
+        left += [
+            f"{named[cut.module].label}: {cut.why}"
+            for cut in cuts
+            if not cut.carried and cut.module in named and not (loops and cut.changed)
+        ]
+        if final and not stays and not new and not left and not loops and not own:
+            left = [_left_out(found, layer) for layer in others] + [f"{name}, which only iterates" for name in iterated]
         kept = {layer.name for layer in (*stays, *new)}
         told = [cut for cut in cuts if cut.carried and not cut.usual and cut.module in kept]
-        return cls(stays, new, left, [f"{cut.module!r}: {cut.why}" for cut in told])
+        return cls(stays, new, left, [f"{cut.module!r}: {cut.why}" for cut in told], loops)
+
+
+def _can_be_begun(found: Layers, layer: Layer) -> bool:
+    """Say whether something else can be put in the place of what a loop starts from."""
+    if layer.seen is None or layer.kind not in ("loop", "layer") or found.seen is None:
+        return False
+    axes = [(part.shape, part.batch_axis) for part in layer.seen.parts]
+    rows = all(axis is not None and shape.count(shape[axis]) == 1 for shape, axis in axes)
+    return (_has_rows(layer) or rows) and not found.seen.starts[layer.seen].why_not
+
+
+def _has_rows(layer: Layer) -> bool:
+    parts = layer.seen.parts if layer.seen is not None else ()
+    return all(part.batch_axis is not None and not part.counted for part in parts)
 
 
 def _can_be_carried(layer: Layer) -> bool:
-    axes = layer.seen.parts if layer.seen is not None else ()
-    return layer.seen is None or (
-        layer.kind == "cell" and all(p.batch_axis is not None and not p.counted for p in axes)
-    )
+    return layer.seen is None or (layer.kind == "cell" and _has_rows(layer))
 
 
-def _left_out(layer: Layer) -> str:
+def _left_out(found: Layers, layer: Layer) -> str:
     assert layer.seen is not None
+    assert found.seen is not None
+    start = found.seen.starts.get(layer.seen)
     parts = ", ".join(part.name for part in layer.seen.parts)
     why = {
         "attribute": "which the model keeps itself, from call to call",
@@ -60,4 +88,9 @@ def _left_out(layer: Layer) -> str:
         "cell": "which is handed in within an object of its own" if layer.seen.hidden else "whose rows are not sure",
         "iteration": "which has no time",
     }
-    return f"{parts} of the {layer.kind} at {layer.seen.line}, {why.get(layer.kind, 'to which no state can be handed')}"
+    loop = "whose start is the model's own: hs.Carry(model, override=True) puts the carried state there"
+    if start is None or not _has_rows(layer):
+        loop = "whose rows are not sure"
+    elif start.why_not:
+        loop = f"to which no state can be handed: {start.why_not}"
+    return f"{parts} of the {layer.kind} at {layer.seen.line}, {why.get(layer.kind, loop)}"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,174 +11,270 @@ from torch import Tensor, nn
 
 from ..cells import (
     Call,
-    Entry,
     Handle,
     Layer,
-    Layers,
-    Listener,
+    OuterCall,
     Proceed,
-    Rank,
-    ambiguous,
-    foreseen,
-    has_own_code,
-    listen,
     may_be_recomputed,
+    under_checkpointing,
     warn,
-    watched,
-    when_reached,
 )
-from ..errors import CarryError, CarryWarning, StateMismatch
-from ..state import State, tensors
-from .choice import Choice
-from .initial import Start, not_recurrent
-from .kept import Kept, fitting
-from .marks import Marks, run_marked
+from ..errors import CarryError, CarryWarning
+from ..state import State
+from .examination import Carrier, CarryOptions, Examination
+from .given import GivenStates, from_the_caller
+from .initial import Start
+from .kept import Kept, NextState, all_zero, fitting, in_full_precision, requires_grad, same
+from .loops import GoingOn
+from .marks import Marks, RunningCall, at_lengths, one_for_all, run_marked
+from .pieces import Inputs
 from .replays import Replays
 
-_LOOKS = 3  # calls that are watched at most, where they are too short to tell what recurs
 
-
-@dataclass(slots=True)
-class _ModelCall:
-    """One call of the model while it runs: nothing is kept before it has ended well."""
-
-    marks: Marks | None = None
-    grad: bool = True  # whether it began with gradients on
-    arguments: Any = ()
-    staged: dict[str, State] = field(default_factory=dict)
-    handed: set[str] = field(default_factory=set)  # layers that were called without a state
-    steps: dict[str, int] = field(default_factory=dict)  # how many steps each layer has taken
-
-
-class HandOver(Listener):
+class HandOver(Carrier):
     """Listens to one model for a Carry: states go in before each call of a layer, and come out after it."""
 
-    rank = Rank.CARRY
-
-    def __init__(self, model: nn.Module, found: list[Layer], start: Start, *, strict: bool, detach: bool) -> None:
+    def __init__(self, model: nn.Module, found: list[Layer], start: Start, options: CarryOptions) -> None:
         """Prepare to listen to `model`, whose recurrent layers are `found`."""
+        self.examination = Examination(model, found, options, self)
         self.kept = Kept()
         self.marks: Marks | None = None  # for the next call
-        self.detach, self.strict = detach, strict
+        self.detach = options.detach
+        self._override = options.override
         self._model, self._layers, self._start = model, found, start
-        self._call = _ModelCall()
+        self._next = NextState(start, options.strict)
+        self._call = RunningCall()
         self._replays = Replays()
-        self._told: set[str] = set()  # layers of which a lost state was reported
-        self._silent: set[str] | None = {layer.name for layer in found}  # never called so far; None: it was reported
+        self._given = GivenStates(self.examination, self._next, options.override)
+        self._lost: set[str] = set()  # layers of which a lost state was reported
+        self.handles: list[Handle] = []
+        self.closed = self.going_back = False  # closed; within `with_graph`, as in tbptt
+        self._tried = Kept()  # where the last call of our own ended
         self._within = False  # a layer is being run piece by piece on our behalf
-        # How many calls may still be watched for what else recurs in the model: a short one may not tell.
-        self._looks = _LOOKS if has_own_code(model) else 0
-        self.more: list[Handle] = []  # what was begun after that
 
     @property
-    def unexamined(self) -> bool:
-        """Whether a call may still show more that recurs."""
-        return self._looks > 0
+    def kept(self) -> Kept:
+        """What layers go on from."""
+        return self._kept
 
-    @contextmanager
-    def with_graph(self) -> Iterator[None]:
-        """Inside, what is kept holds on to its graph."""
-        outer, self.detach = self.detach, False
-        try:
-            yield
-        finally:
-            self.detach = outer
+    @kept.setter
+    def kept(self, kept: Kept) -> None:
+        self._kept = kept
+        self.examination.adopted.replaced = True
 
-    def model_call(self, entry: Entry, run: Callable[[], Any]) -> Any:
+    def model_call(self, entry: OuterCall, run: Callable[[], Any]) -> Any:
         """Keep what the layers end in, if the call ends well."""
         _refuse_export()
-        if self._looks and entry.module is self._model:
-            run = self._watched(entry, run)
-        call = self._call = _ModelCall(self.marks, torch.is_grad_enabled(), (entry.args, entry.kwargs))
+        if self.closed:
+            self.leave()
+            return run()
+        if not self.examination.open:
+            return self._plain_call(entry, run)
+        adopted = self.examination.adopted
+        adopted.look()
+        run = self.examination.around(entry, run, ahead=self._has_to_know(), loaded=self._kept.loaded_parts)
+        self.examination.check_loaded(self._kept.loaded_parts)
+        self._check_rows(entry)
+        went_on = self._kept.graph
+        adopted.before(self._kept, detach=self.detach)
+        call = self._call = RunningCall(self.marks, torch.is_grad_enabled(), (entry.args, entry.kwargs))
+        self.running = True
+        try:
+            result = self._begun(entry, run)
+            self._stage_adopted()
+            self.examination.prove(entry)
+        except BaseException:
+            adopted.undo()
+            raise
+        finally:
+            self.running = False
+            self._start.forget()
+        if went_on and not self.detach and torch.is_grad_enabled():
+            adopted.refuse_cut(override=self._override)
+        self._end(call)
+        self._learn_rows(entry)
+        self.examination.report_silent(entry.module, set(call.steps))
+        return result
+
+    def _plain_call(self, entry: OuterCall, run: Callable[[], Any]) -> Any:
+        """Keep what the layers end in: the whole of it, where no loop and no attribute is carried."""
+        call = self._call = RunningCall(self.marks, torch.is_grad_enabled(), (entry.args, entry.kwargs))
         try:
             result = run()
         finally:
             self._start.forget()
+        self._end(call)
+        return result
+
+    def _end(self, call: RunningCall) -> None:
+        """Keep what was noted while a call ran, if it took the steps that the marks spoke of."""
         if call.marks is not None:
             self.marks = None
             for layer in self._layers:
-                if layer.name in call.staged:
+                if layer.name in call.steps and layer.name in call.staged:
                     call.marks.check_taken(layer, call.steps[layer.name])
         names = {layer.name for layer in self._layers}
-        self.kept.advance({name: state for name, state in call.staged.items() if name in names})
-        self._report_silent(entry.module)
-        return result
+        self._given.ended(call.staged)
+        self._kept.graph = call.grad and not self.detach
+        self._kept.advance({name: state for name, state in call.staged.items() if name in names})
+
+    def tell_undecided(self, where: str, but: Container[str] = ()) -> None:
+        """Say what may be a state, and is not there before a second call has told; all `but` these."""
+        raw = [name for module, name in self._kept.raw if self.examination.adopted.label(module, name) not in but]
+        names = [f"{name}, of which a second call tells whether it is a state" for name in raw]
+        self.examination.tell(f"not {where}: ", names)
+
+    def close(self) -> None:
+        """Carry nothing any more; what a backward pass may still run once more is left until the model's next call."""
+        self.marks, self.closed = None, True
+        if not self._replays:
+            self.leave()
+
+    def leave(self) -> None:
+        """Take away all that was put in the model."""
+        for handle in (*self.handles, *self.examination.handles):
+            handle.remove()
+
+    def _check_rows(self, entry: OuterCall) -> None:
+        """Refuse another number of rows than loops and attributes have kept, before the model meets it."""
+        rows = self.examination.rows_of((entry.args, entry.kwargs)) if entry.module is self._model else None
+        for layer in self._layers:
+            seen = layer.seen is not None and layer.name in self._kept.states
+            if rows is not None and seen and rows != self._kept.states[layer.name].batch:
+                self._next.kept(self._kept, layer, rows)
+
+    def _learn_rows(self, entry: OuterCall) -> None:
+        batches = {self._kept.states[layer.name].batch for layer in self._layers if layer.name in self._kept.states}
+        if entry.module is self._model and len(batches) == 1:
+            self.examination.learn_rows((entry.args, entry.kwargs), batches.pop())
+
+    def _has_to_know(self) -> bool:
+        """Say whether a call has to be known before it is made: it starts from, or goes on from, something of ours."""
+        loaded = self._kept.loaded - {layer.name for layer in self._layers}
+        return self.marks is not None or not self._start.is_zeros or bool(loaded)
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
         """Hand over, run, and note what to keep."""
         layer, model_call = call.layer, self._call
-        if self._within or layer not in self._layers:
-            return proceed(call)
         given = call.given_native
+        if self._within or self.closed or layer not in self._layers:
+            return proceed(call)
         rows, batched = layer.rows(call.args, call.kwargs)
-        state = self._carried(call, rows) if given is None else self._heed(call)
+        if given is not None and layer.name in model_call.steps:
+            self._given.stepped(call, self._kept, (model_call.ended[layer.name], model_call.staged.get(layer.name)))
+        elif given is not None and layer.name not in self._kept.states:
+            self._given.begun(call, self._kept)
+        if given is None:
+            state, instead = self._carried(call, rows), True
+        elif self._given.is_own(call, model_call.arguments):
+            state, instead = self._overridden(call, rows)
+        else:
+            state, instead = self._heed(call), False
+        if layer.name not in model_call.steps and model_call.marks is not None and model_call.marks.within:
+            begins = self._given.beginning_of(call, model_call.arguments)
+            model_call.begins.update({} if begins is None else {layer.name: begins})
         model_call.steps.setdefault(layer.name, 0)
         if model_call.marks is not None:
             done = self._marked(call, proceed, state)
         else:
-            done = proceed(call if state is None or given is not None else call.handed(state, batched=batched))
+            done = proceed(call.handed(state, batched=batched) if instead and state is not None else call)
         self._keep(done, rows)
         return done
 
-    def _watched(self, entry: Entry, run: Callable[[], Any]) -> Callable[[], Any]:
-        """Watch a call for what recurs in it beside the layers that types tell of, before it or while it is made.
+    def try_call(self, inputs: Inputs, *, on: bool) -> Any:
+        """Make a call of our own, carried apart from the user's."""
+        before, (args, kwargs) = (self._kept, self._call), inputs
+        self._kept = self._tried if on else Kept()
+        self.examination.adopted.replaced = True
+        self._call = RunningCall(None, False, inputs)
 
-        Where that very call needs to know, a call of our own goes ahead.
-        """
-        foresee = self.marks is not None or not self._start.is_zeros or self.kept.states or ambiguous(self._model)
-        if not foresee:
-            return partial(watched, entry, run, self._examine)
-        with torch.no_grad():
-            found = foreseen(entry)
-        if found is not None:
-            self._examine(found)
-        return run
+        try:
+            self.examination.adopted.before(self._kept, detach=self.detach)
+            run = partial(self._model.forward, *args, **kwargs)
+            result = self._begun(OuterCall(self._model, args, kwargs), run, trial=True)
+            self._stage_adopted()
+            self._kept.advance(self._call.staged)
+            self._tried = self._kept
+        finally:
+            self._kept, self._call = before
+        return result
 
-    def _examine(self, found: Layers) -> None:
-        """Carry what a call has shown to recur, or say that we do not."""
-        self._looks = 0 if found.decided else self._looks - 1
-        if not found and not found.doubts() and found.decided:
-            raise not_recurrent(self._model)
-        choice = Choice.of(found, self._layers, final=not self._looks or not (found.seen and found.seen.later))
-        new = choice.new
-        self._layers[:] = [*choice.stays, *new]
-        names = {layer.name for layer in self._layers}
-        self._silent = None if self._silent is None else (self._silent & names) | {layer.name for layer in new}
-        if new:
-            self.more.append(listen(self._model, new, self))
-        self.more += when_reached(self._model, found, self._on_reached)
-        for layer in new:
-            self._begin_with(layer, found.live(layer))
-        self._tell("not carried: ", choice.left)
-        self._tell("carried, but pieces do not give what the whole gives: ", choice.uneven)
+    def called_anew(self) -> str:
+        """Name a layer that was called again in one call of the model, with something else than it gave."""
+        return next((layer.name for layer in self._layers if layer.name in self._given.changing), "")
 
-    def _tell(self, what: str, things: list[str]) -> None:
-        new = [each for each in things if each not in self._told]
-        self._told.update(new)
-        if new:
-            warn(f"{what}{'; '.join(new)}. hs.layers(model, *inputs).explain() says more.", CarryWarning)
+    def give_up(self, layer: Layer) -> None:
+        """Keep nothing of a layer after all."""
+        self._call.staged.pop(layer.name, None)
 
-    def _on_reached(self, name: str) -> None:
-        """Say that a call goes where none went that was watched, and watch the next one."""
-        if not self._looks and name not in self._told:
-            self._looks = 1
-            self._told.add(name)
-            warn(
-                f"not carried: what {name!r} may keep, which no call reached before; the next call is watched for it.",
-                CarryWarning,
+    def begin_with(self, layer: Layer, values: Mapping[str, list[Tensor]]) -> None:
+        """Keep what a loop ended in, or a cell that was not heard in its first call, only seen."""
+        if not all(values.get(part) for part in layer.spec.parts):
+            return
+        steps = len(next(iter(values.values())))
+        marks = self._call.marks
+        state = layer.to_state({name: found[-1] for name, found in values.items()})
+        if marks is not None and marks.lengths is not None:
+            first = self._kept.states.get(layer.name) or self.start_of(layer, state.batch)
+            state = at_lengths(layer, values, marks.lengths, first=first)
+        state = in_full_precision(state, layer)
+        self._call.staged[layer.name] = state.detach() if self.detach else state
+        self._call.steps[layer.name] = steps
+
+    def _stage_adopted(self) -> None:
+        call, adopted = self._call, self.examination.adopted
+        heard = {name: call.staged[name] for name in call.ended}
+        if call.marks is not None:  # what is kept is not what the layers gave
+            heard = {each.name: each.to_state(call.ended[each.name]) for each in self._layers if each.name in heard}
+        states = adopted.after(self._kept, heard, detach=self.detach)
+        if call.marks is not None:
+            call.marks.check_unheard([*states, *adopted.unheard()])
+        for name, state in states.items():
+            self._call.staged[name] = state.detach() if self.detach else state
+
+    def _begun(self, entry: OuterCall, run: Callable[[], Any], *, trial: bool = False) -> Any:
+        """Run a call whose loops go on from what is kept."""
+        loops = self.examination.loops
+        if not loops or not self._reaches_loops(entry):
+            return run()
+        look = self.examination.goes_on and not trial
+        done = loops.run(entry, run, self._hand_loop, self._kept.states, anew=look)
+        if look:
+            self.examination.again(done.found)
+        for name, values in done.made.items():
+            self.begin_with(loops.layers[name], values)
+        return done.result
+
+    def _reaches_loops(self, entry: OuterCall) -> bool:
+        """Say whether a call goes through the whole model; refuse what cannot be done to a loop."""
+        loops = list(self.examination.loops.layers.values())
+        if entry.module is not self._model:
+            inside = [loop.label for loop in loops if loop.module in set(entry.module.modules())]
+            self.examination.tell("not carried in calls of a part of the model by itself: ", inside)
+            return False
+        if self.marks is not None and self.marks.within:
+            raise CarryError(
+                f"carry.mark was told that rows start anew in mid-sequence, but {loops[0].label!r} is a loop in a "
+                f"forward, whose steps are not heard. Cut the input where rows start, and reset them in between."
             )
+        return True
 
-    def _begin_with(self, layer: Layer, values: Mapping[str, list[Tensor]]) -> None:
-        """Keep what a cell ended in that was not heard in its first call, only seen."""
-        last = {name: found[-1] for name, found in values.items() if found}
-        if len(last) == len(layer.spec.parts):
-            state = _in_full_precision(layer.to_state(last), layer)
-            self._call.staged[layer.name] = state.detach() if self.detach else state
-            self._call.steps[layer.name] = len(next(iter(values.values())))
+    def _hand_loop(self, layer: Layer, rows: int) -> GoingOn | None:
+        if under_checkpointing():
+            raise CarryError(
+                f"{layer.label!r}, a loop in a forward, runs under activation checkpointing: what is put in its start "
+                f"would not be there when the backward pass runs it once more. Let the loop run without it."
+            )
+        kept = self._kept.states.get(layer.name)
+        if kept is None:
+            return None if self._start.is_zeros else (self._start.of(layer, rows), None)
+        state = self._next.kept(self._kept, layer, rows or kept.batch)
+        anew = self._kept.anew.get(layer.name)
+        return state, None if anew is None or not bool(anew.any()) else anew[: state.batch]
 
     def recompute(self, call: Call, proceed: Proceed) -> Call:
         """Hand over what this very call was handed when it first ran."""
-        if self._within or call.given_native is not None:
+        if self._within or (call.given_native is not None and not self._override):
             return proceed(call)
         state = self._replays.state_for(call)
         return proceed(call if state is None else call.handed(state))
@@ -197,35 +290,55 @@ class HandOver(Listener):
                 f"(`out, state = layer(x, state)`), or carry the two uses as two layers."
             )
         model_call.handed.add(layer.name)
-        state = self._next(layer, rows)
-        if may_be_recomputed(grad_before=model_call.grad):
-            self._replays.note(call, state)
+        state = self._next.of(self._kept, layer, rows)
+        if state is None:
+            self._given.started(call, by_itself=True)
+        self._note_replay(call, state)
         return state
+
+    def _note_replay(self, call: Call, state: State | None) -> None:
+        """Remember what a call is handed that a backward pass may run again."""
+        if not may_be_recomputed(grad_before=self._call.grad):
+            return
+        graph = requires_grad(state) or (state is not None and self._kept.graph)
+        if graph and not torch.is_grad_enabled() and under_checkpointing():
+            raise CarryError(
+                f"the layer {call.layer.name!r} runs under activation checkpointing in its reentrant form, through "
+                f"which no gradient goes back into the carried state. Use use_reentrant=False, or detach=True."
+            )
+        self._replays.note(call, state)
+
+    def _overridden(self, call: Call, rows: int) -> tuple[State | None, bool]:
+        """Return what is put in the place of a state that the model itself hands over, and whether it is to be."""
+        first = call.layer.name not in self._call.steps
+        state = self._given.instead(call, self._kept, rows) if first else None
+        if first and state is None:
+            self._given.started(call, by_itself=False)
+        self._note_replay(call, state)
+        return (call.given, False) if state is None else (state, True)
 
     def _heed(self, call: Call) -> State | None:
         """Take a state that the model itself hands over, and say so where it throws a carried one away."""
         layer, model_call = call.layer, self._call
-        kept = self.kept.states.get(layer.name)
-        lost = kept is not None and layer.name not in model_call.steps and layer.name not in self._told
+        kept = self._kept.states.get(layer.name)
+        if kept is not None and layer.name not in model_call.steps:
+            self._given.check_heeded(call, self._kept)
+        lost = kept is not None and layer.name not in model_call.steps and layer.name not in self._lost
         if not lost and model_call.marks is None:
             return None
         state = call.given
         assert state is not None
-        if lost and kept is not None and not _all_zero(kept) and not self._from_the_caller(call):
-            self._told.add(layer.name)
-            made = "of zeros" if _all_zero(state) else "that is not the carried one"
-            warn(
+        if lost and kept is not None and not from_the_caller(call, model_call.arguments) and not same(state, kept):
+            self._lost.add(layer.name)
+            made = "of zeros" if all_zero(state) else "that is not the carried one"
+            said = (
                 f"the layer {layer.name!r} is handed a state {made} by the model itself, so the carried state is not "
-                f"used. Let the model pass no state (None) where it makes one now.",
-                CarryWarning,
+                f"used. hs.Carry(model, override=True) puts it there; or let the model pass no state (None)."
             )
+            if self.going_back:  # gradients would stop at each piece
+                raise CarryError(said)
+            warn(said, CarryWarning)
         return state
-
-    def _from_the_caller(self, call: Call) -> bool:
-        """Say whether the state that a layer is handed came with the call of the model: then its caller knows best."""
-        own = {tensor.untyped_storage().data_ptr() for tensor in tensors(self._call.arguments).values()}
-        given = tensors(call.given_native).values()
-        return any(part.untyped_storage().data_ptr() in own for part in given)
 
     def _marked(self, call: Call, proceed: Proceed, state: State | None) -> Call:
         layer, marks, rows = call.layer, self._call.marks, call.rows
@@ -236,7 +349,8 @@ class HandOver(Listener):
             starts = marks.piece(layer, rows, begin, 1).starts
             if starts is not None and begin > 0 and bool(starts.any()):
                 anew = starts[:, 0].nonzero()[:, 0].tolist()
-                state = state.put(anew, fitting(self._start.of(layer, rows), state).select(anew))
+                first = self._call.begins.get(layer.name) or self._start.of(layer, rows)
+                state = state.put(anew, fitting(first, state).select(anew))
             self._call.staged.setdefault(layer.name, state)
             return proceed(call.handed(state))
         if not isinstance(call.input, Tensor) or not call.batched:
@@ -250,83 +364,29 @@ class HandOver(Listener):
             own = Marks(own.starts.index_fill(1, torch.tensor([0]), False), own.lengths)
         self._within = True
         try:
-            return run_marked(call, state, own, lambda batch: self._start.of(layer, batch))
+            begins = self._call.begins.get(layer.name)
+            start = partial(self._start.of, layer) if begins is None else one_for_all(layer, begins)
+            return run_marked(call, state, own, start)
         finally:
             self._within = False
 
     def _keep(self, call: Call, rows: int) -> None:
         layer, model_call = call.layer, self._call
-        state = _in_full_precision(layer.to_state(call.state_native, batch=rows), layer)
+        state = in_full_precision(layer.to_state(call.state_native, batch=rows), layer)
         marks = model_call.marks
         if marks is not None and marks.lengths is not None and not layer.fused:
             alive = (marks.lengths > model_call.steps[layer.name]).nonzero()[:, 0].tolist()
             state = fitting(model_call.staged[layer.name], state).put(alive, state.select(alive))
+        model_call.ended[layer.name] = call.state_native
         model_call.staged[layer.name] = state.detach() if self.detach else state
         model_call.steps[layer.name] += 1 if marks is None else call.steps
 
-    def _next(self, layer: Layer, rows: int) -> State | None:
-        kept = self.kept.states.get(layer.name)
-        if kept is None:
-            # A layer that makes its own first state is left alone; it may know better than zeros.
-            return None if self._start.is_zeros and _starts_itself(layer) else self._start.of(layer, rows)
-        fewer = self._fewer(layer, kept, rows)
-        if any(tensor.requires_grad and _graph_is_freed(tensor) for tensor in kept.values()):
-            raise CarryError(
-                f"the carried state of {layer.label!r} still holds the graph of an earlier batch, and a backward "
-                f"pass has used that graph up: the next one would fail. Keep detach=True, the default, "
-                f"or cut it after each backward: carry.state = carry.state.detach()."
-            )
-        state = self.kept.current(layer, self._start)
-        assert state is not None
-        if fewer:
-            state = state.select(slice(0, rows))
-        if not torch.is_inference_mode_enabled() and any(part.is_inference() for part in state.values()):
-            state = state.clone()  # autograd refuses tensors that were made in inference mode
-        return self._reverse_anew(layer, state)
-
-    def _fewer(self, layer: Layer, kept: State, rows: int) -> bool:
-        """Say whether only the first rows go on; refuse other numbers of rows than are carried."""
-        batch = kept.batch
-        if rows == batch or (not self.strict and rows < batch):
-            return rows < batch
-        way_out = (
-            "The last batch of an epoch is often smaller: use drop_last=True, or Carry(model, rows='first')."
-            if rows < batch
-            else "Another set of sequences begins with carry.reset()."
-        )
-        carried = f"the carried state of {layer.label!r} has {batch}"
-        raise StateMismatch(f"the input has {rows} rows, but {carried}. {way_out}")
-
-    def _reverse_anew(self, layer: Layer, state: State) -> State:
-        if not both_ways(layer):
-            return state
-        initial = fitting(self._start.of(layer, state.batch), state)
-        odd = torch.arange(1, 2 * layer.spec.layers, 2, device=state.device)
-        return State(
-            {name: tensor.index_copy(0, odd, initial[name].index_select(0, odd)) for name, tensor in state.items()},
-            state.batch_axis,
-        )
-
-    def _report_silent(self, entry: nn.Module) -> None:
-        """Say once which layers the first call of the whole model did not reach."""
-        if self._silent is None:
-            return
-        self._silent -= self._call.steps.keys()
-        if self._silent and entry is self._model:
-            names = ", ".join(repr(name) for name in sorted(self._silent))
-            warn(
-                f"{names} {'was' if len(self._silent) == 1 else 'were'} found in the model, but not called in its "
-                f"first call, so nothing is carried there. Usually this call takes another way through the model; "
-                f"a layer whose weights are used without calling it is not heard.",
-                CarryWarning,
-            )
-        if not self._silent or entry is self._model:
-            self._silent = None
-
-
-def both_ways(layer: Layer) -> bool:
-    """Say whether a layer also runs backwards."""
-    return layer.fused and layer.spec.bidirectional
+    def start_of(self, layer: Layer, rows: int) -> State:
+        """Return what rows of a layer that start anew begin with: what the model made last, or what `init` says."""
+        if layer.name in self.examination.adopted.layers:
+            return self.examination.adopted.start_of(layer, self._kept.states[layer.name])
+        own = self.examination.loops.own.get(layer.name) or self._given.own.get(layer.name)
+        return own if own is not None and own.batch == rows and self._start.is_zeros else self._start.of(layer, rows)
 
 
 def _refuse_export() -> None:
@@ -335,43 +395,3 @@ def _refuse_export() -> None:
             "torch.export would bake the state that is carried just now into the exported program. "
             "Close the Carry first: hs.Carry.of(model).close()."
         )
-
-
-def _all_zero(state: State) -> bool:
-    return all(not bool(tensor.detach().any()) for tensor in state.values())
-
-
-def _starts_itself(layer: Layer) -> bool:
-    if layer.seen is not None:
-        return True
-    second = list(inspect.signature(type(layer.module).forward).parameters.values())[2:3]
-    return bool(second) and second[0].default is None
-
-
-def _in_full_precision(state: State, layer: Layer) -> State:
-    # Autocast leaves half-precision states behind, which the layer would refuse when autocast is off.
-    if not torch.is_autocast_enabled(next(iter(state.values())).device.type):
-        return state
-    weight = next((p for p in layer.module.parameters() if p.is_floating_point()), None)
-    if weight is None or weight.dtype not in (torch.float32, torch.float64):
-        return state
-    return state.map(lambda part: part.to(weight.dtype) if part.dtype in (torch.float16, torch.bfloat16) else part)
-
-
-def _graph_is_freed(tensor: Tensor) -> bool:
-    """Say whether the graph behind `tensor` was used up by a backward pass."""
-    nodes = [tensor.grad_fn]
-    for _ in range(64):  # the first nodes that saved anything decide; deeper ones need not be asked
-        if not nodes:
-            return False
-        node = nodes.pop(0)
-        if node is None:
-            continue
-        for name in dir(node):
-            if name.startswith("_saved_"):
-                try:
-                    getattr(node, name)
-                except RuntimeError as error:
-                    return "second time" in str(error)  # torch has no other word for it
-        nodes.extend(inner for inner, _ in node.next_functions)
-    return False

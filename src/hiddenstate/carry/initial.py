@@ -91,6 +91,11 @@ class Start:
         self._made: dict[int, State] = {}  # rows -> the whole model's state
 
     @property
+    def init(self) -> Init:
+        """What the user gave."""
+        return self._init
+
+    @property
     def is_zeros(self) -> bool:
         """Whether each layer starts as it does by itself."""
         return self._init == "zeros"

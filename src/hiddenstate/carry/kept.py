@@ -1,15 +1,19 @@
-"""What is kept between calls: each layer's last state, and the rows that start anew."""
+"""What is kept between calls, and what a layer goes on from: its last state, with a start in rows that begin anew."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..cells import Layer, untouched
-from ..errors import StateMismatch
+from ..errors import CarryError, StateMismatch
 from ..state import Rows, State, row_index
+from .attributes import copied
 from .initial import Start, part_of
 
 
@@ -19,14 +23,25 @@ class Kept:
 
     states: dict[str, State] = field(default_factory=dict)
     anew: dict[str, Tensor] = field(default_factory=dict)  # layer -> bool (batch,)
+    # Attributes of which it is not known yet whether they are states: module and name -> what they held.
+    raw: dict[tuple[nn.Module, str], Any] = field(default_factory=dict)
+    loaded: frozenset[str] = frozenset()  # layers of a checkpoint, which calls may have to show first
+    graph: bool = False  # whether gradients are to go back into the call that ended in this
+
+    @property
+    def loaded_parts(self) -> dict[str, Set[str]]:
+        """The layers of a checkpoint, with the parts of their states."""
+        return {name: set(self.states[name]) for name in self.loaded if name in self.states}
 
     def copy(self) -> Kept:
         """Return one that can advance by itself."""
-        return Kept(dict(self.states), {name: mask.clone() for name, mask in self.anew.items()})
+        anew = {name: mask.clone() for name, mask in self.anew.items()}
+        return Kept(dict(self.states), anew, dict(self.raw), self.loaded, self.graph)
 
     def detach(self) -> Kept:
         """Return one whose states are cut from the graph."""
-        return Kept({name: state.detach() for name, state in self.states.items()}, self.anew)
+        states = {name: state.detach() for name, state in self.states.items()}
+        return Kept(states, self.anew, {place: copied(value) for place, value in self.raw.items()}, self.loaded)
 
     def mark(self, layer: Layer, rows: Rows) -> Tensor | None:
         """Return the rows of `layer` that start anew, those named here among them, without noting it yet."""
@@ -52,14 +67,14 @@ class Kept:
                 self.states[name] = state
                 self.anew.pop(name, None)
 
-    def current(self, layer: Layer, start: Start) -> State | None:
-        """Return what `layer` would go on from."""
+    def current(self, layer: Layer, start: Callable[[Layer, int], State]) -> State | None:
+        """Return what `layer` would go on from; `start` gives what rows begin with that start anew."""
         state = self.states.get(layer.name)
         mask = self.anew.get(layer.name)
         if state is None or mask is None or not bool(mask.any()):
             return state
         rows = mask.nonzero()[:, 0].tolist()
-        return state.put(rows, fitting(start.of(layer, state.batch), state).select(rows))
+        return state.put(rows, fitting(start(layer, state.batch), state).select(rows))
 
 
 def fitting(initial: State, kept: State) -> State:
@@ -99,6 +114,9 @@ def part(found: list[Layer], state: State) -> dict[str, State]:
 
 
 def _check_kind(layer: Layer, state: State) -> None:
+    if layer.seen is not None:
+        _check_seen(layer, state)
+        return
     with untouched(layer.module), torch.no_grad():
         expected = layer.initial(1)
     for part, tensor in state.items():
@@ -113,3 +131,146 @@ def _check_kind(layer: Layer, state: State) -> None:
                 f"part {name!r} is on {tensor.device}, but the layer is on {like.device}. "
                 f"A loaded state comes on the CPU: move it with state.to({str(like.device)!r})."
             )
+
+
+def _check_seen(layer: Layer, state: State) -> None:
+    """Refuse a state unlike the one that was seen to cross; only its rows may be more or fewer."""
+    assert layer.seen is not None
+    for part in layer.seen.parts:
+        sizes = [list(part.shape), list(state[part.name].shape)]
+        for shape in sizes:
+            if part.batch_axis is not None and part.batch_axis < len(shape):
+                shape[part.batch_axis] = -1
+        if sizes[0] != sizes[1] or state[part.name].dtype != part.dtype:
+            raise StateMismatch(
+                f"part {layer.part(part.name)!r} is {state[part.name].dtype} of shape {tuple(state[part.name].shape)}, "
+                f"but {part.dtype} like {part.shape} was seen there."
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NextState:
+    """Makes of what is kept what the next call is handed."""
+
+    start: Start
+    strict: bool  # whether another number of rows is an error
+
+    def of(self, kept: Kept, layer: Layer, rows: int, *, own: State | None = None) -> State | None:
+        """Return what a layer goes on from, None where it starts by itself; `own` is the start that the model makes."""
+        if layer.name not in kept.states:
+            # A layer that makes its own first state is left alone; it may know better than zeros.
+            alone = self.start.is_zeros and (own is not None or _starts_itself(layer))
+            return None if alone else self.start.of(layer, rows)
+        state, anew = self.kept(kept, layer, rows), kept.anew.get(layer.name)
+        if anew is not None and bool(anew[:rows].any()):
+            first = own if own is not None and self.start.is_zeros else self.start.of(layer, rows)
+            chosen = anew[:rows].nonzero()[:, 0].tolist()
+            state = state.put(chosen, fitting(first, state).select(chosen))
+        return self._reverse_anew(layer, state)
+
+    def kept(self, kept: Kept, layer: Layer, rows: int) -> State:
+        """Return what is kept for `rows` rows, whichever of them start anew."""
+        state = kept.states[layer.name]
+        fewer = self._fewer(layer, state, rows)
+        if any(tensor.requires_grad and _graph_is_freed(tensor) for tensor in state.values()):
+            raise CarryError(
+                f"the carried state of {layer.label!r} still holds the graph of an earlier batch, and a backward "
+                f"pass has used that graph up: the next one would fail. Keep detach=True, the default, "
+                f"or cut it after each backward: carry.state = carry.state.detach()."
+            )
+        if fewer:
+            state = state.select(slice(0, rows))
+        if not torch.is_inference_mode_enabled() and any(part.is_inference() for part in state.values()):
+            state = state.clone()  # autograd refuses tensors that were made in inference mode
+        return state
+
+    def _fewer(self, layer: Layer, kept: State, rows: int) -> bool:
+        """Say whether only the first rows go on; refuse other numbers of rows than are carried."""
+        batch = kept.batch
+        if rows == batch or (not self.strict and rows < batch):
+            return rows < batch
+        way_out = (
+            "The last batch of an epoch is often smaller: use drop_last=True, or Carry(model, rows='first')."
+            if rows < batch
+            else "Another set of sequences begins with carry.reset()."
+        )
+        carried = f"the carried state of {layer.label!r} has {batch}"
+        raise StateMismatch(f"the input has {rows} rows, but {carried}. {way_out}")
+
+    def _reverse_anew(self, layer: Layer, state: State) -> State:
+        if not both_ways(layer):
+            return state
+        initial = fitting(self.start.of(layer, state.batch), state)
+        odd = torch.arange(1, 2 * layer.spec.layers, 2, device=state.device)
+        return State(
+            {name: tensor.index_copy(0, odd, initial[name].index_select(0, odd)) for name, tensor in state.items()},
+            state.batch_axis,
+        )
+
+
+def both_ways(layer: Layer) -> bool:
+    """Say whether a layer also runs backwards."""
+    return layer.fused and layer.spec.bidirectional
+
+
+def _starts_itself(layer: Layer) -> bool:
+    if layer.seen is not None:
+        return True
+    second = list(inspect.signature(type(layer.module).forward).parameters.values())[2:3]
+    return bool(second) and second[0].default is None
+
+
+def in_full_precision(state: State, layer: Layer) -> State:
+    """Return a state in the precision of the layer's weights."""
+    # Autocast leaves half-precision states behind, which the layer would refuse when autocast is off.
+    if not torch.is_autocast_enabled(next(iter(state.values())).device.type):
+        return state
+    weight = next((p for p in layer.module.parameters() if p.is_floating_point()), None)
+    if weight is None or weight.dtype not in (torch.float32, torch.float64):
+        return state
+    return state.map(lambda part: part.to(weight.dtype) if part.dtype in (torch.float16, torch.bfloat16) else part)
+
+
+def requires_grad(state: State | None) -> bool:
+    """Say whether there is a state with a graph."""
+    return state is not None and any(part.requires_grad for part in state.values())
+
+
+def same(one: State, other: State) -> bool:
+    """Say whether two states hold the same numbers."""
+    return one.keys() == other.keys() and all(
+        part.shape == other[name].shape and torch.equal(part.detach().to(other[name]), other[name].detach())
+        for name, part in one.items()
+    )
+
+
+def all_zero(state: State) -> bool:
+    """Say whether nothing is in a state."""
+    return all(not bool(tensor.detach().any()) for tensor in state.values())
+
+
+def _graph_is_freed(tensor: Tensor) -> bool:
+    """Say whether the graph behind `tensor` was used up by a backward pass.
+
+    What nodes have saved is looked at as it lies there: to read it could run a checkpointed call once more.
+    """
+    nodes = [tensor.grad_fn]
+    for _ in range(64):  # the first nodes that saved anything decide; deeper ones need not be asked
+        if not nodes:
+            return False
+        node = nodes.pop(0)
+        if node is None:
+            continue
+        names = [name for name in dir(node) if name.startswith("_raw_saved_")]
+        try:
+            saved = [each for name in names for each in _listed(getattr(node, name))]
+        except RuntimeError as error:
+            return "second time" in str(error)  # torch has no other word for it
+        if saved:
+            return all(each.data is None for each in saved)
+        nodes.extend(inner for inner, _ in node.next_functions)
+    return False
+
+
+def _listed(thing: Any) -> list[Any]:
+    return list(thing) if isinstance(thing, tuple | list) else [thing]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from ..cells import Call, Layer
 from ..errors import BadInput, CarryError, StateMismatch
 from ..state import State
 from ..unrolling import Recurrent, unroll
+from .given import no_beginning
+from .kept import fitting
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,6 +23,19 @@ class Marks:
 
     starts: Tensor | None  # (batch, time) bool on the CPU; the first step is dealt with before the call
     lengths: Tensor | None  # (batch,) int64 on the CPU
+
+    @property
+    def within(self) -> bool:
+        """Whether rows start anew in mid-sequence."""
+        return self.starts is not None and bool(self.starts[:, 1:].any())
+
+    def check_unheard(self, names: Sequence[str]) -> None:
+        """Refuse marks that speak of single steps, where a model keeps these itself and their steps are not heard."""
+        if names and (self.within or (self.lengths is not None and len(set(self.lengths.tolist())) > 1)):
+            raise CarryError(
+                f"carry.mark was told where rows start or end, but {names[0]!r} is kept by the model itself, and its "
+                f"steps are not heard. Cut the input where rows start or end, and reset them in between."
+            )
 
     def piece(self, layer: Layer, rows: int, begin: int, steps: int) -> Marks:
         """Return the marks of `steps` steps from `begin` on, as one layer sees them."""
@@ -49,6 +64,20 @@ class Marks:
             )
 
 
+@dataclass(slots=True)
+class RunningCall:
+    """One call of the model while it runs: nothing is kept before it has ended well."""
+
+    marks: Marks | None = None
+    grad: bool = True  # whether it began with gradients on
+    arguments: Any = ()
+    staged: dict[str, State] = field(default_factory=dict)
+    handed: set[str] = field(default_factory=set)  # layers that were called without a state
+    steps: dict[str, int] = field(default_factory=dict)  # how many steps each layer has taken
+    ended: dict[str, Any] = field(default_factory=dict)  # what each layer gave last, in its own form
+    begins: dict[str, State] = field(default_factory=dict)  # what the model itself started each layer from, if it did
+
+
 def read_marks(starts: Any, lengths: Any) -> Marks:
     """Return what the user said, checked."""
     if starts is not None:
@@ -74,9 +103,43 @@ def read_marks(starts: Any, lengths: Any) -> Marks:
 
 
 def run_marked(call: Call, state: State, marks: Marks, start: Callable[[int], State]) -> Call:
-    """Run a call of a fused layer from `state`, with rows that start anew or end on the way."""
-    layer = call.layer
-    own = {} if isinstance(layer.module, Recurrent) else {"initial": start}
-    out, last = unroll(layer.module, call.x, state, lengths=marks.lengths, resets=marks.starts, **own)  # type: ignore[arg-type]
+    """Run a call of a fused layer from `state`, with rows that end on the way, or start anew."""
+    layer, own = call.layer, {"initial": start}
+    if isinstance(layer.module, Recurrent):
+        own = {}
+        if marks.starts is not None and bool(marks.starts.any()):
+            _check_as_by_itself(layer, start(call.rows))
+    out, last = unroll(layer.module, call.x, state, lengths=marks.lengths, resets=marks.starts, time_axis=1, **own)  # type: ignore[arg-type]
     output = out if layer.spec.batch_first else out.transpose(0, 1)
     return call.returned(layer.join(output, layer.to_native(last)))
+
+
+def one_for_all(layer: Layer, first: State) -> Callable[[int], State]:
+    """Return what so many sequences begin with: all with the same, which `first` holds for each row."""
+    one = first.select([0])
+    if any(not torch.equal(part, one[name].expand_as(part)) for name, part in first.items()):
+        raise no_beginning(layer)
+    return lambda batch: one.repeat(batch)
+
+
+def _check_as_by_itself(layer: Layer, first: State) -> None:
+    """Refuse another start than the cells' own, where each of them starts by itself."""
+    own = layer.initial(first.batch)
+    if any(not torch.equal(part, own[name].to(part)) for name, part in first.items()):
+        raise CarryError(
+            f"rows of {layer.label!r} start anew in mid-sequence, where its cells start by themselves, and not from "
+            f"what it is to start from. Cut the input where rows start, and reset them in between."
+        )
+
+
+def at_lengths(layer: Layer, values: Mapping[str, Sequence[Tensor]], lengths: Tensor, *, first: State) -> State:
+    """Return each row of a loop's state after its own number of steps; `first` is what rows without any keep."""
+    steps = {name: [*found] for name, found in values.items()}
+    state = layer.to_state({name: found[-1] for name, found in steps.items()})
+    for length in sorted(set(lengths.tolist())):
+        rows = (lengths == length).nonzero()[:, 0].tolist()
+        then = first
+        if length > 0:
+            then = layer.to_state({name: found[min(length, len(found)) - 1] for name, found in steps.items()})
+        state = state.put(rows, fitting(then, state).select(rows))
+    return state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,10 +15,12 @@ from ..state import State
 _MOST = 256  # calls of one layer whose backward pass may still be to come
 
 
-class _Handed(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Handed:
     shape: torch.Size
     sum: Tensor  # of the input, each value weighted by its place, by which the call is known again
     state: State | None
+    done: bool = False  # it has run once more
 
 
 class Replays:
@@ -27,6 +29,10 @@ class Replays:
     def __init__(self) -> None:
         """Start with none."""
         self._handed: dict[str, deque[_Handed]] = {}
+
+    def __bool__(self) -> bool:
+        """Say whether some of them are still to be run again."""
+        return any(not one.done for handed in self._handed.values() for one in handed)
 
     def note(self, call: Call, state: State | None) -> None:
         """Remember what a call is handed."""
@@ -46,7 +52,9 @@ class Replays:
                 f"{'none' if not fits else f'{len(fits)}'} of the calls since had this input, so the state that it "
                 f"went on from cannot be told. Run backward after each call of the model."
             )
-        return fits[-1].state
+        again = next((one for one in fits if not one.done), fits[-1])
+        again.done = True
+        return again.state
 
 
 def _known_by(call: Call) -> tuple[torch.Size, Tensor]:

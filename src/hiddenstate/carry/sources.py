@@ -14,7 +14,7 @@ from ..errors import BadInput
 Readable = Tensor | np.ndarray[Any, Any]  # (time, ...)
 
 
-class Kind(NamedTuple):
+class SequenceKind(NamedTuple):
     """What all sequences have in common."""
 
     dtype: torch.dtype
@@ -34,7 +34,7 @@ class Source:
         self.name = name
         # A list could be changed behind our back; anything else may load on demand and stays as it is.
         self.items = tuple(items) if isinstance(items, list) else items
-        self.kind: Kind = _kind(self._readable(0), f"{name}[0]")
+        self.kind: SequenceKind = _kind(self._readable(0), f"{name}[0]")
         self.lengths: list[int] = []
         for index in range(len(self.items)):
             self.lengths.append(len(self.read(index)))
@@ -42,7 +42,9 @@ class Source:
     def read(self, index: int) -> Readable:
         """Sequence `index`, if it is of one kind with the others and as long as before."""
         item = self._readable(index)
-        for field, seen, needed in zip(Kind._fields, _kind(item, f"{self.name}[{index}]"), self.kind, strict=True):
+        for field, seen, needed in zip(
+            SequenceKind._fields, _kind(item, f"{self.name}[{index}]"), self.kind, strict=True
+        ):
             if seen != needed:
                 raise BadInput(
                     f"{self.name}[{index}] has {field} {seen}, but {self.name}[0] has {needed}. Sequences may differ "
@@ -82,14 +84,14 @@ def cut(item: Readable, offset: int, count: int) -> Tensor:
     return piece if isinstance(piece, Tensor) else torch.from_numpy(np.array(piece, dtype=_native(piece)))
 
 
-def _kind(item: Readable, place: str) -> Kind:
+def _kind(item: Readable, place: str) -> SequenceKind:
     if isinstance(item, Tensor):
-        return Kind(item.dtype, tuple(item.shape[1:]), item.device)
+        return SequenceKind(item.dtype, tuple(item.shape[1:]), item.device)
     try:
         dtype = torch.from_numpy(np.empty(0, dtype=_native(item))).dtype
     except TypeError as problem:
         raise _unreadable(place, f"an array of {item.dtype}", problem) from problem
-    return Kind(dtype, item.shape[1:], torch.device("cpu"))
+    return SequenceKind(dtype, item.shape[1:], torch.device("cpu"))
 
 
 def _native(item: np.ndarray[Any, Any]) -> np.dtype[Any]:

@@ -105,7 +105,7 @@ class Streams:
         self._epoch, self._chunk = 0, 0
         self._waiting = True  # the next iterator takes up (epoch, chunk) instead of a new epoch
         self._turn = 0  # of the newest iterator; older ones may go on, but no longer move the position
-        self._planned: dict[int, _Plan] = {}
+        self._planned: dict[int, _StreamPlan] = {}
 
     def __len__(self) -> int:
         """The number of chunks in the epoch that is under way or comes next, from its very beginning."""
@@ -181,7 +181,7 @@ class Streams:
                     f"for each step; where y is x one step ahead, use targets='next'."
                 )
 
-    def _plan(self, epoch: int) -> _Plan:
+    def _plan(self, epoch: int) -> _StreamPlan:
         """Who runs where in `epoch`; the last answer is kept."""
         key = epoch if self._settings["shuffle"] else 0
         if key not in self._planned:
@@ -191,10 +191,10 @@ class Streams:
                 word = _digest(f"{self._settings['seed']} {epoch}".encode())
                 source = torch.Generator(device="cpu").manual_seed(int.from_bytes(word, "big") >> 1)
                 order = torch.randperm(len(self._lengths), generator=source, device="cpu").tolist()
-            self._planned = {key: _Plan.of(order, self._lengths, batch=self._batch, steps=self._steps)}
+            self._planned = {key: _StreamPlan.of(order, self._lengths, batch=self._batch, steps=self._steps)}
         return self._planned[key]
 
-    def _run(self, plan: _Plan, first: int, turn: int) -> Iterator[Chunk]:
+    def _run(self, plan: _StreamPlan, first: int, turn: int) -> Iterator[Chunk]:
         """The chunks of one epoch from the `first` on."""
         held: dict[int, _Held] = {}
         for number in range(first, plan.chunks):
@@ -205,7 +205,7 @@ class Streams:
         if turn == self._turn:
             self._epoch, self._chunk, self._waiting = self._epoch + 1, 0, True
 
-    def _build(self, plan: _Plan, number: int, held: dict[int, _Held]) -> Chunk:
+    def _build(self, plan: _StreamPlan, number: int, held: dict[int, _Held]) -> Chunk:
         """Chunk `number`; `held` keeps what each row is in the midst of, so that a sequence is read once an epoch."""
         target = self._x if self._ahead else self._y
         xs, ys, firsts, lengths = [], [], [], []
@@ -252,7 +252,7 @@ class _Held(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _StreamPlan:
     """Which sequence runs in which row and when, for one epoch."""
 
     begins: list[list[int]]  # of each row: the step at which each of its sequences begins and, last, where it runs dry
@@ -260,7 +260,7 @@ class _Plan:
     steps: int
 
     @classmethod
-    def of(cls, order: Sequence[int], lengths: list[int], *, batch: int, steps: int) -> _Plan:
+    def of(cls, order: Sequence[int], lengths: list[int], *, batch: int, steps: int) -> _StreamPlan:
         """Each sequence in `order` goes to the row that is free first, the lower one of two."""
         begins: list[list[int]] = [[] for _ in range(batch)]
         sequences: list[list[int]] = [[] for _ in range(batch)]

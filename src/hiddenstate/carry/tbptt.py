@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..cells import untouched
+from ..cells import InputAxes, StartedModel, input_axes, is_step, layers, started, unheard, untouched, unwrap
 from ..errors import BadInput
 from .carry import Carry
 from .kept import Kept
@@ -23,7 +23,8 @@ def tbptt(
     *,
     k1: int,
     k2: int | None = None,
-    time_axis: int = 1,
+    time_axis: int | None = None,
+    batch_axis: int | None = None,
 ) -> Iterator[Tensor]:
     """Train along `x` in pieces of `k1` steps: yields each piece's loss after its backward through the last `k2` steps.
 
@@ -38,17 +39,35 @@ def tbptt(
 
     With `k2 > k1` the older steps are run again from the state kept at that point. `loss(output, y)` gets what the
     model returned for the piece. A `Carry` attached to the model is used, and ends in the state after the last step.
+    A state that the model's forward insists on is handed in.
+
+    Which axis is time is deduced as `check_split` does, from `batch_first` of the layers and how the model takes `x`;
+    `time_axis=` or `batch_axis=` says otherwise. `y` has its steps on the same axis.
     """
     k2 = k1 if k2 is None else k2
-    _check(x, y, (k1, k2), time_axis)
-    return _updates(_Training(model, x, y, loss, time_axis), k1, k2)
+    _check_lengths(k1, k2)
+    name = type(unwrap(model)).__name__
+    if is_step(unwrap(model)) and not _steps_itself(model, x):
+        raise BadInput(
+            f"{name} takes one step at a time, but a piece has several: let a model step it in its forward, "
+            f"or make a layer of it, hs.Recurrent({name}, input_size, hidden_size)."
+        )
+    call = started(model, x)
+    axes = input_axes(model, x, time_axis=time_axis, batch_axis=batch_axis, call=call)
+    _check(x, y, axes)
+    if not call.goes_on():
+        raise BadInput(
+            f"{name}.forward insists on a state, and takes neither None nor the states of its layers, so its pieces "
+            f"cannot go on from each other. Let it take None, and pass that on to its layer."
+        )
+    return _updates(_Training(call, x, y, loss, axes.time), k1, k2)
 
 
 @dataclass(slots=True)
 class _Training:
     """What all updates share."""
 
-    model: nn.Module
+    call: StartedModel
     x: Tensor
     y: Tensor
     loss: Callable[[Any, Tensor], Tensor]
@@ -71,7 +90,8 @@ class _Training:
 
     def run(self, begin: int, end: int) -> Any:
         """Run the model on these steps."""
-        return self.model(self.x.narrow(self.axis, begin, end - begin))
+        states = self.carry.snapshot().states if self.call.hands_over else None
+        return self.call(self.x.narrow(self.axis, begin, end - begin), states)
 
     def note(self, step: int) -> None:
         """Note what is kept at this step, cut from its graph, and go on from there."""
@@ -82,7 +102,7 @@ class _Training:
         """Note the states within a piece that later gradients go back to; none where k1 divides k2."""
         outer = self.carry.snapshot()
         for step in sorted(step for step in self.points if begin < step < end):
-            with untouched(self.model), torch.no_grad():
+            with untouched(self.call.model), torch.no_grad():
                 self.run(begin, step)
             self.note(step)
             begin = step
@@ -91,8 +111,8 @@ class _Training:
 
 def _updates(training: _Training, k1: int, k2: int) -> Iterator[Tensor]:
     steps = training.x.shape[training.axis]
-    attached = Carry.of(training.model)
-    carry = training.carry = attached or Carry(training.model)
+    attached = Carry.of(training.call.model)
+    carry = training.carry = attached or Carry(training.call.model)
     pieces = [(begin, min(begin + k1, steps)) for begin in range(0, steps, k1)]
     try:
         training.points = {max(0, end - k2): Kept() for _, end in pieces} | {0: carry.snapshot()}
@@ -106,18 +126,31 @@ def _updates(training: _Training, k1: int, k2: int) -> Iterator[Tensor]:
             carry.close()
 
 
-def _check(x: Tensor, y: Tensor, k: tuple[int, int], axis: int) -> None:
-    k1, k2 = k
+def _steps_itself(model: nn.Module, x: Tensor) -> bool:
+    """Say whether a module that bears the names of a cell runs along time all the same."""
+    try:
+        with unheard():
+            found = layers(model, x)
+    except Exception:  # a cell that does not take several steps
+        return False
+    return any(layer.seen is not None and layer.seen.steps > 1 for layer in found)
+
+
+def _check_lengths(k1: int, k2: int) -> None:
     if k1 < 1:
         raise BadInput(f"k1 is {k1}, but an update needs 1 step or more.")
     if k2 < k1:
         raise BadInput(
             f"k2 is {k2} and k1 is {k1}, but a gradient goes back through at least the steps of its own loss: k2 >= k1."
         )
+
+
+def _check(x: Tensor, y: Tensor, axes: InputAxes) -> None:
+    axis = axes.time
     if x.dim() <= axis or y.dim() <= axis or x.shape[axis] != y.shape[axis]:
         raise BadInput(
             f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}, but both need the same number of steps along axis "
-            f"{axis}: one target for each step. A model that takes (time, batch, …) wants time_axis=0."
+            f"{axis}, one target for each step ({axes}). time_axis= says which axis is time where that is wrong."
         )
     if x.shape[axis] == 0:
         raise BadInput(f"x has shape {tuple(x.shape)}: there is no step to train on.")

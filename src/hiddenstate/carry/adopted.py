@@ -1,0 +1,366 @@
+"""State that a model keeps in attributes of its own from call to call: a carry owns it while it is attached."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..cells import Layer, Layers
+from ..errors import CarryError, StateMismatch
+from ..state import State
+from .attributes import (
+    Attribute,
+    Way,
+    attribute_holding,
+    attributes_of,
+    copied,
+    home,
+    is_plain,
+    moved,
+    put_back,
+    set_at,
+    tensors_of,
+    unchanged,
+    value_at,
+    version_of,
+    ways_in,
+)
+from .kept import Kept
+
+
+@dataclass(slots=True, eq=False)
+class AdoptedAttributes:
+    """The attributes of a model that are its state: put in before each call, and read after it."""
+
+    model: nn.Module
+    layers: dict[str, Layer] = field(default_factory=dict)
+    # Of attributes that the first call found empty only a second one tells: until then they are only put back.
+    maybe: list[Attribute] = field(default_factory=list)
+    feeds: dict[Attribute, set[str]] = field(default_factory=dict)  # layers that are handed what an attribute holds
+    from_none: set[str] = field(default_factory=set)  # layers that the model hands nothing at first
+    replaced: bool = False  # something else is kept than what the last call left
+    _labels: dict[str, dict[str, Attribute]] = field(default_factory=dict)  # by layer and part: module, and label in it
+    _homes: dict[str, dict[Attribute, None]] = field(default_factory=dict)  # by layer
+    _mirrors: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)  # by layer, part: layer, and its part
+    _cut: set[tuple[str, str]] = field(default_factory=set)  # layers and parts that the model cuts from their graph
+    begun_anew: dict[str, str] = field(default_factory=dict)  # what was taken for a state, and is cleared in every call
+    _put_in: dict[str, State] = field(default_factory=dict)  # what this call was to begin with, by layer
+    _first: dict[Attribute, Any] = field(default_factory=dict)  # what was there before any call
+    _began: dict[Attribute, list[Tensor]] = field(default_factory=dict)  # what is there as a call begins
+    _left: dict[Attribute, list[tuple[Tensor, int]]] = field(default_factory=dict)  # what the last call left there
+
+    def look(self) -> None:
+        """Remember what the model holds before its first call."""
+        if not self._first:
+            self._first = {(module, name): copied(value) for module, name, value in attributes_of(self.model)}
+
+    def take(self, found: Layers) -> list[Layer]:
+        """Own what a call has shown the model to keep, or perhaps to keep, and return it as layers."""
+        modules = dict(self.model.named_modules())
+        self.layers, self._labels = {}, {}
+        for layer in found:
+            labels = _labels(found, layer, modules)
+            if labels and self._begins_anew(layer):
+                parts = ", ".join(labels)
+                self.begun_anew[layer.name] = f"{parts} of {layer.label}, which the model begins anew in every call"
+            elif labels:
+                self.layers[layer.name], self._labels[layer.name] = layer, labels
+                self._cut |= {
+                    (layer.name, part) for part, values in found.live(layer).items() if _is_cut(values, labels[part])
+                }
+        maybe = found.seen.maybe if found.seen is not None else ()
+        places = [attribute_holding(modules[path], label) for path, label in maybe if path in modules]
+        self.maybe = list(dict.fromkeys(place for place in places if place is not None))
+        return list(self.layers.values())
+
+    def _begins_anew(self, layer: Layer) -> bool:
+        """Say whether a call did not start from what was put into its attributes: the model has cleared them first."""
+        put = self._put_in.get(layer.name)
+        parts = layer.seen.parts if layer.seen is not None and put is not None else ()
+        starts = [(part.initial, put[part.name]) for part in parts if part.initial is not None and put is not None]
+        return any(start.shape != own.shape or not torch.equal(start, own.detach().to(start)) for start, own in starts)
+
+    def counters(self) -> list[str]:
+        """Return plain numbers that calls have changed in modules that keep state: nobody puts them back."""
+        homes = {module for module, _ in self._places()}
+        kept = [(place, old) for place, old in self._first.items() if place[0] in homes and type(old) in (int, float)]
+        return [
+            name for (module, name), old in kept if type(now := getattr(module, name, old)) is type(old) and now != old
+        ]
+
+    def before(self, kept: Kept, *, detach: bool) -> None:
+        """Put in what is kept; where somebody else has changed it since the last call, that counts.
+
+        That is a method of the model's own, or the user by hand.
+        """
+        changed = {place for place, left in self._left.items() if not unchanged(tensors_of(place), left)}
+        if self.replaced and kept.states:
+            changed = set()  # the carry was told last what to go on from
+        self._put_in = {}
+        gone = set().union(*(self.feeds.get(place, set()) for place in changed))
+        for name, layer in self.layers.items():
+            places = self._places_of(name)
+            if places.keys() & changed:
+                gone.add(name)
+            elif self.is_mirror(name) and all(of in kept.states for of, _ in self._mirrors[name].values()):
+                parts = {part: kept.states[of][own] for part, (of, own) in self._mirrors[name].items()}
+                self._put(layer, layer.to_state(parts))
+            elif name in kept.states:
+                self._put(layer, self._going_on(layer, kept))
+            elif self.replaced:
+                self._begin_from(kept, places)
+        for name in gone:
+            kept.states.pop(name, None)
+            kept.anew.pop(name, None)
+        if self.replaced:
+            self._begin_from(kept, set(self.maybe) - changed)
+        for module, name in self.maybe if detach else ():
+            if any(tensor.requires_grad for tensor in tensors_of((module, name))):
+                setattr(module, name, copied(getattr(module, name)))  # cut from the graph of the last call
+        self.replaced = False
+        self._began = {place: tensors_of(place) for place in self._places()}
+
+    def after(self, kept: Kept, ended: Mapping[str, State], *, detach: bool) -> dict[str, State]:
+        """Return what the call has left; `ended`, what each layer gave last, tells which of them go on from it."""
+        states = {}
+        for name, state in ended.items():
+            place = self.holding(state.values()) if name not in self.layers else None
+            if place is not None:
+                self.feeds.setdefault(place, set()).add(name)
+        self._mirror(ended)
+        kept.raw = {
+            (module, name): copied(getattr(module, name, None), graph=not detach) for module, name in self.maybe
+        }
+        for name, layer in self.layers.items():
+            ways, before = self._ways(name), kept.states.get(name)
+            if len(ways) < len(layer.spec.parts):  # the model has cleared it
+                kept.states.pop(name, None)
+                continue
+            if self.is_mirror(name):
+                continue  # kept as what the layers gave
+            states[name] = layer.to_state({part: value_at(*way) for part, way in ways.items()})
+            if before is not None and before.batch != states[name].batch:
+                raise StateMismatch(
+                    f"the carried state of {layer.label!r} has {before.batch} rows, but the model keeps "
+                    f"{states[name].batch} after this call. Another set of sequences begins with carry.reset()."
+                )
+        self._began = {}
+        self._left = {place: [(part, version_of(part)) for part in tensors_of(place)] for place in self._places()}
+        return states
+
+    def label(self, module: nn.Module, name: str) -> str:
+        """Return what an attribute is called in a checkpoint."""
+        path = next((path for path, each in self.model.named_modules() if each is module), "")
+        return f"{path}.{name}" if path else name
+
+    def content(self, kept: Kept) -> dict[str, Any]:
+        """Return what the model keeps itself, for a checkpoint, where tensors in plain containers hold it."""
+        held = dict(kept.raw)
+        if not self.replaced:  # else what is there is not what is kept
+            held |= {place: getattr(*place, None) for place in self._places() if place not in held}
+        return {self.label(*place): copied(value) for place, value in held.items() if is_plain(value)}
+
+    def put_content(self, content: Mapping[str, Any]) -> dict[Attribute, Any]:
+        """Put what a checkpoint holds into the model's attributes, and return it by attribute."""
+        self.look()  # what was there before any call stays what a reset goes back to
+        held, modules = {}, dict(self.model.named_modules())
+        for label, value in content.items():
+            path, _, name = label.rpartition(".")
+            if path not in modules:
+                raise StateMismatch(f"the checkpoint holds {label!r}, but this model has no {path!r}: it is another's.")
+            held[modules[path], name] = moved(value, home(modules[path]))
+            put_back(modules[path], name, held[modules[path], name])
+        return held
+
+    def is_in(self, layer: str, content: Container[str]) -> bool:
+        """Say whether a checkpoint holds all that a layer of attributes lies in."""
+        return all(self.label(*place) in content for place in self._places_of(layer))
+
+    def knows(self, names: Iterable[str]) -> bool:
+        """Say whether all of these attributes were seen to be states, or perhaps states."""
+        return {self.label(*place) for place in self._places()} >= set(names)
+
+    def unheard(self) -> list[str]:
+        """Return what may be a state and is not what a layer gave."""
+        return [name for module, name in self.maybe if not self.feeds.get((module, name))]
+
+    def undo(self) -> None:
+        """Let the next call begin where the last one that ended well did: this one has raised."""
+        self.replaced, self._left, self._began = True, {}, {}
+
+    def save(self) -> tuple[Any, ...]:
+        """Return what calls of our own will change, for `load`."""
+        return self.replaced, dict(self._left), {place: set(names) for place, names in self.feeds.items()}
+
+    def load(self, saved: tuple[Any, ...]) -> None:
+        """Forget calls of our own."""
+        self.replaced, self._left, self.feeds = saved
+
+    def holding(self, tensors: Iterable[Tensor]) -> Attribute | None:
+        """Return the attribute in which one of these tensors lies."""
+        if not self.layers and not self.maybe:
+            return None
+        there = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        for place in self._places():
+            if any(part.untyped_storage().data_ptr() in there for part in tensors_of(place)):
+                return place
+        return None
+
+    def handing(self, tensors: Iterable[Tensor]) -> Attribute | None:
+        """Return the attribute that held one of these tensors when the call began."""
+        there = {tensor.untyped_storage().data_ptr() for tensor in tensors} if self._began else set()
+        for place, parts in self._began.items():
+            if any(part.untyped_storage().data_ptr() in there for part in parts):
+                return place
+        return None
+
+    def refuse_cut(self, *, override: bool) -> None:
+        """Refuse to keep a graph that the model itself cuts, where more comes of it than what is replaced."""
+        for name, layer in self.layers.items():
+            assert layer.seen is not None
+            lost = []
+            for part, (module, way) in self._ways(name).items():
+                seen = next(each for each in layer.seen.parts if each.name == part)
+                replaced = (module, way[0]) in self.feeds or (override and seen.starts_only)
+                lost += [part] if (seen.cut or (name, part) in self._cut) and not replaced else []
+            if lost:
+                raise CarryError(
+                    f"{type(self.model).__name__} keeps {', '.join(lost)} ({layer.seen.line}) itself and cuts it from "
+                    f"its graph, so no gradient goes from this call back into the one before, although the graph is to "
+                    f"be kept (detach=False, or tbptt with k2 > k1). Leave the detach out of its forward."
+                )
+
+    def start_of(self, layer: Layer, like: State) -> State:
+        """Return what attributes held before any call, if they held it for as many rows."""
+        first = {}
+        for part, (module, (name, *rest)) in self._ways(layer.name).items():
+            try:
+                first[part] = value_at(self._first.get((module, name)), tuple(rest))
+            except (LookupError, AttributeError, TypeError):  # nothing of this form was there
+                continue
+        if any(not isinstance(first.get(part), Tensor) or first[part].shape != like[part].shape for part in like):
+            raise CarryError(
+                f"single rows of {', '.join(like)}, which {type(layer.module).__name__} keeps itself, cannot start "
+                f"anew: before its first call nothing was there for {like.batch} rows. carry.reset() starts all anew."
+            )
+        return State({name: first[name].to(part.dtype) for name, part in like.items()}, like.batch_axis)
+
+    def _going_on(self, layer: Layer, kept: Kept) -> State:
+        """Return what is kept, with what was there at first in the rows that start anew."""
+        state, anew = kept.states[layer.name], kept.anew.pop(layer.name, None)
+        fed = [self.feeds.get(place, set()) for place in self._places_of(layer.name)]
+        only = layer.seen is not None and all(part.starts_only for part in layer.seen.parts)
+        only = only and all(names and names <= self.from_none for names in fed)
+        if anew is None or not bool(anew.any()) or only:  # who reads it is handed a start in these rows
+            return state
+        rows = anew.nonzero()[:, 0].tolist()
+        state = kept.states[layer.name] = state.put(rows, self.start_of(layer, state).select(rows))
+        return state
+
+    def is_mirror(self, name: str) -> bool:
+        """Say whether a layer of attributes only holds what other layers gave, and is read by nobody but layers."""
+        layer = self.layers[name]
+        parts = layer.seen.parts if layer.seen is not None else ()
+        return all(part.name in self._mirrors.get(name, {}) and part.starts_only for part in parts)
+
+    def _mirror(self, ended: Mapping[str, State]) -> None:
+        """Find which attributes hold what layers gave."""
+        given = [(name, part, tensor) for name, state in ended.items() for part, tensor in state.items()]
+        for name in self.layers:
+            for part, way in self._ways(name).items():
+                held = value_at(*way)
+                same = [(of, own) for of, own, tensor in given if of not in self.layers and _is_view(held, tensor)]
+                if same:
+                    self._mirrors.setdefault(name, {})[part] = same[0]
+
+    def _put(self, layer: Layer, state: State) -> None:
+        self._put_in[layer.name] = state
+        self._make_room(layer.name, state)
+        ways = self._ways(layer.name)
+        missing = [part for part in state if part not in ways]
+        if missing:  # it was cleared, or is not there yet: what was there at first has no place for it
+            raise CarryError(
+                f"{missing[0]!r}, in which {type(layer.module).__name__} keeps its state, is not there just now, so "
+                f"the carried state cannot be put back. Call the model once, or start anew: carry.reset()."
+            )
+        for part, tensor in state.items():
+            set_at(*ways[part], tensor.clone())  # the model may write into it
+
+    def _make_room(self, name: str, state: Mapping[str, Tensor]) -> None:
+        """Put empty places where attributes are None that will hold a tensor, or a tuple of them."""
+        for part, (module, label) in self._labels[name].items():
+            attribute, _, rest = label.partition("[")
+            if part not in state or not attribute.isidentifier() or getattr(module, attribute, self) is not None:
+                continue
+            count = sum(other.startswith(f"{attribute}[") for _, other in self._labels[name].values())
+            setattr(module, attribute, tuple([state[part]] * count) if rest else state[part])
+
+    def _begin_from(self, kept: Kept, places: Iterable[Attribute]) -> None:
+        """Put back what is kept of these attributes, or what was there before any call."""
+        for module, name in places:
+            there = kept.raw if (module, name) in kept.raw else self._first
+            if (module, name) in there:
+                put_back(module, name, there[module, name])
+            else:
+                module.__dict__.pop(name, None)
+
+    def _places(self) -> list[Attribute]:
+        own = [place for name in self.layers for place in self._places_of(name)]
+        return list(dict.fromkeys([*own, *self.maybe]))
+
+    def _places_of(self, layer: str) -> dict[Attribute, None]:
+        """Return the attributes in which a layer lies, known from when it was last there."""
+        for module, way in self._ways(layer).values():
+            self._homes.setdefault(layer, {})[module, way[0]] = None
+        return self._homes.get(layer, {})
+
+    def _ways(self, layer: str) -> dict[str, tuple[nn.Module, Way]]:
+        """Return where each part of a layer lies just now."""
+        ways = {module: ways_in(module) for module, _ in self._labels[layer].values()}
+        found = {part: (module, ways[module].get(label)) for part, (module, label) in self._labels[layer].items()}
+        return {part: (module, way) for part, (module, way) in found.items() if way is not None}
+
+
+def _labels(found: Layers, layer: Layer, modules: Mapping[str, nn.Module]) -> dict[str, Attribute]:
+    """Return where the model keeps the parts of a layer; nothing where it does not keep all of them, with their rows.
+
+    A loop is kept if what it ended in lies where it started from.
+    """
+    if layer.seen is None or not all(part.batch_axis is not None and not part.counted for part in layer.seen.parts):
+        return {}
+    if layer.kind == "attribute":
+        return {part.name: (layer.module, part.name) for part in layer.seen.parts}
+    start = found.seen.starts.get(layer.seen) if found.seen is not None else None
+    labels = {}
+    for part in start.parts if start is not None and layer.kind in ("loop", "layer") else ():
+        last = found.live(layer).get(part.part)
+        label = part.label or part.kept_in
+        path = max((path for path in modules if f"{label}.".startswith(f"{path}." if path else "")), key=len)
+        place = modules[path], label.removeprefix(f"{path}.")
+        way = ways_in(place[0]).get(place[1]) if label else None
+        if way is None or not last or not _holds(value_at(place[0], way), last[-1]):
+            return {}
+        labels[part.part] = place
+    return labels
+
+
+def _is_cut(values: list[Tensor], place: Attribute) -> bool:
+    """Say whether a loop's last value has a graph that the attribute does not have."""
+    module, label = place
+    return bool(values) and values[-1].requires_grad and not value_at(module, ways_in(module)[label]).requires_grad
+
+
+def _is_view(one: Tensor, other: Tensor) -> bool:
+    same = one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    return same and one.shape == other.shape and one.storage_offset() == other.storage_offset()
+
+
+def _holds(kept: Tensor, last: Tensor) -> bool:
+    """Say whether an attribute holds what a loop ended in, itself or a copy."""
+    if kept.untyped_storage().data_ptr() == last.untyped_storage().data_ptr():
+        return True
+    return kept.shape == last.shape and kept.dtype == last.dtype and torch.equal(kept.detach(), last.detach())

@@ -1,0 +1,173 @@
+"""The values of a model's attributes: found by the names that the finder gives them, copied, and put back."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import deque
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ..cells import attributes, plain_object
+from ..state import mapped
+
+Way: TypeAlias = "tuple[Any, ...]"  # from a module to a tensor in it: the attribute's name, then keys and fields
+Attribute: TypeAlias = tuple[nn.Module, str]
+
+_DEPTH = 4  # of containers within an attribute
+_LARGEST = 2**24  # numbers in a tensor that may be a state; larger ones are tables
+_TORCHS_OWN = {"_parameters", "_modules", "_buffers"}
+
+
+def attributes_of(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
+    """Yield the attributes and buffers of all modules of a model: module, name and value."""
+    for module in model.modules():
+        for name, value in (*attributes(module).items(), *module._buffers.items()):
+            if name not in _TORCHS_OWN:
+                yield module, name, value
+
+
+def copied(value: Any, depth: int = _DEPTH, *, graph: bool = False) -> Any:
+    """Return a copy of a value of a model's own: containers and objects anew, tensors cloned, all else as it is.
+
+    With `graph`, clones stay in the graph of what they are made of.
+    """
+    if isinstance(value, nn.Parameter | nn.Module) or depth < 0:
+        return value
+    inside = partial(copied, depth=depth - 1, graph=graph)
+    if isinstance(value, Tensor):
+        own = value if graph else value.detach()
+        return own.clone() if value.numel() <= _LARGEST and value.layout is torch.strided else value
+    if isinstance(value, dict):
+        made = copy.copy(value)
+        made.update({key: inside(inner) for key, inner in value.items()})
+        return made
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(inside, value))
+    if type(value) in (list, set, tuple):
+        return type(value)(map(inside, value))
+    if isinstance(value, deque):
+        return deque(map(inside, value), value.maxlen)
+    if plain_object(value):
+        made = copy.copy(value)
+        for name, inner in vars(value).items():
+            object.__setattr__(made, name, inside(inner))
+        return made
+    return value
+
+
+def is_plain(value: Any) -> bool:
+    """Say whether a value is made of tensors, numbers and texts in dicts, lists and tuples, as checkpoints are."""
+    if type(value) in (dict, list, tuple):
+        return all(map(is_plain, value.values() if isinstance(value, dict) else value))
+    return value is None or type(value) in (Tensor, bool, int, float, str)
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Return a value with its tensors on a device."""
+    return mapped(value, lambda _, end: end.to(device) if isinstance(end, Tensor) else end)
+
+
+def home(module: nn.Module) -> torch.device:
+    """Return the device that a module is on."""
+    return next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+
+
+def put_back(module: nn.Module, name: str, value: Any) -> None:
+    """Put a copy of a value into an attribute; a container or object that is there stays the same one."""
+    there: Any = getattr(module, name, None)
+    value = copied(value, graph=True)
+    if type(there) is type(value) and isinstance(there, dict):
+        there.clear()
+        there.update(value)
+    elif type(there) is type(value) and isinstance(there, list | deque):
+        there.clear()
+        there.extend(value)
+    elif type(there) is type(value) and plain_object(there):
+        vars(there).clear()
+        vars(there).update(vars(value))
+    else:
+        setattr(module, name, value)
+
+
+def attribute_holding(module: nn.Module, label: str) -> Attribute | None:
+    """Return the attribute in which a tensor lies that the finder calls so."""
+    way = ways_in(module).get(label)
+    return None if way is None else (module, way[0])
+
+
+def ways_in(module: nn.Module) -> dict[str, Way]:
+    """Return the ways to all tensors that a module holds, by what the finder calls them."""
+    values = {**attributes(module), **module._buffers}
+    return {
+        label: way
+        for name, value in values.items()
+        if name not in _TORCHS_OWN
+        for label, way in _tensors_in(value, name, (name,))
+    }
+
+
+def _tensors_in(value: Any, label: str, way: Way) -> Iterator[tuple[str, Way]]:
+    """Yield the tensors in a value: what the finder calls them, and the way there."""
+    if isinstance(value, Tensor):
+        if not isinstance(value, nn.Parameter):
+            yield label, way
+    elif len(way) > _DEPTH or value is None or isinstance(value, str | bytes | int | float | nn.Module | type):
+        return
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _tensors_in(inner, str(key), (*way, key))
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        for place, name in enumerate(value._fields):
+            yield from _tensors_in(value[place], name, (*way, place))
+    elif isinstance(value, list | tuple | deque):
+        for place, inner in enumerate(value):
+            yield from _tensors_in(inner, f"{label}[{place}]", (*way, place))
+    elif dataclasses.is_dataclass(value) or plain_object(value):
+        for name, inner in vars(value).items():
+            yield from _tensors_in(inner, name, (*way, name))
+
+
+def value_at(thing: Any, way: Way) -> Any:
+    """Return what stands at the end of a way."""
+    for step in way:
+        thing = thing[step] if isinstance(thing, Mapping | list | tuple | deque) else getattr(thing, step)
+    return thing
+
+
+def set_at(thing: Any, way: Way, value: Any) -> Any:
+    """Put a value at the end of a way; return `thing`, or what takes its place where it cannot be changed."""
+    step, *rest = way
+    inner = set_at(value_at(thing, (step,)), tuple(rest), value) if rest else value
+    if isinstance(thing, tuple):
+        items = [inner if place == step else item for place, item in enumerate(thing)]
+        return type(thing)(*items) if hasattr(thing, "_fields") else type(thing)(items)
+    if isinstance(thing, dict | list | deque):
+        thing[step] = inner
+    elif dataclasses.is_dataclass(thing) and vars(type(thing))["__dataclass_params__"].frozen:
+        return dataclasses.replace(thing, **{step: inner})  # type: ignore[type-var]
+    else:
+        setattr(thing, step, inner)
+    return thing
+
+
+def tensors_of(place: Attribute) -> list[Tensor]:
+    """Return the tensors in an attribute, as they are just now."""
+    module, name = place
+    return [value_at(module, way) for _, way in _tensors_in(getattr(module, name, None), name, (name,))]
+
+
+def unchanged(now: list[Tensor], left: list[tuple[Tensor, int]]) -> bool:
+    """Say whether these are the tensors that were left, and nobody has written into them."""
+    return len(now) == len(left) and all(
+        part is other and version_of(part) == version for part, (other, version) in zip(now, left, strict=True)
+    )
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was written; -1 for one that does not count."""
+    return -1 if tensor.is_inference() else tensor._version

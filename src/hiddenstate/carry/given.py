@@ -1,0 +1,163 @@
+"""States that a model itself hands to its layers: which of them give way to the carried one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cells import Call, Layer
+from ..errors import CarryError
+from ..state import State, tensors
+from .examination import Examination
+from .kept import Kept, NextState, all_zero, requires_grad, same
+
+
+@dataclass(slots=True, eq=False)
+class GivenStates:
+    """What is known of the states that a model hands to its layers, and what is put in their place."""
+
+    examination: Examination
+    next: NextState
+    override: bool
+    own: dict[str, State] = field(default_factory=dict)  # what the model started a layer from in its last call
+    _first: dict[str, State] = field(default_factory=dict)  # what the model made where there was nothing to go on from
+    _ended: dict[str, State] = field(default_factory=dict)  # what a layer ended in last, whatever was reset since
+    _detaching: set[str] = field(default_factory=set)  # layers whose state the model cuts from the graph at every step
+    changing: set[str] = field(default_factory=set)  # layers that are not handed what they gave as it was
+
+    def is_own(self, call: Call, arguments: Any) -> bool:
+        """Say whether a state is the model's own, and gives way; `arguments` came with the call of the model."""
+        adopted, name = self.examination.adopted, call.layer.name
+        source = adopted.handing(tensors(call.given_native).values())
+        if source is not None:  # it goes on from what the model keeps, which is what we have kept
+            adopted.feeds.setdefault(source, set()).add(name)
+            return True
+        return self.override and name not in self.examination.handed_in and not from_the_caller(call, arguments)
+
+    def instead(self, call: Call, kept: Kept, rows: int) -> State | None:
+        """Return what goes in the place of the state that a layer is handed first in a call of the model."""
+        layer, own = call.layer, call.given
+        assert own is not None
+        self.own[layer.name] = own.detach()
+        state = self.next.of(kept, layer, rows, own=self._start_of_rows(layer, kept, own))
+        return state.detach() if state is not None and layer.name in self._detaching else state
+
+    def begun(self, call: Call, kept: Kept) -> None:
+        """Look at the state that a layer is handed which has nothing to go on from."""
+        own = call.given
+        assert own is not None
+        self.check_anew(call.layer, kept, own)
+        self._first[call.layer.name] = own.detach()
+
+    def _start_of_rows(self, layer: Layer, kept: Kept, own: State) -> State | None:
+        """Return what rows begin with that start anew; None where the layer starts them by itself."""
+        anew = kept.anew.get(layer.name)
+        if layer.name not in kept.states or anew is None or not bool(anew.any()):
+            return own
+        if not self._is_kept(layer):
+            self.check_anew(layer, kept, own)
+        return self.beginning(layer, own)
+
+    def _is_kept(self, layer: Layer) -> bool:
+        return any(layer.name in names for names in self.examination.adopted.feeds.values())
+
+    def beginning(self, layer: Layer, own: State) -> State | None:
+        """Return what new sequences begin with, where `own` is handed over; None: the layer starts them by itself."""
+        if layer.name in self.examination.adopted.from_none:
+            return None
+        if not self._is_kept(layer):
+            return own
+        first = self._first.get(layer.name)  # what it is handed now is what the model keeps
+        if first is not None and all_zero(first):
+            return own.map(torch.zeros_like)
+        raise CarryError(
+            f"single rows of {layer.label!r} cannot start anew: the model keeps its state, and makes what rows begin "
+            f"with only where nothing is kept. carry.reset() starts all rows anew."
+        )
+
+    def beginning_of(self, call: Call, arguments: Any) -> State | None:
+        """Return what the model itself starts a layer from: rows that start anew on the way begin with it too."""
+        layer, own, examination = call.layer, call.given, self.examination
+        if own is None or not self.next.start.is_zeros or layer.name in examination.handed_in:
+            return None
+        begins = None if from_the_caller(call, arguments) else self.beginning(layer, own)
+        if begins is not None and layer.name in examination.made_of_input:
+            raise no_beginning(layer)
+        return begins
+
+    def check_heeded(self, call: Call, kept: Kept) -> None:
+        """Refuse what cannot be done to a state that the model itself hands over, since it keeps it out of sight."""
+        own, name = call.given, call.layer.name
+        assert own is not None
+        self.check_anew(call.layer, kept, own)
+        last = kept.states[name]
+        if (
+            kept.graph
+            and torch.is_grad_enabled()
+            and requires_grad(last)
+            and not requires_grad(own)
+            and same(own, last)
+        ):
+            raise CarryError(
+                f"{call.layer.label!r} is handed what it ended in, cut from its graph by the model itself, so no "
+                f"gradient goes from this call back into the one before, although the graph is to be kept "
+                f"(detach=False, or tbptt with k2 > k1). Leave the detach out of the model."
+            )
+
+    def check_anew(self, layer: Layer, kept: Kept, own: State) -> None:
+        """Refuse to take for a start what a layer ended in before it was reset: the model has kept it out of sight."""
+        last, anew = self._ended.get(layer.name), kept.anew.get(layer.name)
+        if last is None or (layer.name in kept.states and (anew is None or not bool(anew.any()))):
+            return
+        if same(own, last) and not all_zero(last):
+            raise CarryError(
+                f"{layer.label!r} was reset, and is handed what it ended in all the same: the model keeps it where it "
+                f"is not seen (a global, a closure, an object of its own), so it does not start anew. Reset it there, "
+                f"or keep it in an attribute of a module."
+            )
+
+    def started(self, call: Call, *, by_itself: bool) -> None:
+        """Take note how a layer was started that had nothing to go on from."""
+        known = self.examination.adopted.from_none
+        (known.add if by_itself else known.discard)(call.layer.name)
+
+    def ended(self, states: dict[str, State]) -> None:
+        """Take note of what layers have ended in."""
+        self._ended.update({name: state.detach() for name, state in states.items()})
+
+    def stepped(self, call: Call, kept: Kept, last: tuple[Any, State | None]) -> None:
+        """Look at the state of a layer that is called again in one call of the model; `last` is what it gave."""
+        name, (native, staged) = call.layer.name, last
+        if requires_grad(staged) and not requires_grad(call.given):
+            self._detaching.add(name)
+        ends = {tensor.untyped_storage().data_ptr() for tensor in tensors(native).values()}
+        if all(part.untyped_storage().data_ptr() in ends for part in tensors(call.given_native).values()):
+            return
+        if call.given is not None and staged is not None and same(call.given, staged):
+            return
+        if self.override and name not in self.changing and name in kept.states:
+            raise CarryError(
+                f"the layer {name!r} is called again in this call of the model with a start of its own, which no call "
+                f"did before, so it is unclear which of the two goes on from the carried state."
+            )
+        self.changing.add(name)
+
+
+def from_the_caller(call: Call, arguments: Any) -> bool:
+    """Say whether the state that a layer is handed came with the call of the model: then its caller knows best."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in tensors(arguments).values()}
+    given: Iterable[Tensor] = tensors(call.given_native).values()
+    return any(part.untyped_storage().data_ptr() in own for part in given)
+
+
+def no_beginning(layer: Layer) -> CarryError:
+    """Return the refusal of rows that start anew in mid-sequence, where nobody knows from what."""
+    return CarryError(
+        f"rows of {layer.label!r} start anew in mid-sequence, but the model makes what each of them starts from of the "
+        f"call's input, and what the next sequence's would be is not known. Cut the input where rows start, and reset "
+        f"them in between."
+    )

@@ -1,0 +1,396 @@
+"""A state that a model keeps in its own attributes is owned by the carry while one is attached."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hiddenstate as hs
+from hiddenstate.errors import CarryError, CarryWarning, StateMismatch
+
+FEATURES, UNITS, BATCH, STEPS = 3, 4, 2, 12
+
+
+class SelfHidden(nn.Module):
+    """The tutorials' class: a state of its own, None at first, detached before it goes on."""
+
+    def __init__(self, *, detach: bool = True) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(FEATURES, UNITS, batch_first=True)
+        self.detach, self.hidden = detach, None
+
+    def reset(self) -> None:
+        self.hidden = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.hidden is not None and self.detach:
+            self.hidden = self.hidden.detach()
+        out, self.hidden = self.rnn(x, self.hidden)
+        return out
+
+
+class Pair(nn.Module):
+    """A tuple that is there from the beginning, for one number of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(FEATURES, UNITS, batch_first=True)
+        self.reset()
+
+    def reset(self) -> None:
+        self.hidden = (torch.zeros(1, BATCH, UNITS).double(), torch.zeros(1, BATCH, UNITS).double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, hidden = self.rnn(x, self.hidden)
+        self.hidden = tuple(part.detach() for part in hidden)
+        return out
+
+
+class Buffered(nn.Module):
+    """A buffer that is written in place by a loop of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, UNITS)
+        self.register_buffer("level", torch.zeros(BATCH, UNITS))
+
+    def reset(self) -> None:
+        self.level.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = []
+        for frame in x.unbind(1):
+            with torch.no_grad():
+                self.level.mul_(0.5).add_(torch.tanh(self.inner(frame)))
+            out.append(self.level.clone())
+        return torch.stack(out, 1)
+
+
+class Kept(NamedTuple):
+    """A state in a class of its own."""
+
+    slow: Tensor
+    fast: Tensor
+
+
+class InADict(nn.Module):
+    """A named tuple in a dict in an attribute, with its graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.cache = nn.Linear(FEATURES, UNITS), {}
+
+    def reset(self) -> None:
+        self.cache = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.cache.get("state", Kept(x.new_zeros(len(x), UNITS), x.new_zeros(len(x), UNITS)))
+        out = []
+        for frame in x.unbind(1):
+            fast = torch.tanh(self.inner(frame) + 0.5 * state.fast + 0.1 * state.slow)
+            state = Kept(0.9 * state.slow + 0.1 * fast, fast)
+            out.append(state.fast + state.slow)
+        self.cache = {"state": state}
+        return torch.stack(out, 1)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "none at first": SelfHidden,
+    "with its graph": lambda: SelfHidden(detach=False),
+    "a pair": Pair,
+    "a buffer": Buffered,
+    "in a dict": InADict,
+}
+# There from the beginning, or handed to a layer that starts by itself: rows have a start.
+STARTED = ("a pair", "a buffer", "none at first", "with its graph")
+
+
+@pytest.fixture(params=MODELS)
+def make(request) -> Callable[[], nn.Module]:
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        return MODELS[request.param]().double()
+
+    made.name = request.param
+    return made
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(BATCH, STEPS, FEATURES, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True)
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CarryWarning)
+        yield
+
+
+def whole(make: Callable[[], nn.Module], x: Tensor) -> Tensor:
+    return make()(x).detach()
+
+
+@pytest.mark.parametrize("override", [True, False])
+def test_pieces_are_the_whole(make, override, x):
+    model = make()
+    with hs.Carry(model, override=override):
+        out = torch.cat([model(piece).detach() for piece in x.split(4, 1)], 1)
+    torch.testing.assert_close(out, whole(make, x))
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_a_reset_of_the_carry_starts_the_model_anew(make, calls, x):
+    model = make()
+    with hs.Carry(model) as carry:
+        for _ in range(2):
+            out = [model(piece).detach() for piece in x.split(4, 1)[:calls]]
+            torch.testing.assert_close(torch.cat(out, 1), whole(make, x)[:, : 4 * calls])
+            carry.reset()
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_within_fresh_another_sequence_runs(make, calls, x):
+    model, expected = make(), whole(make, x)
+    with hs.Carry(model) as carry:
+        for piece in x[:, :8].split(8 // calls, 1):
+            model(piece)
+        with carry.fresh():
+            torch.testing.assert_close(model(x[:, :5]).detach(), expected[:, :5])
+        torch.testing.assert_close(model(x[:, 8:]).detach(), expected[:, 8:])
+
+
+def test_rows_start_anew_where_there_was_a_start(make, x):
+    model = make()
+    with hs.Carry(model) as carry:
+        model(x[:, :4])
+        model(x[:, 4:8])
+        carry.reset([1])
+        if make.name in STARTED:
+            out = model(x[:, 8:]).detach()
+            torch.testing.assert_close(out[0], whole(make, x)[0, 8:])
+            torch.testing.assert_close(out[1], whole(make, x[:, 8:])[1])
+        else:
+            with pytest.raises(CarryError, match=r"cannot start anew: before its first call nothing was there for 2"):
+                model(x[:, 8:])
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_a_method_of_the_models_own_is_noticed(make, calls, x):
+    model = make()
+    with hs.Carry(model):
+        for piece in x.split(4, 1)[:calls]:
+            model(piece)
+        model.reset()
+        torch.testing.assert_close(model(x).detach(), whole(make, x))
+
+
+def test_what_is_saved_goes_on_in_another_model(make, x):
+    model, other = make(), make()
+    with hs.Carry(model) as carry:
+        model(x[:, :4])
+        model(x[:, 4:8])
+        kept = carry.state_dict()
+    with hs.Carry(other) as carry:
+        other(x[:, :4])
+        other(x[:, 4:8])
+        carry.load_state_dict(kept)
+        torch.testing.assert_close(other(x[:, 8:]).detach(), whole(make, x)[:, 8:])
+
+
+def test_the_state_can_be_taken_and_put_back(make, x):
+    model = make()
+    with hs.Carry(model) as carry:
+        model(x[:, :4])
+        model(x[:, 4:8])
+        state = carry.state.clone()
+        model(x[:, 8:])
+        carry.state = state
+        torch.testing.assert_close(model(x[:, 8:]).detach(), whole(make, x)[:, 8:])
+
+
+def test_backward_after_every_call_works_though_the_model_keeps_its_graph(x):
+    model = InADict().double()
+    with hs.Carry(model):
+        for piece in x.split(4, 1):
+            model.zero_grad()
+            model(piece).sum().backward()
+            assert model.inner.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("k2", [4, 8])
+def test_truncated_training_gives_the_gradients_of_a_layer_that_takes_its_state(k2, x):
+    torch.manual_seed(0)
+    model = SelfHidden().double()
+    plain = copy.deepcopy(model.rnn)
+    y = torch.randn(BATCH, STEPS, UNITS, dtype=torch.float64)
+    for _ in hs.tbptt(model, x, y, lambda out, y: (out - y).square().mean(), k1=4, k2=k2):
+        pass
+    for _ in hs.tbptt(plain, x, y, lambda out, y: (out[0] - y).square().mean(), k1=4, k2=k2):
+        pass
+    torch.testing.assert_close([p.grad for p in model.rnn.parameters()], [p.grad for p in plain.parameters()])
+
+
+class CutByTheModel(InADict):
+    """A loop whose state the model itself cuts from the graph."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        self.cache = {"state": Kept(*(part.detach() for part in self.cache["state"]))}
+        return out
+
+
+def test_a_graph_that_the_model_cuts_itself_is_not_promised(x):
+    model = CutByTheModel().double()
+    with hs.Carry(model, detach=False):
+        model(x[:, :4])
+        with pytest.raises(CarryError, match=r"keeps fast, slow \(.*\) itself and cuts it from its graph"):
+            model(x[:, 4:])
+
+
+def test_another_number_of_rows_is_refused(x):
+    model = SelfHidden().double()
+    with hs.Carry(model):
+        model(x[:, :4])
+        model(x[:, 4:8])
+        model(x[:, 8:])
+        with pytest.raises((StateMismatch, RuntimeError)):
+            model(torch.cat([x, x[:1]]))
+
+
+def test_a_statistic_is_no_state(x):
+    model = nn.Sequential(nn.BatchNorm1d(STEPS), nn.GRU(FEATURES, UNITS, batch_first=True)).double()
+    with hs.Carry(model) as carry:
+        model(x)
+        before: Any = model[0].running_mean.clone()
+        carry.reset()
+        torch.testing.assert_close(model[0].running_mean, before)
+        assert all("running" not in part for part in carry.state or ())
+
+
+def test_the_model_keeps_what_it_holds_when_the_carry_is_closed(make, x):
+    model = make()
+    with hs.Carry(model):
+        model(x[:, :4])
+        model(x[:, 4:8])
+    torch.testing.assert_close(model(x[:, 8:]).detach(), whole(make, x)[:, 8:])
+
+
+class KeepsItself(nn.Module):
+    """A loop that goes on from what the last call left in an attribute, as it is or in a box."""
+
+    def __init__(self, box=lambda h: h, unbox=lambda h: h) -> None:
+        super().__init__()
+        self.inner, self.h, self.box, self.unbox = nn.Linear(FEATURES, UNITS), None, box, unbox
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = x.new_zeros(len(x), UNITS) if self.h is None else self.unbox(self.h), []
+        for frame in x.unbind(1):
+            h = torch.tanh(self.inner(frame) + 0.5 * h)
+            out.append(h)
+        self.h = self.box(h)
+        return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("override", [True, False])
+def test_what_a_model_keeps_itself_goes_on_in_another_process(x, calls, override):
+    model = KeepsItself().double()
+    other, pieces = copy.deepcopy(model), x.split(4, dim=1)
+    with hs.Carry(model, override=override) as carry:
+        for piece in pieces[:calls]:
+            model(piece)
+        saved = copy.deepcopy(carry.state_dict())
+        expected = [model(piece) for piece in pieces[calls:]]
+    with hs.Carry(other, override=override) as carry:
+        carry.load_state_dict(saved)
+        for piece, each in zip(pieces[calls:], expected, strict=True):
+            torch.testing.assert_close(other(piece), each)
+        carry.reset()
+        model.h = None
+        torch.testing.assert_close(other(pieces[0]), model(pieces[0]))
+
+
+def test_rows_that_are_to_start_anew_are_not_lost_by_a_checkpoint(x):
+    model, other = KeepsItself().double(), KeepsItself().double()
+    model.h, other.h = x.new_zeros(len(x), UNITS), x.new_zeros(len(x), UNITS)
+    with hs.Carry(model) as carry:
+        model(x)
+        model(x)
+        carry.reset([0])
+        saved = carry.state_dict()
+        carry.load_state_dict(saved)
+    with hs.Carry(other) as carry, pytest.raises(CarryError, match=r"start anew, and the model keeps h itself.*twice"):
+        carry.load_state_dict(saved)
+
+
+def test_a_checkpoint_after_one_call_says_what_is_not_in_it(x):
+    model = KeepsItself(Boxed, lambda boxed: boxed.h).double()
+    with hs.Carry(model) as carry:
+        model(x)
+        with pytest.warns(CarryWarning, match="not in this checkpoint: h, of which a second call tells"):
+            carry.state_dict()
+        model(x)
+        assert [part.rpartition(".")[2] for part in carry.state] == ["h"]
+
+
+@dataclass
+class Boxed:
+    """A container that a checkpoint does not hold."""
+
+    h: Tensor
+
+
+@pytest.mark.parametrize("how", [{"lengths": [12, 5]}, {"starts": [[False] * 5 + [True] + [False] * 6] * 2}])
+def test_marks_are_refused_where_the_model_keeps_what_no_layer_gave(how, x):
+    model = KeepsItself().double()
+    with hs.Carry(model) as carry:
+        model(x)
+        model(x)
+        carry.mark(**{name: torch.tensor(value) for name, value in how.items()})
+        with pytest.raises(CarryError, match=r"carry.mark was told where rows.*is kept by the model itself"):
+            model(x)
+
+
+def test_marks_hold_where_it_keeps_what_a_layer_gave(x):
+    model, other = SelfHidden().double(), SelfHidden().double()
+    other.load_state_dict(model.state_dict())
+    other(x[:, :6])
+    with hs.Carry(model) as carry:
+        model(x[:, :4])
+        carry.mark(lengths=torch.tensor([4, 2]))
+        model(x[:, 4:8])
+        torch.testing.assert_close(carry.state["rnn.h"][:, 1], other.hidden[:, 1].detach())
+
+
+def test_gradients_go_back_through_what_a_model_keeps_itself(x):
+    model = KeepsItself().double()
+    other, y = copy.deepcopy(model), torch.zeros(BATCH, STEPS, UNITS, dtype=torch.float64)
+    with hs.Carry(model):
+        for _ in hs.tbptt(model, x, y, nn.functional.mse_loss, k1=6, k2=12):
+            ours = [p.grad.clone() for p in model.parameters()]
+            model.zero_grad()
+    nn.functional.mse_loss(other(x)[:, 6:], y[:, 6:]).backward()
+    torch.testing.assert_close(ours, [p.grad for p in other.parameters()])
+
+
+def test_a_model_that_cuts_its_own_graph_is_trained_in_pieces(x):
+    model = KeepsItself(torch.detach).double()
+    losses = [float(each) for each in hs.tbptt(model, x, x[..., :1], lambda out, y: (out - y).square().mean(), k1=4)]
+    assert len(losses) == 3
+
+
+def test_another_number_of_rows_is_refused_before_the_model_meets_it(x):
+    model = KeepsItself().double()
+    with hs.Carry(model):
+        model(x)
+        model(x)
+        with pytest.raises(StateMismatch, match=r"the input has 1 rows, but the carried state of '.*' has 2"):
+            model(x[:1])

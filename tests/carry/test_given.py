@@ -1,0 +1,199 @@
+"""Which states that a model itself hands to its layers give way to the carried one, and which are no starts."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hiddenstate as hs
+from hiddenstate.errors import CarryError, CarryWarning
+
+FEATURES, UNITS, BATCH, STEPS = 3, 4, 2, 12
+ELSEWHERE: dict[str, Tensor] = {}
+
+
+class Keeps(nn.Module):
+    """A GRU that goes on from what was kept, wherever that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(FEATURES, UNITS, batch_first=True)
+        self.set_up()
+
+    def set_up(self) -> None:
+        ELSEWHERE.clear()
+
+    def kept(self) -> Tensor | None:
+        return ELSEWHERE.get("h")
+
+    def keep(self, h: Tensor) -> None:
+        ELSEWHERE["h"] = h.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, h = self.rnn(x, self.kept())
+        self.keep(h)
+        return out
+
+
+class InNamespace(Keeps):
+    def set_up(self) -> None:
+        self.memory = SimpleNamespace(h=None)
+
+    def kept(self) -> Tensor | None:
+        return self.memory.h
+
+    def keep(self, h: Tensor) -> None:
+        self.memory.h = h.detach()
+
+
+class InDict(Keeps):
+    """The key is the name of a module."""
+
+    def set_up(self) -> None:
+        self.states: dict[str, Tensor] = {}
+
+    def kept(self) -> Tensor | None:
+        return self.states.get("rnn")
+
+    def keep(self, h: Tensor) -> None:
+        self.states["rnn"] = h.detach()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(BATCH, STEPS, FEATURES, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CarryWarning)
+        yield
+
+
+def made(kind: type[Keeps]) -> Keeps:
+    torch.manual_seed(0)
+    return kind()
+
+
+@pytest.mark.parametrize("override", [True, False])
+def test_what_is_kept_out_of_sight_is_no_start(override, x):
+    model = made(Keeps)
+    with hs.Carry(model, override=override) as carry:
+        model(x[:, :6])
+        carry.reset()
+        with pytest.raises(CarryError, match=r"'rnn' was reset, and is handed what it ended in all the same"):
+            model(x[:, 6:])
+
+
+@pytest.mark.parametrize("override", [True, False])
+@pytest.mark.parametrize("kind", [InNamespace, InDict])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_what_lies_in_objects_and_dicts_starts_anew(kind, override, calls, x):
+    model, expected = made(kind), made(kind)(x)
+    with hs.Carry(model, override=override) as carry:
+        for _ in range(2):
+            out = [model(piece) for piece in x.split(6, 1)[:calls]]
+            torch.testing.assert_close(torch.cat(out, 1), expected[:, : 6 * calls])
+            carry.reset()
+
+
+@pytest.mark.parametrize("kind", [InNamespace, InDict])
+def test_rows_start_anew_once_it_is_known_who_reads_them(kind, x):
+    model, expected = made(kind), made(kind)(x)
+    with hs.Carry(model) as carry:
+        model(x[:, :4])
+        with pytest.raises(CarryError, match="single rows cannot start anew yet"):
+            carry.reset([0])
+        model(x[:, 4:8])
+        carry.reset([0])
+        out = model(x[:, 8:])
+    torch.testing.assert_close(out[1], expected[1, 8:])
+    torch.testing.assert_close(out[0], made(kind)(x[:, 8:])[0])
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_a_call_that_raises_leaves_no_trace_in_what_the_model_keeps(calls, x):
+    class Raises(InNamespace):
+        def forward(self, x: Tensor, *, fail: bool = False) -> Tensor:
+            out = super().forward(x)
+            if fail:
+                raise ArithmeticError("on purpose")
+            return out
+
+    model, expected = made(Raises), made(Raises)(x)
+    pieces = x.split(3, 1)
+    with hs.Carry(model):
+        for piece in pieces[:calls]:
+            model(piece)
+        with pytest.raises(ArithmeticError):
+            model(pieces[calls], fail=True)
+        torch.testing.assert_close(model(pieces[calls]), expected[:, 3 * calls : 3 * calls + 3])
+
+
+class Masked(nn.Module):
+    """An agent whose state is wiped where an episode has ended, before it goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core, self.state = nn.LSTMCell(FEATURES, UNITS), None
+
+    def forward(self, x: Tensor, done: Tensor) -> Tensor:
+        if self.state is None:
+            self.state = (x.new_zeros(len(x), UNITS), x.new_zeros(len(x), UNITS))
+        out = []
+        for frame, over in zip(x.unbind(1), done.unbind(1), strict=True):
+            self.state = tuple(part * (1 - over)[:, None] for part in self.state)
+            self.state = self.core(frame, self.state)
+            out.append(self.state[0])
+        return torch.stack(out, 1)
+
+
+def test_what_the_model_makes_of_what_it_keeps_is_left_alone(x):
+    torch.manual_seed(0)
+    model = Masked()
+    done = (torch.rand(BATCH, STEPS, generator=torch.Generator().manual_seed(2)) < 0.3).float()
+    whole = model(x, done)
+    model.state = None
+    with hs.Carry(model):
+        out = torch.cat([model(*pair) for pair in zip(x.split(3, 1), done.split(3, 1), strict=True)], 1)
+    torch.testing.assert_close(out, whole)
+
+
+def test_a_number_that_counts_on_is_told(x):
+    class Counts(InNamespace):
+        def set_up(self) -> None:
+            super().set_up()
+            self.steps = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.steps += x.shape[1]
+            return super().forward(x)
+
+    model = made(Counts)
+    with hs.Carry(model):
+        model(x)
+        with pytest.warns(CarryWarning, match=r"not carried, and not put back by a reset: steps, a number"):
+            model(x)
+
+
+def test_single_rows_of_what_is_kept_out_of_sight_cannot_start_anew(x):
+    model = made(Keeps)
+    with hs.Carry(model) as carry:
+        model(x)
+        model(x)
+        carry.reset([0])
+        with pytest.raises(CarryError, match=r"'rnn' was reset, and is handed what it ended in"):
+            model(x)
+
+
+def test_a_graph_that_is_cut_out_of_sight_is_not_promised(x):
+    model = made(Keeps)
+    with hs.Carry(model, detach=False):
+        model(x)
+        with pytest.raises(CarryError, match=r"handed what it ended in, cut from its graph by the model itself"):
+            model(x)
