@@ -148,11 +148,11 @@ def _streamed(rec: "hs.recording.Recording", folder: Path) -> float:
     """Seconds to write 100 runs through a recording, without the model that made them."""
     from hiddenstate.recording.folder import Folder
 
-    takes = rec._runs["l0"]  # type: ignore[attr-defined]
+    runs = rec._runs["l0"]  # type: ignore[attr-defined]
     start = time.perf_counter()
     writer = Folder(folder, {"every": 1, "tracks": ["l0"]})
-    for take in takes:
-        writer.add(take)
+    for run in runs:
+        writer.add(run)
     writer.close()
     os.sync()
     return time.perf_counter() - start

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import hiddenstate as hs
-from hiddenstate.recording import exact, layerwise
+from hiddenstate.recording import layerwise
 from tests.support.recorded import KINDS, stack_of
 
 LENGTHS = {"even": [6, 6, 6], "sorted": [6, 4, 2], "any order": [2, 6, 4]}
@@ -206,7 +206,7 @@ def test_without_onednn_the_same_is_recorded(gates):
 @pytest.mark.parametrize("packing", LENGTHS)
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_a_way_that_does_not_agree_is_never_taken(monkeypatch, kind, packing):
-    monkeypatch.setattr(exact, "_verdicts", {})
+    monkeypatch.setattr(layerwise, "_verdicts", {})
     monkeypatch.setattr(layerwise, "same_bits", lambda ours, plain: False)
     layer = KINDS[kind](4, 5, num_layers=2, bidirectional=True, batch_first=True)
     x, fed = sequence(packing, True, torch.float32)
@@ -216,7 +216,7 @@ def test_a_way_that_does_not_agree_is_never_taken(monkeypatch, kind, packing):
     for _ in range(2):
         with hs.record(layer, gates=True) as rec:
             assert same_bits(layer(fed, native), plain)
-    assert {verdict for key, verdict in exact._verdicts.items() if key[0] != "workspace"} == {False}
+    assert {verdict for key, verdict in layerwise._verdicts.items() if key[0] != "workspace"} == {False}
     check(rec, layer, x, state, LENGTHS[packing], gates=True)
 
 

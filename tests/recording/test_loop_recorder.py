@@ -72,10 +72,10 @@ def test_loops_of_the_same_code_are_told_apart_in_every_call():
 
 
 def test_from_the_third_call_on_only_the_places_that_make_states_are_tapped(monkeypatch):
-    from hiddenstate.cells.behavior import calls
+    from hiddenstate.cells.behavior.model_call import ModelCall
 
-    traced, real = [], calls.ModelCall.real
-    monkeypatch.setattr(calls.ModelCall, "real", lambda *args: (traced.append(1), real(*args))[1])
+    traced, real = [], ModelCall.real
+    monkeypatch.setattr(ModelCall, "real", lambda *args: (traced.append(1), real(*args))[1])
     model = Elman()
     with hs.record(model) as rec:
         for _ in range(6):

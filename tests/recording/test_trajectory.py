@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hiddenstate as hs
+from hiddenstate import Trajectory
 
 
 def walk(**options):
@@ -107,3 +108,20 @@ def test_bytes_are_those_of_all_values():
 def test_parts_that_do_not_fit_are_refused(make, message):
     with pytest.raises(hs.errors.BadInput, match=message):
         make()
+
+
+@given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=4))
+def test_lengths_told_later_cut_the_padding_off(lengths):
+    h = torch.rand(len(lengths), 5, 2) + 1
+    walk = Trajectory(h, c=h, gates={"input": h}).without_padding(lengths)
+    assert walk.lengths.tolist() == lengths
+    for part in (walk.h, walk.c, walk.gates["input"]):
+        assert torch.equal(part != 0, walk.valid.unsqueeze(2).expand_as(part))
+
+
+@pytest.mark.parametrize("lengths", [[3], [3, 3, 3], [9, 1], [-1, 2]])
+def test_lengths_of_other_rows_or_steps_change_nothing(lengths):
+    walk = Trajectory(torch.ones(2, 4, 1))
+    assert walk.without_padding(lengths) is walk
+    known = Trajectory(torch.ones(2, 4, 1), torch.tensor([4, 2]))
+    assert known.without_padding([1, 1]) is known

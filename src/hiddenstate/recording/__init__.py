@@ -1,8 +1,8 @@
 """Seeing a run without changing it: every state and gate, at near the cost of a plain forward."""
 
-from .opening import load_recording, record
+from .api import load_recording, record
+from .frames import tap
 from .recording import Recording
-from .taps import tap
 from .trajectory import Trajectory
 
 __all__ = [

@@ -1,4 +1,8 @@
-"""A recording on disk: a folder of safetensors files, one after another."""
+"""A recording on disk: a folder with a title page, `recording.json`, and safetensors files, one after another.
+
+Each file, a shard, holds the runs that were waiting when it was written. Shards are written without a copy of their
+tensors, and read without loading them.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +10,53 @@ import contextlib
 import json
 import os
 import time
-import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import BadInput, RecordingFileError, RecordingWarning
-from . import shards
+from ..errors import BadInput, RecordingFileError
 from .recording import Recording
-from .takes import Take, assemble
+from .runs import RecordedRun, assemble, warn_and_go_on
 from .trajectory import Trajectory
 
 _TITLE = "recording.json"
 _VERSION = 1
 _ROOM = 4096  # the title page is this long from the start, so that its last words fit on a disk that is full
-_SHARD = 32 * 2**20  # bytes of waiting runs that are written at once
+_SHARD_BYTES = 32 * 2**20  # bytes of waiting runs that are written at once
+
+_KEY = "hiddenstate.recording"  # the metadata entry that makes a safetensors file one of ours
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 class Folder:
-    """The writing end: takes come in, files come out, memory stays bounded."""
+    """The writing end: runs come in, files come out, memory stays bounded."""
 
     def __init__(self, path: str | PathLike[str], about: dict[str, Any]) -> None:
         """Begin a recording in a folder that holds none."""
         self.path = Path(path)
         self.stopped: str | None = None
         self._about = {"format": "hiddenstate.recording", "version": _VERSION, "closed": False, **about}
-        self._waiting: list[Take] = []
+        self._waiting: list[RecordedRun] = []
         self._bytes = self._written = 0
         self._runs: dict[str, int] = {}
         self._started = self._flushed = time.monotonic()
@@ -67,18 +88,18 @@ class Folder:
         """How many runs each track has here."""
         return dict(self._runs)
 
-    def add(self, take: Take, *, last: bool = True) -> None:
+    def add(self, run: RecordedRun, *, last: bool = True) -> None:
         """Take in a run, or with `last=False` a piece of one that goes on."""
         if self.stopped is not None:
             return
-        take.run = self._runs.get(take.track, 0)
+        run.number = self._runs.get(run.track, 0)
         if last:
-            self._runs[take.track] = take.run + 1
-        self._bytes += take.settle().nbytes
-        self._waiting.append(take)
+            self._runs[run.track] = run.number + 1
+        self._bytes += run.settle().nbytes
+        self._waiting.append(run)
         # A kill may cost a hundredth of the recording at most, and a long one does not fall into too many files.
         age = time.monotonic() - self._flushed
-        if not self._written or self._bytes >= _SHARD or age > 0.2 + 0.01 * (self._flushed - self._started):
+        if not self._written or self._bytes >= _SHARD_BYTES or age > 0.2 + 0.01 * (self._flushed - self._started):
             self.flush()
 
     def flush(self) -> None:
@@ -88,12 +109,12 @@ class Folder:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         tensors: dict[str, Tensor] = {}
         note = []
-        for take in waiting:
-            prefix = f"{take.track}/{take.run}/{take.piece}/"
-            tensors |= {prefix + name: value for name, value in take.entries().items()}
-            note.append({"track": take.track, "run": take.run, "piece": take.piece, "kind": take.kind})
+        for run in waiting:
+            prefix = f"{run.track}/{run.number}/{run.piece}/"
+            tensors |= {prefix + name: value for name, value in run.entries().items()}
+            note.append({"track": run.track, "run": run.number, "piece": run.piece, "kind": run.kind})
         try:
-            shards.write(self.path / f"{self._written:06d}.safetensors", tensors, note)
+            write_shard(self.path / f"{self._written:06d}.safetensors", tensors, note)
         except OSError as error:
             self._stop(waiting[0], error)
             return
@@ -113,15 +134,14 @@ class Folder:
                 finally:
                     os.close(handle)
 
-    def _stop(self, take: Take, error: OSError) -> None:
+    def _stop(self, run: RecordedRun, error: OSError) -> None:
         self.stopped = (
-            f"the recording stops before run {take.run} of {take.track!r}: {error.strerror or error} in "
+            f"the recording stops before run {run.number} of {run.track!r}: {error.strerror or error} in "
             f"{os.fspath(self.path)}. What was written before is whole; the model runs on unrecorded."
         )
         with contextlib.suppress(OSError):
             self._title()
-        with contextlib.suppress(RecordingWarning):  # made an error by a filter, it would stop the run after all
-            warnings.warn(self.stopped, RecordingWarning, stacklevel=2)
+        warn_and_go_on(self.stopped)
 
 
 class Loaded(Recording):
@@ -134,9 +154,9 @@ class Loaded(Recording):
         self.every = int(about["every"])
         self._names = tuple(about["tracks"])
         files = sorted(self.path.glob("*.safetensors"))
-        self._pieces: dict[str, list[list[tuple[shards.Shard, dict[str, Any]]]]] = {}
+        self._pieces: dict[str, list[list[tuple[Shard, dict[str, Any]]]]] = {}
         for file in files:
-            shard = shards.Shard.open(file)
+            shard = Shard.open(file)
             for piece in shard.note:
                 runs = self._pieces.setdefault(piece["track"], [])
                 if piece["run"] >= len(runs):
@@ -155,15 +175,14 @@ class Loaded(Recording):
     def _load(self, track: str, first: int | None = None) -> list[Trajectory]:
         return [self._run(track, pieces) for pieces in self._pieces.get(track, [])[:first]]
 
-    def _run(self, track: str, pieces: list[tuple[shards.Shard, dict[str, Any]]]) -> Trajectory:
+    def _run(self, track: str, pieces: list[tuple[Shard, dict[str, Any]]]) -> Trajectory:
         read = [_entries(shard, piece) for shard, piece in pieces]
         lengths = _joined_rows([entries.pop("lengths") for entries in read])
         initial = {n.partition(".")[2]: read[0].pop(n) for n in list(read[0]) if n.startswith("initial.")}
         names = [name for name in read[0] if all(name in entries for entries in read)]
         values = {name: _joined([entries[name] for entries in read], len(lengths)) for name in names}
         kind = pieces[0][1]["kind"]
-        every = self.every
-        return assemble(values, initial, lengths=(lengths + every - 1) // every, track=track, kind=kind, every=every)
+        return assemble(values, initial, lengths=lengths, every=self.every, track=track, kind=kind)
 
 
 def _about(path: Path) -> dict[str, Any]:
@@ -189,7 +208,7 @@ def _about(path: Path) -> dict[str, Any]:
     return about
 
 
-def _entries(shard: shards.Shard, piece: dict[str, Any]) -> dict[str, Tensor]:
+def _entries(shard: Shard, piece: dict[str, Any]) -> dict[str, Tensor]:
     prefix = f"{piece['track']}/{piece['run']}/{piece['piece']}/"
     return {name.removeprefix(prefix): shard.read(name) for name in shard.entries if name.startswith(prefix)}
 
@@ -203,3 +222,86 @@ def _joined(pieces: list[Tensor], batch: int) -> Tensor:
 def _joined_rows(pieces: list[Tensor]) -> Tensor:
     batch = max(len(piece) for piece in pieces)
     return torch.stack([torch.nn.functional.pad(piece, (0, batch - len(piece))) for piece in pieces]).sum(0)
+
+
+def write_shard(path: Path, tensors: Mapping[str, Tensor], note: Any) -> None:
+    """Write tensors and a note to a file that appears only when it is whole."""
+    header: dict[str, Any] = {"__metadata__": {_KEY: json.dumps(note)}}
+    values, end = [], 0
+    for name, tensor in tensors.items():
+        value = tensor.detach().cpu().contiguous()
+        start, end = end, end + value.numel() * value.element_size()
+        header[name] = {"dtype": _dtype(name, value), "shape": list(value.shape), "data_offsets": [start, end]}
+        values.append(value)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb", buffering=0) as file:
+            _write(file, len(text).to_bytes(8, "little") + text)
+            for value in values:
+                if value.numel():
+                    _write(file, value.view(-1).view(torch.uint8).numpy().data)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _write(file: Any, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:  # a plain write may take less than it was given, as when a disk fills up
+        view = view[file.write(view) :]
+
+
+def _dtype(name: str, value: Tensor) -> str:
+    try:
+        return _NAMES[value.dtype]
+    except KeyError:
+        raise RecordingFileError(
+            f"{name} is {value.dtype}, which safetensors cannot hold: record with dtype=."
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file of a recording, its header read and the rest left on disk."""
+
+    path: Path
+    note: Any
+    entries: dict[str, dict[str, Any]]
+    start: int  # where the data begins
+
+    @staticmethod
+    def open(path: Path) -> Shard:
+        """Read a file's header, and check that the file is whole."""
+        size = path.stat().st_size
+        try:
+            with open(path, "rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                if length > size:
+                    raise ValueError(f"its header would be {length} bytes long, but the file has {size}")
+                header = json.loads(file.read(length))
+            note = json.loads(header.pop("__metadata__")[_KEY])
+            end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RecordingFileError(
+                f"{path} is no file of a recording ({error}): it was cut short, damaged, or is something else. "
+                f"Move it away to read the rest."
+            ) from error
+        if size < 8 + length + end:
+            raise RecordingFileError(
+                f"{path} was cut short: it has {size} bytes, but its header tells of {8 + length + end}. Usually the "
+                f"machine went down while it was written, or a copy broke off. Move it away to read the rest."
+            )
+        return Shard(path, note, header, 8 + length)
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor that is read from disk as it is looked at; changes to it stay in memory."""
+        entry = self.entries[name]
+        dtype, (first, last) = _DTYPES[entry["dtype"]], entry["data_offsets"]
+        if first == last:
+            return torch.empty(entry["shape"], dtype=dtype)
+        raw = np.memmap(self.path, np.uint8, "c", self.start + first, (last - first,))
+        return torch.from_numpy(raw).view(dtype).view(entry["shape"])

@@ -15,28 +15,28 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 
 
-class Graph:
-    """Lives as long as the hooks that hold it, so that its end tells that no gradient can come any more."""
+class GraphToken:
+    """Held by hooks on a graph alone: a weak reference to it is dead when the graph is, and no gradient can come."""
 
 
 @dataclass(slots=True)
-class Direct:
+class OutsideGradients:
     """Gradients that reach a call's outputs and final states from outside, summed over backward passes."""
 
-    seen: dict[str, Tensor] = field(default_factory=dict)
-    graph: ref[Graph] | None = None
+    seen: dict[str, Tensor] = field(default_factory=dict)  # of all tracks: "out 0", "out 1", …, "h", "c"
+    graph: ref[GraphToken] | None = None
     layer: int = 0
     place: int = 0  # of the track in the state of all layers
     column: slice = field(default_factory=lambda: slice(None))  # of the track in its layer's output
 
     @classmethod
-    def on(cls, outs: list[Tensor], finals: tuple[Tensor, ...], directions: int) -> list[Direct]:
-        """Listen at each layer's output and at the final state, and return what concerns each track."""
-        graph, seen = Graph(), dict[str, Tensor]()
+    def on(cls, outs: list[Tensor], finals: tuple[Tensor, ...], directions: int) -> list[OutsideGradients]:
+        """Put hooks on each layer's output and on the final state, and return what concerns each track."""
+        graph, seen = GraphToken(), dict[str, Tensor]()
         for layer, out in enumerate(outs):
-            listen(out, seen, f"out {layer}", graph)
+            add_up_gradients(out, seen, f"out {layer}", graph)
         for name, final in zip("hc", finals, strict=False):
-            listen(final, seen, name, graph)
+            add_up_gradients(final, seen, name, graph)
         units = outs[0].shape[-1] // directions
         return [
             cls(seen, ref(graph), layer, layer * directions + d, slice(d * units, (d + 1) * units))
@@ -60,10 +60,10 @@ class Direct:
         return not self.seen and self.graph is not None and self.graph() is not None
 
 
-def listen(tensor: Tensor, seen: dict[K, Tensor], key: K, graph: Graph) -> None:
+def add_up_gradients(tensor: Tensor, seen: dict[K, Tensor], key: K, graph: GraphToken) -> None:
     """Add up in `seen[key]` the gradients that backward passes bring to a tensor; nothing else changes."""
 
-    def hook(grad: Tensor | None, _graph: Graph = graph) -> None:
+    def hook(grad: Tensor | None, _graph: GraphToken = graph) -> None:
         if grad is None:  # a kernel of several outputs was reached through another of them
             return
         grad = grad.detach()
@@ -73,39 +73,41 @@ def listen(tensor: Tensor, seen: dict[K, Tensor], key: K, graph: Graph) -> None:
         tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
-def through_time(take: Padded, out: Tensor | None, ends: dict[str, Tensor | None]) -> dict[str, Tensor]:
+def through_time(track: Padded, out: Tensor | None, ends: dict[str, Tensor | None]) -> dict[str, Tensor]:
     """Return dL/dh and dL/dc at every step, `(time, batch, unit)`, from gradients that came from outside."""
     if out is None and not any(end is not None for end in ends.values()):
         return {}
-    step: _Lstm | _Gru | _Rnn = _Lstm(take) if take.kind == "lstm" else _Gru(take) if take.kind == "gru" else _Rnn(take)
-    grads = {part: torch.zeros_like(values) for part, values in take.states().items()}
-    later = {part: torch.zeros_like(values[0]) for part, values in take.states().items()}
-    order = range(len(take.h)) if take.reverse else reversed(range(len(take.h)))
+    step: _Lstm | _Gru | _Rnn = (
+        _Lstm(track) if track.kind == "lstm" else _Gru(track) if track.kind == "gru" else _Rnn(track)
+    )
+    grads = {part: torch.zeros_like(values) for part, values in track.states().items()}
+    later = {part: torch.zeros_like(values[0]) for part, values in track.states().items()}
+    order = range(len(track.h)) if track.reverse else reversed(range(len(track.h)))
     for t in order:
-        last = (take.last == t).unsqueeze(1)
+        last = (track.last == t).unsqueeze(1)
         here = {p: g if (end := ends.get(p)) is None else torch.where(last, end, g) for p, g in later.items()}
         if out is not None:
             here["h"] = here["h"] + out[t]
         here, later = step.back(t, here)
         for part, grad in here.items():
             grads[part][t] = grad
-        started = take.valid[t].unsqueeze(1)
+        started = track.valid[t].unsqueeze(1)
         later = {part: torch.where(started, grad, torch.zeros_like(grad)) for part, grad in later.items()}
-    return {part: grad * take.valid.unsqueeze(-1) for part, grad in grads.items()}
+    return {part: grad * track.valid.unsqueeze(-1) for part, grad in grads.items()}
 
 
 class _Lstm:
-    def __init__(self, take: Padded) -> None:
-        self.take = take
-        self.gates = take.gates
-        self.before = take.before("c")
+    def __init__(self, track: Padded) -> None:
+        self.track = track
+        self.gates = track.gates
+        self.before = track.before("c")
 
     def back(self, t: int, grad: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the whole gradient of step t's state, and what goes on to the step before."""
         i, f, g, o = (self.gates[name][t] for name in ("input", "forget", "candidate", "output"))
-        assert self.take.c is not None
-        squashed = self.take.c[t].tanh()
-        weights = self.take.weights
+        assert self.track.c is not None
+        squashed = self.track.c[t].tanh()
+        weights = self.track.weights
         dh = grad["h"]
         raw = dh if weights.projection is None else dh @ weights.projection
         dc = grad["c"] + raw * o * (1 - squashed**2)
@@ -122,30 +124,30 @@ class _Lstm:
 
 
 class _Gru:
-    def __init__(self, take: Padded) -> None:
-        self.take = take
-        self.before = take.before("h")
-        weights = take.weights
-        units = take.h.shape[-1]
+    def __init__(self, track: Padded) -> None:
+        self.track = track
+        self.before = track.before("h")
+        weights = track.weights
+        units = track.h.shape[-1]
         bias = None if weights.bias_hh is None else weights.bias_hh[2 * units :]
         self.inner = torch.nn.functional.linear(self.before, weights.hh[2 * units :], bias)
 
     def back(self, t: int, grad: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the gradient of step t's state, and what goes on to the step before."""
-        r, z, n = (self.take.gates[name][t] for name in ("reset", "update", "candidate"))
+        r, z, n = (self.track.gates[name][t] for name in ("reset", "update", "candidate"))
         dh = grad["h"]
         dn = dh * (1 - z) * (1 - n**2)
         dz = dh * (self.before[t] - n) * z * (1 - z)
         dr = dn * self.inner[t] * r * (1 - r)
-        return {"h": dh}, {"h": dh * z + torch.cat([dr, dz, dn * r], dim=1) @ self.take.weights.hh}
+        return {"h": dh}, {"h": dh * z + torch.cat([dr, dz, dn * r], dim=1) @ self.track.weights.hh}
 
 
 class _Rnn:
-    def __init__(self, take: Padded) -> None:
-        self.take = take
+    def __init__(self, track: Padded) -> None:
+        self.track = track
 
     def back(self, t: int, grad: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the gradient of step t's state, and what goes on to the step before."""
-        h, dh = self.take.h[t], grad["h"]
-        slope = 1 - h**2 if self.take.kind == "rnn_tanh" else (h > 0).to(h)
-        return {"h": dh}, {"h": (dh * slope) @ self.take.weights.hh}
+        h, dh = self.track.h[t], grad["h"]
+        slope = 1 - h**2 if self.track.kind == "rnn_tanh" else (h > 0).to(h)
+        return {"h": dh}, {"h": (dh * slope) @ self.track.weights.hh}

@@ -1,4 +1,4 @@
-"""Recording what recurs without a module that is the step: loops and iterations, by what a watched call saw cross."""
+"""Loops, iterations and attributes: what recurs without a module that is the step, as a watched call has shown it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ..cells import Layer, Layers
-from .steps import Placed, Steps
-from .takes import Options, Take
+from .recording import Options
+from .runs import RecordedRun
+from .step_buffer import Placed, StepBuffer
 
 if TYPE_CHECKING:
     from ..cells import Part
@@ -26,21 +27,48 @@ def is_loop(layer: Layer) -> bool:
     return layer.seen is not None and layer.kind in _LOOPS and layer.seen.steps >= _ENOUGH
 
 
-def is_kept(layer: Layer) -> bool:
+def keeps_state(layer: Layer) -> bool:
     """Say whether a module keeps a state from call to call, in an attribute."""
     return layer.seen is not None and layer.kind == "attribute" and layer.seen.steps < _ENOUGH
 
 
-def without_rows(layer: Layer) -> list[str]:
+def not_shown(found: Layers, wanted: list[Layer]) -> list[str]:
+    """Return what a recording of the wanted layers will not show, in words for a warning."""
+    said = [
+        f"the rows of {', '.join(parts)} in {layer.label}, which could not be told and are shown as one"
+        for layer in wanted
+        if (parts := _without_rows(layer))
+    ]
+    caches = [layer for layer in found if layer.kind == "cache"]
+    return said + [f"{', '.join(layer.spec.parts)} in {layer.label}, a cache, which grows" for layer in caches]
+
+
+def shown_otherwise(found: Layers, wanted: list[Layer], called: list[Layer]) -> list[str]:
+    """Return what a recording will show otherwise than one may think, in words for a warning."""
+    changed = {cut.module: cut for cut in (found.seen.cuts if found.seen is not None else ()) if cut.changed}
+    said = [
+        f"{layer.label} as it gives its state, not as the model hands it on ({changed[layer.name].line})"
+        for layer in called
+        if layer.name in changed
+    ]
+    return said + [
+        f"{part.name} of {layer.label} with its rows along axis {part.batch_axis}, by their number alone"
+        for layer in wanted
+        for part in _parts(layer)
+        if part.counted
+    ]
+
+
+def _without_rows(layer: Layer) -> list[str]:
     """Return the parts of a loop or cell whose rows could not be told."""
     found = _parts(layer) if is_loop(layer) or layer.kind == "cell" else ()
     return [part.name for part in found if part.batch_axis is None and len(part.shape) > 1]
 
 
-def takes_of(found: Layers, unheard: list[Layer], options: Options) -> list[Take | None]:
+def runs_of(found: Layers, unheard: list[Layer], options: Options) -> list[RecordedRun | None]:
     """Return one run for each loop and iteration that was seen in a call, and for cells that nobody heard in it."""
     return [
-        _take(layer, found.live(layer), starts_of(layer), options)
+        _run(layer, found.live(layer), starts_of(layer), options)
         for layer in found
         if is_loop(layer) or layer in unheard
     ]
@@ -51,7 +79,7 @@ def starts_of(layer: Layer) -> dict[str, Tensor]:
     return {part.name: part.initial for part in _parts(layer) if part.initial is not None}
 
 
-def kept_values(layer: Layer) -> dict[str, Tensor]:
+def attribute_values(layer: Layer) -> dict[str, Tensor]:
     """Return what a module keeps in its attributes just now, by the names of the parts: `hidden[0]`, `memory`."""
     found = {}
     for part in _parts(layer):
@@ -66,22 +94,22 @@ def kept_values(layer: Layer) -> dict[str, Tensor]:
     return found
 
 
-def kept_take(layer: Layer, before: dict[str, Tensor], options: Options) -> Take | None:
+def attribute_run(layer: Layer, before: dict[str, Tensor], options: Options) -> RecordedRun | None:
     """Return one call as a run of one step, of a module that keeps its state in attributes; None where it kept none."""
-    after = kept_values(layer)
+    after = attribute_values(layer)
     if not after:
         return None
-    return _take(layer, {name: [value] for name, value in after.items()}, before, options)
+    return _run(layer, {name: [value] for name, value in after.items()}, before, options)
 
 
-def left_take(layer: Layer, options: Options) -> Take | None:
-    """Return the call before as a run of one step: what it left is what the watched one began from."""
-    return _take(layer, {name: [value] for name, value in starts_of(layer).items()}, {}, options)
+def run_before(layer: Layer, options: Options) -> RecordedRun | None:
+    """Return the call before the watched one as a run of one step: it left what the watched one began from."""
+    return _run(layer, {name: [value] for name, value in starts_of(layer).items()}, {}, options)
 
 
-def _take(
+def _run(
     layer: Layer, values: Mapping[str, list[Tensor]], starts: Mapping[str, Tensor], options: Options
-) -> Take | None:
+) -> RecordedRun | None:
     """Return what there was after each repetition as a run."""
     parts = [part for part in _parts(layer) if values.get(part.name)]
     if not parts:
@@ -91,12 +119,12 @@ def _take(
     rows = max(part.rows for part in first.values())
     fits = all(name in starts and starts[name].shape == part.tensor.shape for name, part in first.items())
     placed = {part.name: _placed(starts[part.name].detach(), part.batch_axis, rows) for part in parts if fits}
-    steps = Steps(options, rows, {name: options.cast(part.flat(part.tensor)).clone() for name, part in placed.items()})
+    steps = StepBuffer(
+        options, rows, {name: options.cast(part.flat(part.tensor)).clone() for name, part in placed.items()}
+    )
     for turn in range(len(values[parts[0].name])):
         steps.add({part.name: _placed(values[part.name][turn], part.batch_axis, rows) for part in parts}, {})
-    take = Take(layer.tracks[0], layer.kind, options, steps.row_lengths(), steps.initial, steps)
-    take.thinned = True
-    return take
+    return RecordedRun(layer.tracks[0], layer.kind, options, steps.row_lengths(), steps.initial, steps, thinned=True)
 
 
 def _placed(value: Tensor, axis: int | None, rows: int) -> Placed:

@@ -1,16 +1,23 @@
-"""One track of one run as rectangles: rows in the user's order, padding zero, memory of its own."""
+"""One track of one call as rectangles: rows in the user's order, padding zero, memory of its own.
+
+Gates and cells that the kernel did not leave behind are reconstructed: given every h, all gates of all steps are one
+matrix product, and an LSTM's cells follow from the gates.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 from torch.nn.utils.rnn import PackedSequence
 
-from . import gradients, reconstruction
-from .kernel_call import GATES, Weights
-from .layerwise import Need, Pass
+from . import gradients
+from .frames import GATES, TrackWeights
+from .layerwise import Pass
+from .recording import Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +61,18 @@ class Layout:
 
 @dataclass(slots=True, eq=False)
 class Padded:
-    """One track of one run; gates and cells that the run did not leave behind are worked out when first asked for."""
+    """One track of one call; gates and cells that it did not leave behind are reconstructed when first asked for."""
 
     kind: str
     reverse: bool
     h: Tensor  # (time, batch, unit)
     initial: dict[str, Tensor]  # part -> (batch, unit)
     layout: Layout
-    weights: Weights
-    x: Tensor | None  # (time, batch, feature), where something is still to be worked out
+    weights: TrackWeights
+    x: Tensor | None  # (time, batch, feature), where something is still to be reconstructed
     activated: Tensor | None  # (time, batch, gates * hidden)
     c: Tensor | None
-    direct: gradients.Direct | None
+    outside: gradients.OutsideGradients | None
 
     @property
     def valid(self) -> Tensor:
@@ -79,12 +86,13 @@ class Padded:
         return torch.zeros_like(lengths) if self.reverse else lengths - 1
 
     def complete(self) -> Padded:
-        """Work out what is missing; what it is worked out from is then let go."""
+        """Reconstruct what is missing; what it is reconstructed from is then let go."""
         if self.activated is None and self.x is not None:
-            self.activated, self.c = reconstruction.from_states(self)
+            self.activated, c = self._reconstructed(self.x)
+            self.c = c if self.c is None else self.c  # the one there has its graph
         elif self.kind == "lstm" and self.c is None:
             assert self.activated is not None
-            self.c = reconstruction.cells(self, self.activated)
+            self.c = self._cells(self.activated)
         self.x = None
         return self
 
@@ -119,10 +127,10 @@ class Padded:
 
     def grads(self) -> dict[str, Tensor]:
         """Return the gradient of each part at every step, where a backward pass has brought any."""
-        if self.direct is None:
+        if self.outside is None:
             return {}
-        out = self.direct.out
-        ends = {part: self.direct.end(part) for part in self.initial}
+        out = self.outside.out
+        ends = {part: self.outside.end(part) for part in self.initial}
         return gradients.through_time(
             self.complete(),
             None if out is None else self.layout.pad(out),
@@ -131,34 +139,166 @@ class Padded:
 
     def expects_grads(self) -> bool:
         """Say whether a backward pass may still bring the first gradients."""
-        return self.direct is not None and self.direct.expected()
+        return self.outside is not None and self.outside.expected()
+
+    def _reconstructed(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the gates `(time, batch, gates * hidden)` after their activations, and an LSTM's cells."""
+        if self.kind == "lstm" and (kernels := _kernels(x)) is not None:
+            # A launch for each step would cost as much as the network itself.
+            with torch.no_grad(), torch.autocast("cuda", enabled=False):
+                flat_x, flat_h = _flat(x, self.weights), _flat(self.before("h"), self.weights)
+                pre = _sums(flat_x, flat_h, self.weights, _in_tf32(flat_x)).view(*x.shape[:-1], -1)
+                first = self.initial["c"].to(pre.dtype).contiguous()
+                lengths = self.layout.lengths.to(pre.device)
+                return pre, kernels.lstm_scan(pre, first, lengths, reverse=self.reverse)
+        with torch.no_grad():
+            gates = activated_gates(self.kind, x, self.before("h"), self.weights, like_cudnn=True)
+            gates = self._only_valid(gates)
+            return gates, self._cells(gates) if self.kind == "lstm" else None
+
+    def _cells(self, activated: Tensor) -> Tensor:
+        """Return an LSTM's cells `(time, batch, hidden)` from its gates."""
+        i, f, g, _ = activated.chunk(4, -1)
+        with torch.no_grad():
+            c = i * g
+            last = self.initial["c"].to(c.dtype)
+            started = None if self.layout.places is None or not self.reverse else self.valid.unsqueeze(-1)
+            order = range(len(c) - 1, -1, -1) if self.reverse else range(len(c))
+            forget, steps = f.unbind(0), c.unbind(0)
+            for t in order:
+                steps[t].addcmul_(forget[t], last)
+                if started is not None:  # a short row, read backwards, starts at its own last step
+                    steps[t].copy_(torch.where(started[t], steps[t], last))
+                last = steps[t]
+            return self._only_valid(c)
+
+    def _only_valid(self, values: Tensor) -> Tensor:
+        return values if self.layout.places is None else values.masked_fill_(~self.valid.unsqueeze(-1), 0)
 
 
-def pad(run: Pass, layout: Layout, need: Need) -> Padded:
+def pad(run: Pass, layout: Layout, options: Options) -> Padded:
     """Return a pass as rectangles that share no memory with anything the user may change."""
-    missing = run.gates is None and (run.kind == "lstm" or (bool(GATES[run.kind]) and (need.gates or need.grads)))
-    keep_weights = missing or need.grads
+    wants_gates = options.gates or options.grads
+    c = _cells_in_graph(run, layout) if options.graph and run.kind == "lstm" and run.h.requires_grad else None
+    needed = run.kind == "lstm" and c is None
+    missing = run.gates is None and (needed or (bool(GATES[run.kind]) and wants_gates))
+    keep_weights = missing or options.grads
 
     def own(data: Tensor) -> Tensor:
         return layout.pad(data) if layout.places is not None else data.clone()
 
-    c = None if run.cells is None else layout.pad(run.cells)
+    if c is None and run.cells is not None:
+        c = layout.pad(run.cells)
     activated = None if run.gates is None else layout.pad(run.gates)
     padded = Padded(
         run.kind,
         run.reverse,
-        own(run.h),
-        {name: layout.rows(part).clone() for name, part in zip("hc", run.initial, strict=False)},
+        own(options.taken(run.h)),
+        {name: layout.rows(part.detach()).clone() for name, part in zip("hc", run.initial, strict=False)},
         layout,
         run.weights.map(lambda weight: weight.detach().clone()) if keep_weights else run.weights,
-        own(run.x) if missing else None,
+        own(run.x.detach()) if missing else None,
         activated,
         c,
-        run.direct,
+        run.outside,
     )
-    if activated is not None and not (need.gates or need.grads):  # a workspace is large: take the cells, let it go
+    if activated is not None and not wants_gates:  # a workspace is large: keep the cells, let it go
         padded.complete().activated = None
     elif run.kind == "lstm" and activated is not None:
         padded.complete()
         padded.activated = activated.contiguous()
     return padded
+
+
+def _cells_in_graph(run: Pass, layout: Layout) -> Tensor:
+    """Return an LSTM's cells `(time, batch, hidden)` with the graph that leads through its inputs, states, weights."""
+    weights, initial = run.weights, {name: layout.rows(part) for name, part in zip("hc", run.initial, strict=False)}
+    h, x = layout.pad(run.h), layout.pad(run.x).to(weights.ih.dtype)
+    track = Padded("lstm", run.reverse, h, initial, layout, weights, None, None, None, None)
+    with torch.autocast(x.device.type, enabled=False):
+        before = track.before("h").to(weights.ih.dtype)
+        gates = linear(x, weights.ih, weights.bias_ih) + linear(before, weights.hh, weights.bias_hh)
+        i, f, g, _ = gates.chunk(4, -1)
+        new, keep, last = (i.sigmoid() * g.tanh()).unbind(0), f.sigmoid().unbind(0), initial["c"].to(gates.dtype)
+        cells: list[Tensor] = [last] * len(new)
+        valid = track.valid.unsqueeze(-1)
+        for t in range(len(new) - 1, -1, -1) if run.reverse else range(len(new)):
+            last = torch.where(valid[t], keep[t] * last + new[t], last)
+            cells[t] = last
+        return torch.stack(cells).where(valid, 0.0) if cells else gates[..., : gates.shape[-1] // 4]
+
+
+def activated_gates(kind: str, x: Tensor, before: Tensor, weights: TrackWeights, *, like_cudnn: bool = False) -> Tensor:
+    """Return the gates `(..., gates * hidden)` of steps with input `x` whose h was `before`.
+
+    Torch's cells and cuDNN's layers do not round alike: with `like_cudnn` products are in tf32 where cuDNN's are.
+    """
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        flat_x, flat_h = _flat(x, weights), _flat(before, weights)
+        tf32 = like_cudnn and _in_tf32(flat_x)
+        gates = (_lstm_gates if kind == "lstm" else _gru_gates)(flat_x, flat_h, weights, tf32)
+        return gates.view(*x.shape[:-1], -1)
+
+
+def _lstm_gates(flat_x: Tensor, flat_h: Tensor, weights: TrackWeights, tf32: bool) -> Tensor:
+    gates = _sums(flat_x, flat_h, weights, tf32)
+    units = gates.shape[-1] // 4
+    gates[:, : 2 * units].sigmoid_()
+    gates[:, 2 * units : 3 * units].tanh_()
+    gates[:, 3 * units :].sigmoid_()
+    return gates
+
+
+def _gru_gates(flat_x: Tensor, flat_h: Tensor, weights: TrackWeights, tf32: bool) -> Tensor:
+    gates = _affine(flat_x, weights.ih, weights.bias_ih, tf32)
+    from_h = _affine(flat_h, weights.hh, weights.bias_hh, tf32)
+    units = gates.shape[-1] // 3
+    gates[:, : 2 * units].add_(from_h[:, : 2 * units]).sigmoid_()
+    gates[:, 2 * units :].addcmul_(gates[:, :units], from_h[:, 2 * units :]).tanh_()
+    return gates
+
+
+def _sums(flat_x: Tensor, flat_h: Tensor, weights: TrackWeights, tf32: bool) -> Tensor:
+    """Return an LSTM's gates before their activations, `(rows, 4 * hidden)`."""
+    gates = _affine(flat_x, weights.ih, weights.bias_ih, tf32)
+    if tf32 and (kernels := _kernels(gates)) is not None:
+        return kernels.product(flat_h, weights.hh, weights.bias_hh, gates, add=True)
+    gates.addmm_(flat_h, weights.hh.t())
+    return gates if weights.bias_hh is None else gates.add_(weights.bias_hh)
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None, tf32: bool) -> Tensor:
+    if tf32 and (kernels := _kernels(x)) is not None:
+        return kernels.product(x, weight, bias, x.new_empty(len(x), len(weight)), add=False)
+    return linear(x, weight, bias)
+
+
+def _in_tf32(x: Tensor) -> bool:
+    """Say whether cuDNN ran the layer in tf32: then reconstruction need not be finer, nor as slow as float32 is."""
+    if x.dtype != torch.float32 or not x.is_cuda:
+        return False
+    return bool(torch.backends.cudnn.allow_tf32) and torch.cuda.get_device_capability(x.device) >= (8, 0)
+
+
+def _kernels(x: Tensor) -> Kernels | None:
+    """Return the kernels where they can run; triton is too heavy to load where nobody needs it."""
+    if not x.is_cuda:
+        return None
+    from . import kernels
+
+    return kernels if kernels.available() else None
+
+
+def _flat(values: Tensor, weights: TrackWeights) -> Tensor:
+    # Under autocast a run's inputs and states may be narrower than its weights.
+    return values.reshape(-1, values.shape[-1]).to(weights.ih.dtype).contiguous()
+
+
+class Kernels(Protocol):
+    """The module `kernels`, which needs triton."""
+
+    def lstm_scan(self, pre: Tensor, first: Tensor, lengths: Tensor, *, reverse: bool) -> Tensor:
+        """Activate gates in place and return the cells."""
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool) -> Tensor:
+        """Write or add a product in tf32."""

@@ -6,20 +6,19 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
-from os import PathLike
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakSet
 
 from torch import nn
 
 from ..cells import (
     Call,
-    Entry,
     Handle,
     Layer,
     Layers,
     Listener,
+    OuterCall,
     Proceed,
     ambiguous,
     as_layer,
@@ -31,60 +30,68 @@ from ..cells import (
     watched,
     when_reached,
 )
-from ..errors import BadInput, NotRecurrent, RecordingWarning, UnknownTrack
+from ..errors import BadInput, NotRecurrent, RecordingWarning
 from ..unrolling import Recurrent
-from .cell_runs import CellRuns, CellTrack
+from .cell_recorder import CellRecorder, CellRuns, CellTrack, StackRecorder
 from .folder import Folder, Loaded
-from .fused_runs import FusedRuns
-from .layer_recorders import CellRecorder, FusedRecorder, LayerRecorder, StackRecorder
-from .loop_recorder import is_kept, is_loop, kept_take, kept_values, left_take, starts_of, takes_of, without_rows
-from .opening import Tracks
-from .recording import Recording
-from .takes import Options, Take
+from .fused_recorder import FusedRecorder, FusedRuns
+from .loop_recorder import (
+    attribute_run,
+    attribute_values,
+    is_loop,
+    keeps_state,
+    not_shown,
+    run_before,
+    runs_of,
+    shown_otherwise,
+    starts_of,
+)
+from .recording import Options, Recording
+from .runs import ModelCalls, RecordedRun
 from .trajectory import Trajectory
+
+LayerRecorder: TypeAlias = FusedRecorder | CellRecorder | StackRecorder
 
 
 class Recorder(Recording):
     """A recording under way, or just ended; see `record`."""
 
-    def __init__(
-        self, model: nn.Module, options: Options, *, tracks: Tracks | None, to: str | PathLike[str] | None
-    ) -> None:
+    def __init__(self, model: nn.Module, options: Options) -> None:
         """Find the layers; nothing is touched before the block begins."""
         self._found, self._own_code = layers(model), has_own_code(model)
         if not self._found and not self._own_code:
             raise _not_recurrent(model)
         self.every = options.every
         self.options = options
-        self._model, self._wanted = model, tracks
-        self._chosen = choose(self._found, tracks, final=not self._own_code)
-        self._cells = CellRuns(options, self.keep, streaming=to is not None)
-        self._fused = FusedRuns(options, self.keep, streaming=to is not None)
-        self._hearing = _Hearing(self, self._recorders(self._found))
+        self._model = model
+        self._chosen = options.choose(self._found, final=not self._own_code)
+        self._calls = ModelCalls()
+        self._cells = CellRuns(options, self.keep, self._calls)
+        self._fused = FusedRuns(options, self.keep, self._calls)
+        self._listener = _ModelListener(self, self._recorders(self._found))
         self._examined = False  # whether a call of the model was watched for what else recurs in it
         self._loops = False  # whether something does that only watching shows
         self._looks = 0  # calls that were watched and did not tell
         self._seen: Layers | None = None  # what they told
         self._told: set[str] = set()
-        self._kept: list[Layer] = []  # modules that keep a state in their attributes, from call to call
-        self._runs: dict[str, list[Take]] = {}
+        self._stateful: list[Layer] = []  # modules that keep a state in their attributes, from call to call
+        self._runs: dict[str, list[RecordedRun]] = {}
         self._lock = threading.RLock()
         self._handles: list[Handle] = []
         self._thread: threading.Thread | None = None
         self._older: WeakSet[threading.Thread] = WeakSet()
-        self._to = to
         self._folder: Folder | None = None
 
     def __enter__(self) -> Recorder:
         """Begin to listen."""
         if self._thread is not None:
             raise BadInput("this recording is under way already: open another one with hs.record for a nested block.")
-        if self._to is not None and self._folder is None:
-            self._folder = Folder(self._to, {"every": self.every, "tracks": list(self._chosen)})
+        if self.options.to is not None and self._folder is None:
+            self._folder = Folder(self.options.to, {"every": self.every, "tracks": list(self._chosen)})
         self._thread = threading.current_thread()
         self._older = WeakSet(threading.enumerate())
         _under_way.append(self)
-        self._handles = [self._listen(self._hearing.recorders.values())]
+        self._handles = [self._listen(self._listener.recorders.values())]
         return self
 
     def __exit__(
@@ -97,15 +104,26 @@ class Recorder(Recording):
         self._thread = None
         self.close_runs()
         if kind is None:
-            self._hearing.report_silent()
+            self._listener.report_silent()
             seen = self._seen.seen if self._seen is not None else None
             if seen is not None and seen.later:
                 self._warn(list(seen.later))
             elif self._own_code and not self._examined and not self._tracks():
                 self._warn(["anything: the model was not called as a whole, with steps enough to tell what recurs"])
         if self._folder is not None:
-            self._hand_over(everything=True)
+            self._write_ready(everything=True)
             self._folder.close()
+        if kind is None:
+            self._report_states()
+
+    def _report_states(self) -> None:
+        """Say where a loop outside the model does not hand the states on."""
+        for recorder in self._listener.recorders.values():
+            for runs in (self._cells, self._fused):
+                for (_, module), succession in runs.successions.items():
+                    if module is recorder.layer.module and (complaint := succession.complaint()) is not None:
+                        who = repr(recorder.layer.name) if recorder.layer.name else recorder.layer.label
+                        warnings.warn(f"{who} was {complaint}.", RecordingWarning, stacklevel=3)
 
     def hears(self) -> bool:
         """Say whether calls in this thread are recorded: the one of the block, and those started in it.
@@ -120,14 +138,15 @@ class Recorder(Recording):
         return here not in self._older and not any(other._thread is here for other in _under_way)
 
     def flush(self) -> None:
-        """Write to disk what is still waiting to be; without `to` there is nothing to do."""
+        """Write to disk what is still waiting to be, and end the runs; without `to` there is nothing to do."""
         if self._folder is not None:
             with self._lock:
-                self._hand_over()
+                self.close_runs(threading.current_thread())
+                self._write_ready()
                 self._folder.flush()
 
-    def model_call(self, entry: Entry, run: Callable[[], Any]) -> Any:
-        """Let runs begin and end with a call of the model; a layer that is called by itself makes no such call."""
+    def model_call(self, entry: OuterCall, run: Callable[[], Any]) -> Any:
+        """Note that a call of the model begins; the runs in it may go on in the next one, if their state does."""
         here = threading.current_thread()
         if not self.hears():
             return run()
@@ -137,21 +156,18 @@ class Recorder(Recording):
                 self._begin_with(found)
         if entry.module is self._model and self._watches():
             run = partial(watched, entry, run, self._look, before=self._seen if self._examined else None)
-        alone = entry.module in self._hearing.recorders
-        if not alone:
-            self.close_runs(here)
-            self._cells.inside.add(here)
-        before = {layer: kept_values(layer) for layer in self._kept}
+        self._calls.begin(entry.args, entry.kwargs)
+        before = {layer: attribute_values(layer) for layer in self._stateful}
         try:
             result = run()
-        finally:
-            self._cells.inside.discard(here)
-            self._fused.close_all(here)
-            if not alone:
-                self._cells.close_all(here)
+        except BaseException:
+            self.close_runs(here)
+            raise
+        if self._folder is not None:
+            self._fused.close_pieces(here)
         for layer, values in before.items():
-            if (take := kept_take(layer, values, self.options)) is not None:
-                self.keep(take)
+            if (kept := attribute_run(layer, values, self.options)) is not None:
+                self.keep(kept)
         return result
 
     def _watches(self) -> bool:
@@ -160,22 +176,22 @@ class Recorder(Recording):
 
     def _look(self, found: Layers) -> None:
         """Keep what was seen in a call that was watched."""
-        kept = {layer.name for layer in self._kept}
+        known = {layer.name for layer in self._stateful}
         first = self._begin_with(found) if not self._examined or self._shows_more(found) else []
         self._seen = found.settled()
         self._warn(found.doubts())
-        takes = takes_of(found, first, self.options)
-        for layer in self._kept:
-            if layer.name not in kept:  # what the call before left is seen now, by what this one began from
-                takes += [left_take(layer, self.options)] if self._looks > 1 else []
-                takes.append(kept_take(layer, starts_of(layer), self.options))
-        for take in takes:
-            if take is not None and take.track in self._chosen:
-                self.keep(take)
+        runs = runs_of(found, first, self.options)
+        for layer in self._stateful:
+            if layer.name not in known:  # what the call before left is seen now, by what this one began from
+                runs += [run_before(layer, self.options)] if self._looks > 1 else []
+                runs.append(attribute_run(layer, starts_of(layer), self.options))
+        for run in runs:
+            if run is not None and run.track in self._chosen:
+                self.keep(run)
 
     def _shows_more(self, found: Layers) -> bool:
         """Say whether a later call has shown what those before did not."""
-        return not set(choose(found, self._wanted, final=False)) <= set(self._chosen)
+        return not set(self.options.choose(found, final=False)) <= set(self._chosen)
 
     def _begin_with(self, found: Layers) -> list[Layer]:
         """Listen to what a watched call has shown, too, and return the cells that were not heard in it."""
@@ -184,42 +200,25 @@ class Recorder(Recording):
         adapters = {(layer.module, layer.adapter) for layer in found}
         for layer in self._found:
             if (layer.module, layer.adapter) not in adapters:  # it only bore the names of a cell
-                self._hearing.recorders.pop(layer.module, None)
+                self._listener.recorders.pop(layer.module, None)
                 self._forget(layer.tracks)
-        self._chosen = tuple(dict.fromkeys([*choose(found, self._wanted), *(self._chosen if self._examined else ())]))
+        self._chosen = tuple(dict.fromkeys([*self.options.choose(found), *(self._chosen if self._examined else ())]))
         if self._folder is not None:
             self._folder.name_tracks(self._chosen)
         wanted = [layer for layer in found if set(layer.tracks) & set(self._chosen)]
         self._loops = self._loops or any(map(is_loop, wanted))
-        self._kept += [layer for layer in wanted if is_kept(layer) and layer.name not in {k.name for k in self._kept}]
+        self._stateful += [
+            layer for layer in wanted if keeps_state(layer) and layer.name not in {k.name for k in self._stateful}
+        ]
         called = [layer for layer in wanted if layer.seen is None or layer.kind == "cell"]
-        unheard = [layer for layer in called if layer.module not in self._hearing.recorders]
-        self._hearing.recorders.update({each.layer.module: each for each in self._recorders(unheard)})
-        before, self._handles = self._handles, [self._listen(self._hearing.recorders.values())]
+        unheard = [layer for layer in called if layer.module not in self._listener.recorders]
+        self._listener.recorders.update({each.layer.module: each for each in self._recorders(unheard)})
+        before, self._handles = self._handles, [self._listen(self._listener.recorders.values())]
         self._handles += when_reached(self._model, found, self._on_reached)
         for handle in before:  # afterwards, so that nothing is torn down in mid-call
             handle.remove()
-        doubts = [
-            f"the rows of {', '.join(parts)} in {layer.label}, which could not be told and are shown as one"
-            for layer in wanted
-            if (parts := without_rows(layer))
-        ]
-        caches = [layer for layer in found if layer.kind == "cache"]
-        doubts += [f"{', '.join(layer.spec.parts)} in {layer.label}, a cache, which grows" for layer in caches]
-        self._warn(doubts)
-        changed = {cut.module: cut for cut in (found.seen.cuts if found.seen is not None else ()) if cut.changed}
-        but = [
-            f"{layer.label} as it gives its state, not as the model hands it on ({changed[layer.name].line})"
-            for layer in called
-            if layer.name in changed
-        ]
-        but += [
-            f"{part.name} of {layer.label} with its rows along axis {part.batch_axis}, by their number alone"
-            for layer in wanted
-            for part in (layer.seen.parts if layer.seen is not None else ())
-            if part.counted
-        ]
-        self._warn(but, what="recorded, but mind: ")
+        self._warn(not_shown(found, wanted))
+        self._warn(shown_otherwise(found, wanted, called), what="recorded, but mind: ")
         self._looks += 1
         self._examined = self._examined or found.decided or self._looks == _LOOKS
         return [layer for layer in unheard if layer.seen is not None]
@@ -245,33 +244,33 @@ class Recorder(Recording):
             warn(f"{what}{'; '.join(new)}. {more}", RecordingWarning)
 
     def _listen(self, recorders: Iterable[LayerRecorder]) -> Handle:
-        return listen(self._model, [each.layer for each in recorders], self._hearing)
+        return listen(self._model, [each.layer for each in recorders], self._listener)
 
     def close_runs(self, thread: threading.Thread | None = None) -> None:
         """End the runs that are under way, or those of one thread."""
         self._cells.close_all(thread)
         self._fused.close_all(thread)
 
-    def keep(self, take: Take, *, last: bool = True) -> None:
+    def keep(self, run: RecordedRun, *, last: bool = True) -> None:
         """Keep a run, in memory or on disk."""
         with self._lock:
             if self._folder is not None and not last:
-                self._folder.add(take, last=False)
+                self._folder.add(run, last=False)
                 return
             if self._folder is not None or self.options.device is not None or self.every > 1:
-                take.settle()
-            self._runs.setdefault(take.track, []).append(take)
+                run.settle()
+            self._runs.setdefault(run.track, []).append(run)
             if self._folder is not None and (self._examined or not self._own_code):
-                self._hand_over()
+                self._write_ready()
 
-    def _hand_over(self, *, everything: bool = False) -> None:
+    def _write_ready(self, *, everything: bool = False) -> None:
         # A run whose gradients are still to come waits for them, as long as its graph lives.
         assert self._folder is not None
-        for track, takes in self._runs.items():
-            ready = [take for take in takes if everything or not take.waits()]
-            for take in ready:
-                self._folder.add(take)
-            self._runs[track] = [take for take in takes if take not in ready]
+        for track, runs in self._runs.items():
+            ready = [run for run in runs if everything or not run.waits()]
+            for run in ready:
+                self._folder.add(run)
+            self._runs[track] = [run for run in runs if run not in ready]
 
     @property
     def stopped(self) -> str | None:  # type: ignore[override]
@@ -293,9 +292,9 @@ class Recorder(Recording):
         if self._folder is not None:
             self._folder.flush()
             on_disk = Loaded(self._folder.path)._load(track, first)
-        takes = [*self._runs.get(track, []), *self._cells.takes(track), *self._fused.takes(track)]
+        in_memory = [*self._runs.get(track, []), *self._cells.so_far(track), *self._fused.so_far(track)]
         rest = None if first is None else max(0, first - len(on_disk))
-        return [*on_disk, *(take.trajectory() for take in takes[:rest])]
+        return [*on_disk, *(run.trajectory() for run in in_memory[:rest])]
 
     def _recorders(self, found: list[Layer]) -> list[LayerRecorder]:
         made: list[LayerRecorder] = []
@@ -318,7 +317,7 @@ class Recorder(Recording):
         return CellRecorder(layer, self.options, CellTrack(track, layer.kind, **how), self._cells)
 
 
-class _Hearing(Listener):
+class _ModelListener(Listener):
     """What a recording hears of its model, and who records which layer."""
 
     def __init__(self, recorder: Recorder, recorders: list[LayerRecorder]) -> None:
@@ -330,9 +329,9 @@ class _Hearing(Listener):
     @property
     def observes(self) -> bool:
         """Whether a cell may run by a schedule: its steps are then seen apart from its graph."""
-        return not self._recorder.options.grads
+        return not (self._recorder.options.grads or self._recorder.options.graph)
 
-    def model_call(self, entry: Entry, run: Callable[[], Any]) -> Any:
+    def model_call(self, entry: OuterCall, run: Callable[[], Any]) -> Any:
         return self._recorder.model_call(entry, run)
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
@@ -366,22 +365,3 @@ def _not_recurrent(model: nn.Module) -> NotRecurrent:
         f"by its initial_state(batch), by hidden_size and forward(x, state), or by what it does when it is called; "
         f"hs.register teaches others, and hs.layers(model, *inputs).explain() shows what was looked at."
     )
-
-
-def choose(found: list[Layer], tracks: Tracks | None, *, final: bool = True) -> tuple[str, ...]:
-    """Return the tracks that a choice names, in the model's order; unknown names are refused once all is known."""
-    everything = {track: layer for layer in found for track in layer.tracks}
-    if tracks is None:
-        return tuple(everything)
-    if callable(tracks):
-        chosen = {track for track in everything if tracks(track)}
-    else:
-        chosen = set()
-        for name in [tracks] if isinstance(tracks, str) else tracks:
-            named = {track for track, layer in everything.items() if name in (track, layer.name)}
-            if not named and final:
-                raise UnknownTrack(f"no track or layer is named {name!r}. The tracks are: {', '.join(everything)}.")
-            chosen |= named
-    if not chosen and final:
-        raise BadInput(f"tracks={tracks!r} chooses nothing. The tracks are: {', '.join(everything)}.")
-    return tuple(track for track in everything if track in chosen)

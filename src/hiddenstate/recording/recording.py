@@ -1,13 +1,85 @@
-"""A recording: every run of every track, as a mapping that reads well in a notebook."""
+"""A recording: what to record, and every run of every track as a mapping that reads well in a notebook."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, TypeAlias
 
-from ..errors import SeveralRuns, UnknownTrack
+import torch
+from torch import Tensor
+
+from ..cells import Layer
+from ..errors import BadInput, SeveralRuns, UnknownTrack
+from ..state import as_preformatted
+from .joining import joined, stacked
 from .trajectory import Trajectory
+
+Tracks: TypeAlias = "str | Iterable[str] | Callable[[str], bool]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Options:
+    """What to record: the keywords of `hs.record`, handed on as one value."""
+
+    gates: bool = False  # also gates, and what cells name with `hs.tap`
+    grads: bool = False  # also the gradient of the loss with respect to every state
+    tracks: Tracks | None = None  # names of tracks or layers, or a function of a track's name; None: all
+    every: int = 1  # only steps 0, every, 2 * every, …
+    to: str | PathLike[str] | None = None  # the folder to stream to; None: values stay in memory
+    dtype: torch.dtype | None = None  # of the stored values; None: as they are
+    device: torch.device | None = None  # where values are stored; None: where they are
+    graph: bool = False  # states keep the graph that made them, for penalties and heads
+
+    def __post_init__(self) -> None:
+        """Refuse an `every` that is no number of steps, and a graph on disk."""
+        if self.graph and self.to is not None:
+            raise BadInput(
+                "graph=True keeps the states with the graph that made them, which cannot be written to a folder. "
+                "Leave out to=, or graph=True."
+            )
+        if not isinstance(self.every, int) or isinstance(self.every, bool) or self.every < 1:
+            raise BadInput(
+                f"every is {self.every!r}, but a whole number from 1 is needed: every=2 keeps steps 0, 2, 4, …"
+            )
+
+    def thin(self, values: Tensor) -> Tensor:
+        """Return the steps of `(time, batch, unit)` that are to be recorded, as the recording stores them."""
+        return self.cast(values[:: self.every] if self.every > 1 else values)
+
+    def taken(self, values: Tensor) -> Tensor:
+        """Return states with their graph where that is wanted, else without."""
+        return values if self.graph else values.detach()
+
+    def cast(self, values: Tensor) -> Tensor:
+        """Return values where and as the recording stores them; integers stay integers."""
+        if self.dtype is None and self.device is None:
+            return values
+        dtype = self.dtype if values.is_floating_point() else None
+        return values.to(device=self.device, dtype=dtype)
+
+    def choose(self, layers: list[Layer], *, final: bool = True) -> tuple[str, ...]:
+        """Return the tracks of these layers that are to be recorded, in the model's order.
+
+        Names that no track has are refused where the layers are `final`; before, they may still turn up.
+        """
+        everything = {track: layer for layer in layers for track in layer.tracks}
+        if self.tracks is None:
+            return tuple(everything)
+        if callable(self.tracks):
+            chosen = {track for track in everything if self.tracks(track)}
+        else:
+            chosen = set()
+            for name in [self.tracks] if isinstance(self.tracks, str) else self.tracks:
+                named = {track for track, layer in everything.items() if name in (track, layer.name)}
+                if not named and final:
+                    raise UnknownTrack(f"no track or layer is named {name!r}. The tracks are: {', '.join(everything)}.")
+                chosen |= named
+        if not chosen and final:
+            raise BadInput(f"tracks={self.tracks!r} chooses nothing. The tracks are: {', '.join(everything)}.")
+        return tuple(track for track in everything if track in chosen)
 
 
 class Recording(Mapping[str, Trajectory]):
@@ -33,14 +105,40 @@ class Recording(Mapping[str, Trajectory]):
         runs = self.runs(track)
         if len(runs) > 1:
             raise SeveralRuns(
-                f"track {track!r} has {len(runs)} runs, one for each call: take one with rec.runs({track!r})[-1], "
-                f"or open a recording around each call."
+                f"track {track!r} has {len(runs)} runs: take one with rec.runs({track!r})[-1], all of them as one "
+                f"with rec.joined({track!r}), one after another, or rec.stacked({track!r}), as rows, or open a "
+                f"recording around each call. Calls are one run where each is handed the state in which the one before "
+                f"ended."
             )
         return runs[0]
 
     def runs(self, track: str) -> list[Trajectory]:
         """Return all runs of one track, in the order in which they ended."""
         return self._load(self._resolve(track))
+
+    def joined(self, track: str) -> Trajectory:
+        """Return all runs of one track as one, such as the chunks of a stream: row by row, without padding between.
+
+        >>> gru, x = torch.nn.GRU(3, 4, batch_first=True), torch.randn(2, 9, 3)
+        >>> with hs.record(gru) as rec:
+        ...     for chunk in x.split(3, dim=1):
+        ...         _ = gru(chunk)
+        >>> len(rec.runs("l0")), rec.joined("l0").h.shape
+        (3, torch.Size([2, 9, 4]))
+        """
+        return joined(self.runs(track))
+
+    def stacked(self, track: str) -> Trajectory:
+        """Return all runs of one track as rows of one trajectory, such as the batches of a data set: short ones padded.
+
+        >>> gru = torch.nn.GRU(3, 4, batch_first=True)
+        >>> with hs.record(gru) as rec:
+        ...     for rows, steps in ((2, 9), (1, 5)):
+        ...         _ = gru(torch.randn(rows, steps, 3))
+        >>> rec.stacked("l0").h.shape, rec.stacked("l0").lengths.tolist()
+        (torch.Size([3, 9, 4]), [9, 9, 5])
+        """
+        return stacked(self.runs(track))
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the tracks that have been run."""
@@ -86,6 +184,7 @@ class Recording(Mapping[str, Trajectory]):
         return f"{table}\n{self.stopped}" if self.stopped else table
 
     __repr__ = __str__
+    _repr_html_ = as_preformatted
 
     def _find(self, name: str) -> str | None:
         known = self._known()

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from ..errors import BadInput, MissingExtra
-from ..state import State
+from ..state import State, shown_in_short
 
 
+@shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
     """One track at every step, with the true length of each sequence; padding is zero.
@@ -68,14 +69,59 @@ class Trajectory:
         return {self.name: self.h, **({"c": self.c} if self.c is not None else {}), **self.others}
 
     def part(self, name: str) -> Tensor:
-        """Return a part of the state or a gate, (batch, time, unit); `"h"` is the first part whatever it is called."""
-        there = {**self.states, **self.gates}
+        """Return a part of the state, a gate, or the gradient of a part, `"grads.h"`: (batch, time, unit).
+
+        `"h"` is the first part, whatever it is called.
+        """
+        there = {**self.states, **self.gates, **{f"grads.{name}": grad for name, grad in self.grads.items()}}
         if name in there:
             return there[name]
         if name == "h":
             return self.h
         hint = "" if self.gates else " Gates are there after hs.record(model, gates=True)."
+        if name.startswith("grads."):
+            hint = " Gradients are there after hs.record(model, grads=True) and a backward pass."
         raise BadInput(f"the trajectory has no {name!r}; it has {', '.join(there)}.{hint}")
+
+    def trainable(self) -> Tensor:
+        """Return h, or refuse it while gradients are on and none could reach the model that made it."""
+        if self.kind and torch.is_grad_enabled() and not self.h.requires_grad:
+            raise BadInput(
+                f"the states of {self.track!r} were recorded without their graph, so what is made of them trains "
+                f"nothing of the model. Record with hs.record(model, graph=True), with gradients on; under "
+                f"torch.no_grad() they are taken as numbers, and run.h, run.lengths train a head on frozen states."
+            )
+        return self.h
+
+    def without_padding(self, lengths: Any) -> Trajectory:
+        """Return the run with true lengths that its layer was not told; what lies behind them becomes zero.
+
+        A run that knows shorter rows, or is of other rows or steps than these lengths, is returned as it is.
+
+        >>> walk = Trajectory(torch.ones(2, 4, 1)).without_padding([4, 2])
+        >>> walk.h[1, :, 0]
+        tensor([1., 1., 0., 0.])
+        """
+        assert self.lengths is not None
+        batch, time = self.h.shape[:2]
+        real = torch.as_tensor(lengths, dtype=torch.int64, device=self.h.device)
+        fits = real.shape == (batch,) and (not batch or 0 <= int(real.min()) <= int(real.max()) <= time)
+        if not fits or bool((self.lengths < time).any()):
+            return self
+        run = replace(self, lengths=real)
+        padding = ~run.valid
+
+        def cut(part: Tensor) -> Tensor:
+            return part.masked_fill(padding.reshape(*padding.shape, *[1] * (part.dim() - 2)), 0)
+
+        return replace(
+            run,
+            h=cut(self.h),
+            c=None if self.c is None else cut(self.c),
+            gates={name: cut(gate) for name, gate in self.gates.items()},
+            grads={name: cut(grad) for name, grad in self.grads.items()},
+            others={name: cut(part) for name, part in self.others.items()},
+        )
 
     @property
     def nbytes(self) -> int:

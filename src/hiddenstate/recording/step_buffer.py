@@ -1,8 +1,7 @@
-"""The steps of a cell, joined along time into one run."""
+"""The steps of a run, as they come one by one: a buffer that joins them along time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 from weakref import ref
@@ -12,8 +11,8 @@ from torch import Tensor
 
 from ..errors import BadInput
 from ..unrolling import Places
-from .gradients import Graph, listen
-from .takes import Options
+from .gradients import GraphToken, add_up_gradients
+from .recording import Options
 
 K = TypeVar("K")
 Named: TypeAlias = "str | tuple[str, ...]"  # one gate, or several side by side
@@ -21,7 +20,7 @@ Named: TypeAlias = "str | tuple[str, ...]"  # one gate, or several side by side
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A part of a cell's state as the cell returned it, and where its rows are; None: it has none."""
+    """A part of a state as the cell returned it, and the axis of its rows; None where it has no such axis."""
 
     tensor: Tensor
     axis: int | None = 0
@@ -33,7 +32,7 @@ class Placed:
 
     @property
     def units(self) -> int:
-        """The numbers of each row."""
+        """How many numbers each row has."""
         return self.tensor.numel() // max(self.rows, 1)
 
     def flat(self, values: Tensor) -> Tensor:
@@ -45,8 +44,11 @@ class Placed:
 
 
 @dataclass(slots=True, eq=False)
-class Steps:
-    """What a cell did, step by step; a batch that shrinks on the way has rows that ended early."""
+class StepBuffer:
+    """A run that is stepped: the state after each step, gates and gradients.
+
+    A batch that shrinks on the way has rows that ended early.
+    """
 
     options: Options
     batch: int
@@ -58,15 +60,15 @@ class Steps:
     parts: dict[str, list[Tensor]] = field(default_factory=dict)
     named: list[dict[Named, Tensor]] = field(default_factory=list)  # gates of each kept step
     seen: list[dict[str, Tensor]] = field(default_factory=list)  # gradients of each kept step
-    graph: ref[Graph] | None = None
+    graph: ref[GraphToken] | None = None
     axes: dict[str, int | None] = field(default_factory=dict)
     places: Places | None = None  # where its rows lie, None where they are as the user gave them
     alive: int = 0  # rows at the last step
-    pieces: int = 0  # written to disk already
+    pieces: int = 0  # that were split off already
     last: dict[str, Tensor] = field(default_factory=dict)  # the state after the last step, in the cell's own memory
 
     def add(self, state: dict[str, Placed], gates: dict[Named, Tensor]) -> None:
-        """Take in one step: its state, still in the graph, and what was tapped on the way."""
+        """Add one step: the state after it, still in the graph, and its gates."""
         rows = next(iter(state.values())).rows
         self.lengths.append(rows)
         self.alive = rows
@@ -77,7 +79,7 @@ class Steps:
             return
         self.rows.append(rows)
         for name, part in state.items():
-            kept = self.options.cast(part.flat(part.tensor.detach()))
+            kept = self.options.cast(part.flat(self.options.taken(part.tensor)))
             kept = kept.clone() if kept.data_ptr() == part.tensor.data_ptr() else kept
             self.parts.setdefault(name, []).append(kept)
             self.nbytes += kept.nbytes
@@ -98,14 +100,6 @@ class Steps:
                 return False
         return True
 
-    def goes_on(self, given: dict[str, Placed] | None) -> bool:
-        """Say whether a step that was given this state goes on from the last one, rather than starting anew."""
-        if given is None:
-            return False
-        if any(name in self.last and _same_memory(part.tensor, self.last[name]) for name, part in given.items()):
-            return True
-        return goes_on({name: part.flat(part.tensor.detach()) for name, part in given.items()}, {}, self.initial)
-
     def _gate(self, name: Named, value: Tensor, rows: int) -> Tensor:
         if value.dim() == 0:
             value = value.expand(rows)
@@ -121,17 +115,17 @@ class Steps:
     def _listen(self, state: dict[str, Placed]) -> None:
         graph = self.graph() if self.graph is not None else None
         if graph is None:
-            graph = Graph()
+            graph = GraphToken()
             self.graph = ref(graph)
         for name, part in state.items():
-            listen(part.tensor, self.seen[-1], name, graph)
+            add_up_gradients(part.tensor, self.seen[-1], name, graph)
 
     def expects_grads(self) -> bool:
         """Say whether a backward pass may still bring the first gradients."""
         return not any(self.seen) and self.graph is not None and self.graph() is not None
 
-    def split(self) -> Steps:
-        """Part with the steps so far, which are returned, and go on."""
+    def split(self) -> StepBuffer:
+        """Return the steps so far as a buffer of their own, and go on with those that follow."""
         head = replace(self)
         self.batch, self.nbytes = self.lengths[-1], 0
         self.lengths, self.rows, self.parts, self.named, self.seen = [], [], {}, [], []
@@ -186,23 +180,3 @@ def flat(value: Tensor) -> Tensor:
     if value.dim() == 2:
         return value
     return value.reshape(value.shape[0], -1) if value.numel() else value.new_zeros(value.shape[0], 0)
-
-
-def goes_on(given: Mapping[str, Tensor], last: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> bool:
-    """Say whether a call that was given this state goes on from one that ended in `last`, in a run from `initial` on.
-
-    It does where the state is that one, or was changed on the way, as by a mask; zeros and the first state itself are
-    where a sequence starts.
-    """
-    if any(name in last and _same_memory(part, last[name]) for name, part in given.items()):
-        return True
-    zeros = all(not bool(part.any()) for part in given.values())
-    first = given.keys() == initial.keys() and all(
-        part.shape == initial[name].shape and bool((part == initial[name].to(part)).all())
-        for name, part in given.items()
-    )
-    return not (zeros or first)
-
-
-def _same_memory(a: Tensor, b: Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() and a.shape == b.shape

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from os import PathLike
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from ..cells import unwrap
-from ..errors import BadInput
-from .recording import Recording
+from .recording import Options, Recording, Tracks
 
 if TYPE_CHECKING:
     from .recorder import Recorder
-
-Tracks: TypeAlias = "str | Iterable[str] | Callable[[str], bool]"
 
 
 def record(
@@ -29,6 +25,7 @@ def record(
     to: str | PathLike[str] | None = None,
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
+    graph: bool = False,
 ) -> Recorder:
     """Return a context in which every state of `model`, and with `gates=True` every gate, is recorded.
 
@@ -51,14 +48,14 @@ def record(
         to: A folder to stream to, so that memory stays bounded; `hs.load_recording` opens it.
         dtype: Keep values in this dtype.
         device: Keep values on this device.
+        graph: Keep the graph of every state, of lower layers too, so that heads and penalties on them train the model;
+            it lives as long as the recording. Gates stay numbers.
     """
     from .recorder import Recorder  # here, so that importing the library stays light
-    from .takes import Options
 
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise BadInput(f"every is {every!r}, but a whole number from 1 is needed: every=2 keeps steps 0, 2, 4, …")
-    options = Options(gates, grads, every, dtype, None if device is None else torch.device(device))
-    return Recorder(unwrap(model), options, tracks=tracks, to=to)
+    where = None if device is None else torch.device(device)
+    options = Options(gates, grads, tracks, every, to, dtype, where, graph)
+    return Recorder(unwrap(model), options)
 
 
 def load_recording(path: str | PathLike[str]) -> Recording:

@@ -1,6 +1,6 @@
 """Torch's own CPU loop, operation by operation, so that what it computes on the way can be kept.
 
-On the CPU a fused GRU (and an LSTM that oneDNN does not take) is a loop of plain operations in C++. The same
+On the CPU a fused GRU (and an LSTM that does not go to oneDNN) is a loop of plain operations in C++. The same
 operations in the same order on the same shapes give the same bits, forward and backward, and here each step's
 gates are seen. No operation may be merged or moved: a vectorized sigmoid rounds its last lanes differently.
 """
@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .kernel_call import Weights
+from .frames import TrackWeights
 
-State = tuple[Tensor, ...]  # (h,) or (h, c), each (batch, unit)
+Parts = tuple[Tensor, ...]  # (h,) or (h, c), each (batch, unit)
 
 
 @dataclass(slots=True)
-class Kept:
-    """What the steps of one track leave behind, in the order of computation."""
+class GateBuffer:
+    """The gates and cells of one track, step by step in the order of computation."""
 
     gates: list[Tensor] = field(default_factory=list)  # each (batch, gates * hidden), activated
-    candidates: list[Tensor] = field(default_factory=list)  # of a GRU, whose place in `gates` holds something else
+    candidates: list[Tensor] = field(default_factory=list)  # of a GRU: in `gates` their place holds an intermediate
     cells: list[Tensor] = field(default_factory=list)
 
     def join(self, *, packed: bool) -> tuple[Tensor, Tensor | None]:
@@ -37,8 +37,8 @@ class Kept:
             return gates, join([step.detach() for step in self.cells]) if self.cells else None
 
 
-def lstm_step(x: Tensor, state: State, weights: Weights, kept: Kept, *, projected: bool = True) -> State:
-    """Run one step of an LSTM as `aten::lstm_cell` does; `x` may have met its weights already."""
+def lstm_step(x: Tensor, state: Parts, weights: TrackWeights, buffer: GateBuffer, *, projected: bool = True) -> Parts:
+    """Run one step of an LSTM as `aten::lstm_cell` does; with `projected`, `x` is multiplied by its weights already."""
     h, c = state
     gates = linear(h, weights.hh, weights.bias_hh).add_(x if projected else linear(x, weights.ih, weights.bias_ih))
     chunks = torch.unsafe_chunk(gates, 4, 1)
@@ -48,13 +48,13 @@ def lstm_step(x: Tensor, state: State, weights: Weights, kept: Kept, *, projecte
     h = o * c.tanh()
     if weights.projection is not None:
         h = torch.matmul(h, weights.projection.t())
-    kept.gates.append(gates)  # the chunks share its memory
-    kept.cells.append(c)
+    buffer.gates.append(gates)  # the chunks share its memory
+    buffer.cells.append(c)
     return h, c
 
 
-def gru_step(x: Tensor, state: State, weights: Weights, kept: Kept, *, projected: bool = True) -> State:
-    """Run one step of a GRU as `aten::gru_cell` does; `x` may have met its weights already."""
+def gru_step(x: Tensor, state: Parts, weights: TrackWeights, buffer: GateBuffer, *, projected: bool = True) -> Parts:
+    """Run one step of a GRU as `aten::gru_cell` does; with `projected`, `x` is multiplied by its weights already."""
     (h,) = state
     from_x = torch.unsafe_chunk(x if projected else linear(x, weights.ih, weights.bias_ih), 3, 1)
     gates = linear(h, weights.hh, weights.bias_hh)
@@ -62,59 +62,61 @@ def gru_step(x: Tensor, state: State, weights: Weights, kept: Kept, *, projected
     r = from_h[0].add_(from_x[0]).sigmoid_()
     z = from_h[1].add_(from_x[1]).sigmoid_()
     n = from_x[2].add(from_h[2].mul_(r)).tanh_()
-    kept.gates.append(gates)
-    kept.candidates.append(n)
+    buffer.gates.append(gates)
+    buffer.candidates.append(n)
     return ((h - n).mul_(z).add_(n),)
 
 
-STEP: dict[str, Callable[..., State]] = {"lstm": lstm_step, "gru": gru_step}
+STEP: dict[str, Callable[..., Parts]] = {"lstm": lstm_step, "gru": gru_step}
 
 
-def sequence(kind: str, x: Tensor, state: State, weights: Weights, *, reverse: bool) -> tuple[Tensor, State, Kept]:
+def sequence(
+    kind: str, x: Tensor, state: Parts, weights: TrackWeights, *, reverse: bool
+) -> tuple[Tensor, Parts, GateBuffer]:
     """Run one track over `x (time, batch, feature)`; outputs are in the order of positions."""
-    kept, step = Kept(), STEP[kind]
+    buffer, step = GateBuffer(), STEP[kind]
     inputs = linear(x, weights.ih, weights.bias_ih).unbind(0)
     outputs = []
     for projected in reversed(inputs) if reverse else inputs:
-        state = step(projected, state, weights, kept)
+        state = step(projected, state, weights, buffer)
         outputs.append(state[0])
     if reverse:
-        for steps in (outputs, kept.gates, kept.candidates, kept.cells):
+        for steps in (outputs, buffer.gates, buffer.candidates, buffer.cells):
             steps.reverse()
-    return torch.stack(outputs, 0), state, kept
+    return torch.stack(outputs, 0), state, buffer
 
 
 def packed(
-    kind: str, data: Tensor, sizes: Sequence[int], state: State, weights: Weights, *, reverse: bool
-) -> tuple[Tensor, State, Kept]:
+    kind: str, data: Tensor, sizes: Sequence[int], state: Parts, weights: TrackWeights, *, reverse: bool
+) -> tuple[Tensor, Parts, GateBuffer]:
     """Run one track over packed `data (rows, feature)`, `sizes[t]` rows at step t."""
     run = _packed_reverse if reverse else _packed_forward
-    outputs, state, kept = run(kind, linear(data, weights.ih, weights.bias_ih), sizes, state, weights)
-    return torch.cat(outputs, 0), state, kept
+    outputs, state, buffer = run(kind, linear(data, weights.ih, weights.bias_ih), sizes, state, weights)
+    return torch.cat(outputs, 0), state, buffer
 
 
 def _packed_forward(
-    kind: str, projected: Tensor, sizes: Sequence[int], state: State, weights: Weights
-) -> tuple[list[Tensor], State, Kept]:
-    kept, step = Kept(), STEP[kind]
+    kind: str, projected: Tensor, sizes: Sequence[int], state: Parts, weights: TrackWeights
+) -> tuple[list[Tensor], Parts, GateBuffer]:
+    buffer, step = GateBuffer(), STEP[kind]
     outputs, done = [], []
     offset, last = 0, sizes[0]
     for size in sizes:
-        if size < last:  # the rows at the end have come to theirs
+        if size < last:  # the last rows end here
             done.append(tuple(part.narrow(0, size, last - size) for part in state))
             state = tuple(part.narrow(0, 0, size) for part in state)
-        state = step(projected.narrow(0, offset, size), state, weights, kept)
+        state = step(projected.narrow(0, offset, size), state, weights, buffer)
         outputs.append(state[0])
         offset, last = offset + size, size
     done.append(state)
     final = tuple(torch.cat(parts, 0) for parts in zip(*reversed(done), strict=True))
-    return outputs, final, kept
+    return outputs, final, buffer
 
 
 def _packed_reverse(
-    kind: str, projected: Tensor, sizes: Sequence[int], initial: State, weights: Weights
-) -> tuple[list[Tensor], State, Kept]:
-    kept, step = Kept(), STEP[kind]
+    kind: str, projected: Tensor, sizes: Sequence[int], initial: Parts, weights: TrackWeights
+) -> tuple[list[Tensor], Parts, GateBuffer]:
+    buffer, step = GateBuffer(), STEP[kind]
     outputs = []
     offset, last = projected.shape[0], sizes[-1]
     state = tuple(part.narrow(0, 0, last) for part in initial)
@@ -123,8 +125,8 @@ def _packed_reverse(
             new = (part.narrow(0, last, size - last) for part in initial)
             state = tuple(torch.cat(pair, 0) for pair in zip(state, new, strict=True))
         offset, last = offset - size, size
-        state = step(projected.narrow(0, offset, size), state, weights, kept)
+        state = step(projected.narrow(0, offset, size), state, weights, buffer)
         outputs.append(state[0])
-    for steps in (outputs, kept.gates, kept.candidates, kept.cells):
+    for steps in (outputs, buffer.gates, buffer.candidates, buffer.cells):
         steps.reverse()
-    return outputs, state, kept
+    return outputs, state, buffer

@@ -1,10 +1,14 @@
-"""hs.tap: an identity, and a name for the recorder."""
+"""Calls under way: hs.tap is an identity and a name for the recorder, and kernels are intercepted once."""
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence
 
 import hiddenstate as hs
+from hiddenstate.recording.frames import FUSED, Frame, Intercept, TrackWeights, innermost, parse, run_in
+from hiddenstate.recording.recording import Options
+from tests.support.recorded import KINDS
 
 
 class Gated(nn.Module):
@@ -97,3 +101,60 @@ def test_taps_of_an_inner_cell_are_its_own():
     with hs.record(model, gates=True) as rec:
         model(torch.randn(4, 2))
     assert list(rec["cell"].gates) == ["inside"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_arguments_of_a_kernel_are_named(kind, bias, packed):
+    layer = KINDS[kind](3, 5, num_layers=2, bidirectional=True, bias=bias, batch_first=True, dropout=0.25)
+    x = torch.randn(2, 4, 3)
+    fed = pack_sequence([x[0], x[1, :2]]) if packed else x
+    calls = []
+
+    def handle(function, args):
+        calls.append(parse(function, args))
+        return function(*args)
+
+    with Intercept(FUSED, handle):
+        layer(fed)
+    (call,) = calls
+    assert call.kind == layer.mode.lower()
+    assert torch.equal(call.data, fed.data if packed else x)
+    assert (call.batch_sizes is not None) == packed
+    assert call.batch_first != packed  # a packed call has no such argument
+    assert [tuple(part.shape[:2]) for part in call.state] == [(4, 2)] * (2 if call.kind == "lstm" else 1)
+    assert (call.bias, call.layers, call.directions, call.dropout, call.training) == (bias, 2, 2, 0.25, True)
+    each = len(call.weights(1)) // 2
+    weights = TrackWeights.of(call.weights(1)[each:], bias)  # the second layer, backwards
+    assert weights.ih is layer.weight_ih_l1_reverse
+    assert weights.hh is layer.weight_hh_l1_reverse
+    assert weights.bias_hh is (layer.bias_hh_l1_reverse if bias else None)
+    assert weights.projection is (layer.weight_hr_l1_reverse if kind == "projected" else None)
+
+
+def test_arguments_in_another_order_are_not_guessed():
+    (function,) = (function for function, kind in FUSED.items() if kind == "gru")
+    assert parse(function, (torch.zeros(1), torch.zeros(1))) is None
+    assert parse(function, (torch.zeros(1), torch.zeros(1), [], True)) is None
+
+
+def test_one_interception_serves_all_recordings_of_a_call():
+    gru, seen = nn.GRU(2, 2), []
+    intercept = Intercept(FUSED, lambda function, args: (seen.append(len(innermost())), function(*args))[1])
+
+    def call():
+        return gru(torch.randn(3, 1, 2))
+
+    run_in(Frame(gru, Options()), lambda: run_in(Frame(gru, Options()), call, intercept), intercept)
+    assert seen == [2]
+
+
+def test_a_call_that_fails_leaves_no_frame():
+    def fail():
+        assert len(innermost()) == 1
+        raise ValueError("as users' code does")
+
+    with pytest.raises(ValueError, match="as users' code does"):
+        run_in(Frame(nn.GRU(2, 2), Options()), fail)
+    assert innermost() == []

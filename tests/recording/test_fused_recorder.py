@@ -85,7 +85,7 @@ def test_steps_are_thinned_along_the_whole_run():
 
 
 def test_a_long_run_goes_to_disk_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("hiddenstate.recording.fused_runs.PART", 200)
+    monkeypatch.setattr("hiddenstate.recording.runs.OpenRuns.piece_bytes", 200)
     model = Stepped(nn.LSTM)
     with hs.record(model, to=tmp_path / "run") as rec, hs.record(model) as memory:
         model(torch.randn(2, 30, 3))

@@ -1,0 +1,307 @@
+"""Runs: one that was recorded, where its values come from, and those that are under way."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..cells import Call, Succession, memory_of
+from ..errors import RecordingWarning
+from ..state import State, tensors
+from ..unrolling import Places
+from .recording import Options
+from .trajectory import Trajectory
+
+_R = TypeVar("_R")
+
+
+class RunValues(Protocol):
+    """Something that knows the values of a run, all `(time, batch, unit)` and in memory of their own."""
+
+    def states(self) -> dict[str, Tensor]:
+        """Return each part of the state."""
+
+    @property
+    def gates(self) -> dict[str, Tensor]:
+        """Each gate by name."""
+
+    def grads(self) -> dict[str, Tensor]:
+        """Return the gradient of each part, as far as backward passes have brought any."""
+
+    def expects_grads(self) -> bool:
+        """Say whether a backward pass may still bring the first gradients."""
+
+
+@dataclass(slots=True, eq=False)
+class RecordedRun:
+    """One run of one track."""
+
+    track: str
+    kind: str
+    options: Options
+    lengths: Tensor  # (batch,) int64: steps that were run, before `every`
+    initial: Mapping[str, Tensor]  # part -> (batch, unit); empty where nobody knows
+    source: RunValues | None  # let go as soon as all has been worked out
+    thinned: bool = False  # the source has left out steps already
+    piece: int = 0  # of a run that is written in pieces: how many came before this one
+    number: int = 0  # of a run on disk: how many of its track came before
+    _values: dict[str, Tensor] = field(default_factory=dict)
+
+    def settle(self) -> RecordedRun:
+        """Work out all values now, and let go of what they came from; gradients may still arrive."""
+        self.values()
+        return self
+
+    def values(self) -> dict[str, Tensor]:
+        """Return all that was recorded by flat names, `(time, batch, unit)`: `states.h`, `gates.input`, `grads.h`."""
+        stored = self.options.cast if self.thinned else self.options.thin
+        if not self._values and self.source is not None:
+            found = {f"states.{name}": stored(part) for name, part in self.source.states().items()}
+            if self.options.gates:
+                found |= {f"gates.{name}": stored(gate) for name, gate in self.source.gates.items()}
+            if self.options.every > 1 and not self.thinned:  # a slice would hold on to the steps that are left out
+                found = {name: value.clone() for name, value in found.items()}
+            self._values = found
+        if not self.options.grads:
+            self.source = None
+        if self.source is None:
+            return self._values
+        return self._values | {f"grads.{n}": stored(g) for n, g in self.source.grads().items()}
+
+    def waits(self) -> bool:
+        """Say whether gradients that were asked for may still come."""
+        return self.options.grads and self.source is not None and self.source.expects_grads()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all values."""
+        return sum(value.nbytes for value in self.values().values())
+
+    def entries(self) -> dict[str, Tensor]:
+        """Return all that a file needs to hold, by flat names."""
+        initial = {f"initial.{name}": self.options.cast(part) for name, part in self.initial.items()}
+        return {**self.values(), **initial, "lengths": self.lengths}
+
+    def trajectory(self) -> Trajectory:
+        """Return the run as a Trajectory."""
+        initial = {name: self.options.cast(part) for name, part in self.initial.items()}
+        every, track, kind = self.options.every, self.track, self.kind
+        return assemble(self.values(), initial, lengths=self.lengths, every=every, track=track, kind=kind)
+
+
+def assemble(
+    values: Mapping[str, Tensor], initial: Mapping[str, Tensor], *, lengths: Tensor, every: int, track: str, kind: str
+) -> Trajectory:
+    """Return the Trajectory that values by flat names make; `lengths` count all steps, also those left out."""
+    groups: dict[str, dict[str, Tensor]] = {"states": {}, "gates": {}, "grads": {}}
+    for name, value in values.items():
+        group, _, short = name.partition(".")
+        groups[group][short] = value.transpose(0, 1)
+    states = groups["states"]
+    first = "h" if "h" in states else next(iter(states))
+    h = states[first]
+    return Trajectory(
+        h=h,
+        lengths=((lengths + every - 1) // every).to(h.device),
+        c=states.get("c") if first == "h" else None,
+        gates=groups["gates"],
+        grads=groups["grads"],
+        others={n: v for n, v in states.items() if n != first and not (n == "c" and first == "h")},
+        initial=State(initial) if initial else None,
+        track=track,
+        kind=kind,
+        every=every,
+        name=first,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arranged:
+    """The values of a run in the user's rows and order of steps, where others were run.
+
+    To be run, rows may have been sorted, cut into segments that stand side by side, or turned round.
+    """
+
+    source: RunValues
+    places: Places
+    run_lengths: Tensor  # (places,) of what was run
+    reverse: bool = False  # each row was run from its end
+    every: int = 1  # steps that the source left out: it holds steps 0, every, 2 * every, …
+
+    @property
+    def lengths(self) -> Tensor:
+        """How many steps each of the user's rows had, `(batch,)`."""
+        found = torch.zeros(self.places.batch, dtype=torch.int64)
+        return found.scatter_reduce(0, self.places.rows, self.places.starts + self.run_lengths, "amax")
+
+    def rows(self, first: Tensor) -> Tensor:
+        """Return the state before the first step of each place as `(batch, unit)`; zero for rows that wait."""
+        begins = (self.places.starts == 0).nonzero().squeeze(1)
+        found = first.new_zeros(self.places.batch, *first.shape[1:])
+        return found.index_copy(0, self.places.rows[begins].to(first.device), first[begins.to(first.device)])
+
+    def states(self) -> dict[str, Tensor]:
+        """Return each part of the state, `(time, batch, unit)`."""
+        return {name: self._placed(part) for name, part in self.source.states().items()}
+
+    @property
+    def gates(self) -> dict[str, Tensor]:
+        """Each gate by name."""
+        return {name: self._placed(gate) for name, gate in self.source.gates.items()}
+
+    def grads(self) -> dict[str, Tensor]:
+        """Return the gradient of each part at every step."""
+        return {name: self._placed(grad) for name, grad in self.source.grads().items()}
+
+    def expects_grads(self) -> bool:
+        """Say whether a backward pass may still bring the first gradients."""
+        return self.source.expects_grads()
+
+    def _placed(self, values: Tensor) -> Tensor:
+        step = torch.arange(len(values)).unsqueeze(1)  # (time, 1)
+        lengths = (self.run_lengths + self.every - 1) // self.every
+        at = self.places.starts + (lengths - 1 - step if self.reverse else step)  # (time, places)
+        there = (step < lengths).flatten().nonzero().squeeze(1)
+        target = (at * self.places.batch + self.places.rows).flatten()[there].to(values.device)
+        time = -(-int(self.lengths.max()) // self.every)
+        flat = values.new_zeros(time * self.places.batch, values.shape[-1])
+        flat.index_copy_(0, target, values.flatten(0, 1)[there.to(values.device)])
+        return flat.view(time, self.places.batch, -1)
+
+
+@dataclass(slots=True, eq=False)
+class Joined:
+    """Several calls of a layer, each of which went on from the one before, as one run."""
+
+    pieces: list[RunValues]
+
+    def states(self) -> dict[str, Tensor]:
+        """Return each part of the state, `(time, batch, unit)`."""
+        return _joined([piece.states() for piece in self.pieces])
+
+    @property
+    def gates(self) -> dict[str, Tensor]:
+        """Each gate by name."""
+        return _joined([piece.gates for piece in self.pieces])
+
+    def grads(self) -> dict[str, Tensor]:
+        """Return the gradient of each part; zero in pieces that no gradient has reached."""
+        found = [piece.grads() for piece in self.pieces]
+        names = {name for grads in found for name in grads}
+        if not names:
+            return {}
+        states = [piece.states() for piece in self.pieces]
+        filled = [{n: g.get(n, torch.zeros_like(s[n])) for n in names} for g, s in zip(found, states, strict=True)]
+        return _joined(filled)
+
+    def expects_grads(self) -> bool:
+        """Say whether a backward pass may still bring the first gradients."""
+        return all(piece.expects_grads() for piece in self.pieces)
+
+
+def _joined(pieces: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+class Keep(Protocol):
+    """Where a run goes when it has ended."""
+
+    def __call__(self, run: RecordedRun, *, last: bool = True) -> None:
+        """Keep a run, or with `last=False` a piece of one that goes on."""
+
+
+class ModelCalls(threading.local):
+    """The call of the model that is under way in this thread, or was last: its number, and what it was handed."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.number = 0
+        self._handed: set[int | None] = set()
+
+    def begin(self, *handed: Any) -> None:
+        """Begin the next one."""
+        self.number += 1
+        self._handed = {memory_of(tensor) for tensor in tensors(handed).values()} - {None}
+
+    def gave(self, native: Any) -> bool:
+        """Say whether a layer's state is among what the model was handed."""
+        return any(memory_of(tensor) in self._handed for tensor in tensors(native).values())
+
+
+class OpenRuns(ABC, Generic[_R]):
+    """The runs of one kind of layer that are under way, by thread and track; each goes to `keep` when it ends."""
+
+    piece_bytes: ClassVar[int] = 32 * 2**20  # a run that is streamed goes to disk in pieces about this large
+
+    def __init__(self, options: Options, keep: Keep, calls: ModelCalls | None = None) -> None:
+        """Start with none."""
+        self.options = options
+        self.keep = keep
+        self.calls = ModelCalls() if calls is None else calls
+        self.successions: dict[tuple[threading.Thread, nn.Module], Succession] = {}
+        self.open: dict[tuple[threading.Thread, str], _R] = {}
+
+    @abstractmethod
+    def recorded(self, track: str, run: _R) -> RecordedRun:
+        """Return a run as far as it has come."""
+
+    def goes_on(self, call: Call) -> bool:
+        """Say whether a call of a layer goes on with the run before: it is handed the state in which that ended.
+
+        Pieces of several steps that a model hands on by itself, from one call to the next, are runs of their own.
+        """
+        succession = self._succession(call)
+        within = succession.number == self.calls.number
+        after_one_step = succession.steps == 1
+        if not succession.goes_on(call, self.calls.number):
+            return False
+        return within or (after_one_step and call.steps == 1) or self.calls.gave(call.given_native)
+
+    def ended(self, call: Call) -> None:
+        """Remember what a call ended in, for the next one."""
+        self._succession(call).ended(call, self.calls.number)
+
+    def _succession(self, call: Call) -> Succession:
+        return self.successions.setdefault((threading.current_thread(), call.layer.module), Succession())
+
+    def close(self, track: str) -> None:
+        """End a track's run in this thread, if there is one."""
+        self.close_one((threading.current_thread(), track))
+
+    def close_all(self, thread: threading.Thread | None = None) -> None:
+        """End all runs, or those of one thread."""
+        for key in list(self.open):
+            if thread in (None, key[0]):
+                self.close_one(key)
+
+    def forget(self, track: str) -> None:
+        """Forget the runs of a track that are under way."""
+        self.open = {key: run for key, run in self.open.items() if key[1] != track}
+
+    def under_way(self) -> list[str]:
+        """Return the tracks whose runs are under way."""
+        return [track for _, track in list(self.open)]
+
+    def so_far(self, track: str) -> list[RecordedRun]:
+        """Return the runs of a track that are under way, as far as they have come."""
+        return [self.recorded(track, run) for (_, other), run in list(self.open.items()) if other == track]
+
+    def close_one(self, key: tuple[threading.Thread, str]) -> None:
+        """End the run of one thread and track."""
+        run = self.open.pop(key, None)
+        if run is not None:
+            self.keep(self.recorded(key[1], run))
+
+
+def warn_and_go_on(text: str) -> None:
+    """Warn; a filter that makes errors of warnings does not stop the user's run."""
+    with contextlib.suppress(RecordingWarning):
+        warnings.warn(text, RecordingWarning, stacklevel=2)

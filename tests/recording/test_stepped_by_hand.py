@@ -1,0 +1,278 @@
+"""Layers that are stepped by the user's own loop, as articles write it: one run, or as many as there are sequences."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import hiddenstate as hs
+from hiddenstate.errors import RecordingWarning, SeveralRuns
+
+LAYERS = [nn.RNN, nn.GRU, nn.LSTM]
+
+
+class Net(nn.Module):
+    def __init__(self, kind=nn.LSTM):
+        super().__init__()
+        self.rnn = kind(3, 5, num_layers=2, batch_first=True)
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, x, hidden=None):
+        out, hidden = self.rnn(x, hidden)
+        return self.head(out), hidden
+
+
+class Stateful(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(3, 5, batch_first=True)
+        self.hidden = None
+
+    def forward(self, x):
+        out, self.hidden = self.rnn(x, self.hidden)
+        return out
+
+
+def detached(state):
+    return tuple(part.detach() for part in state) if isinstance(state, tuple) else state.detach()
+
+
+def copied(state):
+    return tuple(part.detach().clone() for part in state) if isinstance(state, tuple) else state.detach().clone()
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.parametrize("between", [lambda h: h, detached, copied], ids=["as it is", "detached", "copied"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_that_a_script_steps_is_one_run_equal_to_one_call(kind, between, grad):
+    rnn, x = kind(3, 5, batch_first=True), torch.randn(2, 7, 3)
+    with torch.set_grad_enabled(grad), hs.record(rnn) as rec:
+        h = None
+        for t in range(7):
+            _, h = rnn(x[:, t : t + 1], h)
+            h = between(h)
+    with hs.record(rnn) as whole:
+        rnn(x)
+    for name, part in whole["l0"].states.items():
+        torch.testing.assert_close(rec["l0"].part(name), part)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("how", ["model", "model.rnn"])
+def test_a_model_that_a_script_steps_is_one_run(kind, how):
+    net, x = Net(kind), torch.randn(2, 6, 3)
+    call = net if how == "model" else net.rnn
+    with hs.record(net) as rec:
+        h = None
+        for t in range(6):
+            _, h = call(x[:, t : t + 1], h)
+    with hs.record(net) as whole:
+        net(x)
+    for track in ("rnn.l0", "rnn.l1"):
+        torch.testing.assert_close(rec[track].h, whole[track].h)
+
+
+class CharRNN(nn.Module):
+    """As in torch's own tutorial on names."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden_size = 5
+        self.i2h = nn.Linear(3 + 5, 5)
+        self.h2o = nn.Linear(5, 2)
+
+    def forward(self, input, hidden):
+        hidden = torch.tanh(self.i2h(torch.cat((input, hidden), 1)))
+        return self.h2o(hidden), hidden
+
+    def initHidden(self):
+        return torch.zeros(1, 5)
+
+
+def test_a_cell_of_ones_own_that_a_script_steps_is_one_run_for_each_name():
+    rnn = CharRNN()
+    with hs.record(rnn) as rec:
+        states = []
+        for length in (6, 4):
+            hidden = torch.zeros(1, 5)
+            for letter in torch.randn(length, 1, 3):
+                _, hidden = rnn(letter, hidden)
+                states.append(hidden)
+    (track,) = rec
+    assert [run.h.shape[1] for run in rec.runs(track)] == [6, 4]
+    torch.testing.assert_close(rec.joined(track).h, torch.stack(states, 1))
+
+
+def test_a_model_that_keeps_its_state_and_is_fed_frame_by_frame_is_one_run():
+    net, x = Stateful(), torch.randn(2, 6, 3)
+    with hs.record(net) as rec:
+        for t in range(6):
+            net(x[:, t : t + 1])
+    assert rec["rnn"].h.shape == (2, 6, 5)
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.parametrize("kind", [nn.RNNCell, nn.GRUCell])
+def test_cell_sequences_from_random_states_are_as_many_runs(kind, grad):
+    cell, x = kind(3, 5), torch.randn(2, 7, 3)
+    with torch.set_grad_enabled(grad), hs.record(cell) as rec:
+        for _ in range(3):
+            h = torch.randn(2, 5)
+            for t in range(7):
+                h = cell(x[:, t], h)
+    assert [run.h.shape[1] for run in rec.runs("l0")] == [7, 7, 7]
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_fused_sequences_from_random_states_are_as_many_runs(kind):
+    rnn, x = kind(3, 5, batch_first=True), torch.randn(2, 4, 3)
+    with hs.record(rnn) as rec:
+        for _ in range(2):
+            h = torch.randn(1, 2, 5)
+            h = (h, torch.randn(1, 2, 5)) if kind is nn.LSTM else h
+            for t in range(4):
+                _, h = rnn(x[:, t : t + 1], h)
+    assert [run.h.shape[1] for run in rec.runs("l0")] == [4, 4]
+
+
+class Twice(nn.Module):
+    """Encodes two sentences with one cell, as siamese models do."""
+
+    def __init__(self, start):
+        super().__init__()
+        self.cell, self.start = nn.GRUCell(3, 5), start
+
+    def encode(self, x):
+        h = self.start(len(x))
+        for x_t in x.unbind(1):
+            h = self.cell(x_t, h) if h is not None else self.cell(x_t)
+        return h
+
+    def forward(self, a, b):
+        return self.encode(a) - self.encode(b)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [lambda rows: None, lambda rows: torch.zeros(rows, 5), lambda rows: torch.randn(rows, 5)],
+    ids=["none", "zeros", "random"],
+)
+def test_a_cell_that_runs_two_sentences_in_one_call_makes_two_runs(start):
+    model = Twice(start)
+    with hs.record(model) as rec:
+        model(torch.randn(2, 4, 3), torch.randn(2, 6, 3))
+    assert [run.h.shape[1] for run in rec.runs("cell")] == [4, 6]
+
+
+@settings(max_examples=30, deadline=None)
+@given(cuts=st.lists(st.integers(1, 4), min_size=1, max_size=6), kind=st.sampled_from(LAYERS))
+def test_pieces_whose_state_is_handed_on_are_one_run_wherever_they_are_cut(cuts, kind):
+    rnn, x = kind(3, 5, batch_first=True), torch.randn(2, sum(cuts), 3)
+    with hs.record(rnn) as rec:
+        h = None
+        for piece in x.split(cuts, dim=1):
+            _, h = rnn(piece, h)
+    with hs.record(rnn) as whole:
+        rnn(x)
+    torch.testing.assert_close(rec["l0"].h, whole["l0"].h)
+    assert torch.equal(rec["l0"].lengths, whole["l0"].lengths)
+
+
+def test_chunks_of_a_carried_stream_are_runs_that_can_be_joined():
+    net, x = nn.Sequential(nn.GRU(3, 5, batch_first=True)), torch.randn(2, 12, 3)
+    with hs.record(net) as whole:
+        net(x)
+    with hs.Carry(net), hs.record(net) as rec:
+        for chunk in x.split(5, dim=1):
+            net(chunk)
+    assert len(rec.runs("0")) == 3
+    with pytest.raises(SeveralRuns, match=r"3 runs.*rec\.joined\('0'\)"):
+        rec["0"]
+    torch.testing.assert_close(rec.joined("0").h, whole["0"].h)
+    assert torch.equal(rec.joined("0").initial["h"], rec.runs("0")[0].initial["h"])
+
+
+def never_reassigned(cell, x):
+    h = torch.zeros(2, 5)
+    for t in range(5):
+        cell(x[:, t], h)
+
+
+def dropped(cell, x):
+    for t in range(5):
+        cell(x[:, t])
+
+
+def renamed(cell, x):
+    h = torch.randn(2, 5)
+    for t in range(5):
+        h_next = cell(x[:, t], h)
+    return h_next
+
+
+@pytest.mark.parametrize("loop", [never_reassigned, dropped, renamed])
+def test_a_loop_that_never_hands_the_new_state_on_is_told(loop):
+    cell, x = nn.GRUCell(3, 5), torch.randn(2, 5, 3)
+    said = r"the model itself was called 5 times with the same state.*hand it on"
+    with pytest.warns(RecordingWarning, match=said), hs.record(cell):
+        loop(cell, x)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_fused_layer_whose_state_is_never_handed_on_is_told(kind):
+    net, x = Net(kind), torch.randn(2, 5, 3)
+    with pytest.warns(RecordingWarning, match=r"'rnn' was called 5 times with the same state"), hs.record(net):
+        [net(x[:, t : t + 1]) for t in range(5)]
+
+
+@pytest.mark.parametrize(
+    "broadcast",
+    [lambda h: h[:1].expand(4, -1), lambda h: h[1:2].repeat(4, 1), lambda h: h[[0, 0, 0, 0]]],
+    ids=["expanded", "repeated", "indexed"],
+)
+def test_one_row_s_state_for_all_rows_is_told(broadcast):
+    cell, x = nn.GRUCell(3, 5), torch.randn(4, 5, 3)
+
+    def loop(h):
+        for t in range(5):
+            h = broadcast(cell(x[:, t], h)) if t < 4 else cell(x[:, t], h)
+
+    with pytest.warns(RecordingWarning, match=r"4 times with one row's state for all rows"), hs.record(cell):
+        loop(torch.zeros(4, 5))
+
+
+def test_whole_sequences_and_healthy_loops_are_told_nothing():
+    rnn, cell, x = nn.GRU(3, 5, batch_first=True), nn.GRUCell(3, 5), torch.randn(4, 6, 3)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with hs.record(rnn):
+            for _ in range(6):
+                rnn(x)
+                rnn(x, torch.zeros(1, 4, 5))
+        with hs.record(cell):
+            for _ in range(4):
+                h = torch.zeros(4, 5)
+                for t in range(6):
+                    h = cell(x[:, t], h)
+    assert said == []
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+def test_a_recurrent_of_a_cell_is_stepped_as_torch_s_layers_are(cut):
+    rnn, x = hs.Recurrent(nn.GRUCell, 3, 5, num_layers=2), torch.randn(2, 9, 3)
+    with hs.record(rnn) as whole:
+        rnn(x)
+    with hs.record(rnn) as rec:
+        state = None
+        for piece in x.split(cut, dim=1):
+            _, state = rnn(piece, state)
+        rnn(x)
+    for track in whole:
+        first, second = rec.runs(track)
+        torch.testing.assert_close(first.h, whole[track].h)
+        torch.testing.assert_close(second.h, whole[track].h)
