@@ -110,7 +110,7 @@ def main() -> None:
         table(
             f"memory: {name}, all {UNITS} outputs, {TRIALS} trials of {STEPS} steps",
             lambda layer=layer: single_trials(layer, x),
-            lambda layer=layer: hs.measure.memory(layer, x).curve,
+            lambda layer=layer: hs.measure.memory(layer, x, time_axis=1).curve,
             rounds=3,
         )
     for name, layer in layers.items():
@@ -126,7 +126,7 @@ def main() -> None:
         table(
             f"Jacobians: {name}, 256 units, 200 steps",
             lambda layer=layer: by_autograd(layer, x),
-            lambda layer=layer: hs.measure.jacobians(layer, x).values[0],
+            lambda layer=layer: hs.measure.jacobians(layer, x, time_axis=1).values[0],
             rounds=3,
         )
 

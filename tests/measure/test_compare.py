@@ -83,6 +83,31 @@ def test_labels_are_compared_with_neighbors():
     assert hs.measure.compare(states, torch.arange(5)).labels == (0, 1, 2, 3, 4)
 
 
+@pytest.mark.parametrize("labels", [["a", "b", "c"], [1, 2, 3], torch.arange(3)])
+def test_labels_that_no_two_rows_share_say_nothing_of_neighbors(labels):
+    found = hs.measure.compare(torch.randn(3, 2, 4), labels)
+    assert found.agreement is None
+    assert "label" not in str(found)
+
+
+def test_final_states_are_taken_as_they_are():
+    layer = nn.LSTM(3, 4, num_layers=2, batch_first=True)
+    _, (h_n, _) = layer(torch.randn(5, 6, 3))
+    expected = h_n[-1].detach()
+    for states in (h_n[-1], h_n[-1].unsqueeze(1), list(h_n[-1].detach()), h_n[-1].detach().numpy()):
+        torch.testing.assert_close(hs.measure.compare(states).states, expected)
+
+
+def test_stacked_layers_beside_labels_are_refused_with_the_way_out():
+    with pytest.raises(BadInput, match=r"5 labels, but this tensor \(2, 5, 4\) has 2 rows of 5 steps.*h_n\[-1\]"):
+        hs.measure.compare(torch.randn(2, 5, 4), labels=list("abcde"))
+
+
+def test_a_list_of_anything_else_is_refused():
+    with pytest.raises(BadInput, match=r"one final state \(unit,\) for each sequence, but these are \(2, 3\)"):
+        hs.measure.compare([torch.randn(2, 3), torch.randn(4, 3)])
+
+
 def test_a_reverse_track_ends_at_its_first_position():
     layer, x = nn.GRU(3, 4, batch_first=True, bidirectional=True), torch.randn(2, 5, 3)
     with hs.record(layer) as recording:
@@ -227,3 +252,15 @@ def test_a_carried_state_is_neither_used_nor_changed_by_running_texts():
         before = carry.state
         torch.testing.assert_close(hs.measure.compare(model=model, inputs=TEXTS, tokenize=letters).states, expected)
         assert all(torch.equal(carry.state[part], before[part]) for part in before)
+
+
+def test_stacked_h_n_of_one_layer_beside_labels_is_compared():
+    _, h_n = nn.GRU(3, 4, batch_first=True)(torch.randn(5, 6, 3))
+    found = hs.measure.compare(h_n, labels=list("aabbb"))
+    torch.testing.assert_close(found.states, h_n[0].detach())
+
+
+def test_the_pair_of_an_lstm_is_told_to_give_h():
+    _, state = nn.LSTM(3, 4, batch_first=True)(torch.randn(5, 6, 3))
+    with pytest.raises(BadInput, match=r"Of \(h_n, c_n\) give h_n\[-1\]"):
+        hs.measure.compare(state)

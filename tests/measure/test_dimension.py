@@ -55,3 +55,11 @@ def test_states_that_never_move_have_no_dimension():
 def test_one_state_alone_is_refused():
     with pytest.raises(BadInput, match="one state alone has no dimension"):
         hs.measure.dimension(torch.randn(1, 1, 3))
+
+
+def test_many_runs_of_unequal_length_are_as_one():
+    runs = [torch.randn(2, steps, 6, dtype=torch.float64) + steps for steps in (1, 4, 30, 2)]
+    whole = torch.cat([run.flatten(0, 1) for run in runs]).unsqueeze(0)
+    expected, found = hs.measure.dimension(whole), hs.measure.dimension(iter(runs))
+    assert found.value == pytest.approx(expected.value)
+    torch.testing.assert_close(found.spectrum, expected.spectrum)

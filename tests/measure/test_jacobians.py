@@ -14,11 +14,11 @@ from tests.support.untouched import untouched
 module = import_module("hiddenstate.measure.jacobians")  # the function has the name of its file
 
 LAYERS = {
-    "rnn": lambda: nn.RNN(3, 4, num_layers=2),
-    "relu": lambda: nn.RNN(3, 4, nonlinearity="relu"),
-    "gru": lambda: nn.GRU(3, 4, num_layers=2, dropout=0.5),
-    "lstm": lambda: nn.LSTM(3, 4, num_layers=2),
-    "projected lstm": lambda: nn.LSTM(3, 4, num_layers=2, proj_size=2),
+    "rnn": lambda: nn.RNN(3, 4, num_layers=2, batch_first=True),
+    "relu": lambda: nn.RNN(3, 4, nonlinearity="relu", batch_first=True),
+    "gru": lambda: nn.GRU(3, 4, num_layers=2, dropout=0.5, batch_first=True),
+    "lstm": lambda: nn.LSTM(3, 4, num_layers=2, batch_first=True),
+    "projected lstm": lambda: nn.LSTM(3, 4, num_layers=2, proj_size=2, batch_first=True),
 }
 
 
@@ -53,13 +53,13 @@ def test_each_step_has_torchs_own_jacobian(kind):
 
 
 def test_a_gru_without_weights_halves_its_state():
-    found = hs.measure.jacobians(zeroed(nn.GRU(2, 3)), torch.randn(2, 4, 2))
+    found = hs.measure.jacobians(zeroed(nn.GRU(2, 3, batch_first=True)), torch.randn(2, 4, 2))
     torch.testing.assert_close(found.values, 0.5 * torch.eye(3).expand(2, 4, 3, 3))
     torch.testing.assert_close(found.spectral_radius, torch.full((2, 4), 0.5))
 
 
 def test_an_lstm_without_weights_halves_its_cell_and_forgets_its_h():
-    found = hs.measure.jacobians(zeroed(nn.LSTM(2, 3)), torch.randn(2, 4, 2))
+    found = hs.measure.jacobians(zeroed(nn.LSTM(2, 3, batch_first=True)), torch.randn(2, 4, 2))
     expected = torch.tensor([0.5] * 3 + [0.0] * 3)
     torch.testing.assert_close(found.eigenvalues.real, expected.expand(2, 4, 6))
     torch.testing.assert_close(found.eigenvalues.imag, torch.zeros(2, 4, 6))
@@ -82,16 +82,16 @@ def test_products_lead_from_the_first_state_to_the_last(sample):
 
 
 def test_a_given_state_is_where_it_starts():
-    layer, x = nn.LSTM(3, 4), torch.randn(2, 6, 3)
+    layer, x = nn.LSTM(3, 4, batch_first=True), torch.randn(2, 6, 3)
     whole = hs.measure.jacobians(layer, x)
-    _, (h, c) = layer(x[:, :3].transpose(0, 1))
+    _, (h, c) = layer(x[:, :3])
     for state in ((h, c), hs.State({"h": h, "c": c}, batch_axis=1), whole.states[:, 2]):
         rest = hs.measure.jacobians(layer, x[:, 3:], state=state)
         torch.testing.assert_close(rest.values, whole.values[:, 3:])
 
 
 @pytest.mark.parametrize("filling", [0.0, 1e3, float("nan")])
-@pytest.mark.parametrize("make", [lambda: nn.GRU(3, 4), lambda: CELLS["pair"].cell(torch.float32)])
+@pytest.mark.parametrize("make", [lambda: nn.GRU(3, 4, batch_first=True), lambda: CELLS["pair"].cell(torch.float32)])
 def test_padding_never_counts(make, filling):
     layer, x, lengths = make(), torch.randn(2, 5, 3), torch.tensor([5, 2])
     alone = hs.measure.jacobians(layer, x[1:, :2])
@@ -138,7 +138,7 @@ def interrupted_after(count):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_layer_comes_back_untouched(training):
-    layer = nn.LSTM(3, 4, num_layers=2, dropout=0.5).train(training)
+    layer = nn.LSTM(3, 4, num_layers=2, dropout=0.5, batch_first=True).train(training)
     x = torch.randn(2, 5, 3)
     with untouched(layer):
         first = hs.measure.jacobians(layer, x)
@@ -165,7 +165,7 @@ def test_the_grad_mode_outside_does_not_matter(mode):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_precisions_work(dtype):
-    found = hs.measure.jacobians(nn.GRU(2, 3, dtype=dtype), torch.randn(1, 2, 2))
+    found = hs.measure.jacobians(nn.GRU(2, 3, dtype=dtype, batch_first=True), torch.randn(1, 2, 2))
     assert found.values.dtype == dtype
     assert found.spectral_radius.isfinite().all()
 
@@ -174,12 +174,12 @@ def test_nan_in_the_states_is_said_with_step_and_row():
     x = torch.randn(3, 5, 2)
     x[2, 3] = float("nan")
     with pytest.raises(BadInput, match="the state has nan at step 3 of row 2"):
-        hs.measure.jacobians(nn.GRU(2, 3), x)
+        hs.measure.jacobians(nn.GRU(2, 3, batch_first=True), x)
 
 
 def test_both_directions_are_refused():
     with pytest.raises(NotRecurrent, match="bidirectional"):
-        hs.measure.jacobians(nn.GRU(2, 3, bidirectional=True), torch.zeros(1, 2, 2))
+        hs.measure.jacobians(nn.GRU(2, 3, bidirectional=True, batch_first=True), torch.zeros(1, 2, 2))
 
 
 @pytest.mark.cuda

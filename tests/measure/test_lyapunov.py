@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -44,7 +45,7 @@ def test_an_orthogonal_net_neither_grows_nor_shrinks():
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_sum_of_all_is_the_mean_of_the_log_determinants(kind, depth):
-    layer = kind(3, 4, num_layers=depth, dtype=torch.float64)
+    layer = kind(3, 4, num_layers=depth, dtype=torch.float64, batch_first=True)
     x = torch.randn(3, 20, 3, dtype=torch.float64)
     expected = torch.linalg.slogdet(hs.measure.jacobians(layer, x).values).logabsdet
     found = hs.measure.lyapunov(layer, x)
@@ -83,12 +84,12 @@ def test_the_henon_map():
 
 
 def test_a_gru_without_weights_halves_all_directions():
-    found = hs.measure.lyapunov(zeroed(nn.GRU(1, 3)), torch.zeros(1, 30, 1))
+    found = hs.measure.lyapunov(zeroed(nn.GRU(1, 3, batch_first=True)), torch.zeros(1, 30, 1))
     torch.testing.assert_close(found.exponents, torch.full((3,), math.log(0.5), dtype=torch.float64))
 
 
 def test_an_lstm_without_weights_forgets_half_of_its_directions_at_once():
-    found = hs.measure.lyapunov(zeroed(nn.LSTM(1, 2)), torch.zeros(1, 30, 1))
+    found = hs.measure.lyapunov(zeroed(nn.LSTM(1, 2, batch_first=True)), torch.zeros(1, 30, 1))
     torch.testing.assert_close(found.exponents[:2], torch.full((2,), math.log(0.5), dtype=torch.float64))
     assert (found.exponents[2:] < -30).all()
 
@@ -122,14 +123,14 @@ def test_a_few_exponents_are_the_first_of_all(sample):
 
 
 def test_pieces_equal_the_whole(monkeypatch):
-    layer, x = nn.GRU(3, 4, dtype=torch.float64), torch.randn(2, 30, 3, dtype=torch.float64)
+    layer, x = nn.GRU(3, 4, dtype=torch.float64, batch_first=True), torch.randn(2, 30, 3, dtype=torch.float64)
     whole = hs.measure.lyapunov(layer, x)
     monkeypatch.setattr(module, "_CHUNK", 2 * 4 * 4 * 7)
     torch.testing.assert_close(hs.measure.lyapunov(layer, x).exponents, whole.exponents)
 
 
 def test_warmup_is_run_but_not_counted():
-    layer, x = nn.GRU(3, 4, dtype=torch.float64), torch.randn(2, 40, 3, dtype=torch.float64)
+    layer, x = nn.GRU(3, 4, dtype=torch.float64, batch_first=True), torch.randn(2, 40, 3, dtype=torch.float64)
     found = hs.measure.lyapunov(layer, x, warmup=15)
     expected = torch.linalg.slogdet(hs.measure.jacobians(layer, x).values[:, 15:]).logabsdet.mean()
     assert float(found.exponents.sum()) == pytest.approx(float(expected))
@@ -159,7 +160,7 @@ def test_padding_never_counts(filling, k):
 
 
 def test_the_verdict_states_its_tolerance():
-    layer = nn.GRU(3, 4)
+    layer = nn.GRU(3, 4, batch_first=True)
     short = hs.measure.lyapunov(layer, torch.randn(1, 30, 3))
     assert not short.converged
     assert "not converged over 30 steps (errors up to 0.01)" in str(short)
@@ -174,7 +175,7 @@ def test_interrupting_keeps_the_steps_that_are_done(monkeypatch):
                 raise KeyboardInterrupt
             yield item
 
-    layer, x = nn.GRU(3, 4, dtype=torch.float64), torch.randn(2, 30, 3, dtype=torch.float64)
+    layer, x = nn.GRU(3, 4, dtype=torch.float64, batch_first=True), torch.randn(2, 30, 3, dtype=torch.float64)
     expected = torch.linalg.slogdet(hs.measure.jacobians(layer, x).values[:, :12]).logabsdet.mean()
     monkeypatch.setattr(module, "tracked", tracked)
     with untouched(layer):
@@ -204,7 +205,7 @@ def test_interrupting_keeps_the_steps_that_are_done(monkeypatch):
 )
 def test_what_cannot_be_measured_is_refused(x, options, message):
     with pytest.raises(BadInput, match=message):
-        hs.measure.lyapunov(nn.GRU(3, 4), x, **options)
+        hs.measure.lyapunov(nn.GRU(3, 4, batch_first=True), x, **options)
 
 
 @pytest.mark.parametrize("k", [1, None])
@@ -223,12 +224,28 @@ def test_a_state_that_runs_away_is_said_with_step_and_row(k):
 
 def test_both_directions_are_refused():
     with pytest.raises(NotRecurrent, match="bidirectional"):
-        hs.measure.lyapunov(nn.GRU(2, 3, bidirectional=True), torch.zeros(1, 2, 2))
+        hs.measure.lyapunov(nn.GRU(2, 3, bidirectional=True, batch_first=True), torch.zeros(1, 2, 2))
 
 
 @pytest.mark.cuda
 def test_on_cuda_the_numbers_are_the_same():
-    layer, x = nn.LSTM(3, 4), torch.randn(2, 50, 3)
+    layer, x = nn.LSTM(3, 4, batch_first=True), torch.randn(2, 50, 3)
     expected = hs.measure.lyapunov(layer, x).exponents
     found = hs.measure.lyapunov(layer.cuda(), x.cuda()).exponents
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_few_directions_of_a_wide_state_grow_as_by_whole_jacobians(monkeypatch):
+    layer, x = nn.LSTM(3, 12, num_layers=2, batch_first=True), torch.randn(2, 60, 3)
+    whole = hs.measure.lyapunov(layer, x, k=2)
+    monkeypatch.setattr(module, "_WIDE", 10)
+    pushed = hs.measure.lyapunov(layer, x, k=2)
+    torch.testing.assert_close(pushed.exponents, whole.exponents, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("exponent", "error", "kind"), [
+    (0.1, 0.01, "chaotic"), (-0.1, 0.01, "contracting"), (0.01, 0.01, "at the edge"), (-0.0005, 0.0, "at the edge"),
+])  # fmt: skip
+def test_what_grows_is_said_only_where_it_is_sure(exponent, error, kind):
+    found = hs.measure.lyapunov(nn.RNN(1, 2, batch_first=True), torch.zeros(1, 30, 1), k=1)
+    assert replace(found, exponents=torch.tensor([exponent]), error=torch.tensor([error])).kind == kind

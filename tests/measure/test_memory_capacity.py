@@ -45,7 +45,7 @@ def test_a_gaussian_reservoir_remembers_as_much_as_it_has_units(seed):
 def test_a_naive_estimate_falls_into_the_trap():
     net, x = gaussian_reservoir(50).double(), noise(5000).double()
     valid = torch.ones(1, 5000, dtype=torch.bool)
-    naive = _estimate((_walk(as_system(net, x), x, valid), x, valid), 200, 200, 50)
+    naive = _estimate(_walk(as_system(net, x), x, valid), x, valid, lags=200, skip=200, size=50)
     assert naive.total < 45
 
 
@@ -54,7 +54,7 @@ def test_estimated_in_coordinates_of_its_own_the_capacity_is_there(net, expected
     x = noise(8000).double()
     linear = as_filter(as_system(net), x)
     valid = torch.ones(1, 8000, dtype=torch.bool)
-    found = _estimate((linear.walk(x[..., 0]), x, valid), 200, 200, len(net.w))
+    found = _estimate(linear.walk(x[..., 0]), x, valid, lags=200, skip=200, size=len(net.w))
     assert found.total == pytest.approx(expected, rel=0.01)
 
 
@@ -83,7 +83,7 @@ def test_coordinates_do_not_matter():
 
 
 def test_a_relu_that_stays_positive_is_estimated_like_the_delay_line_it_is():
-    rnn = nn.RNN(1, 10, nonlinearity="relu", bias=False)
+    rnn = nn.RNN(1, 10, nonlinearity="relu", bias=False, batch_first=True)
     with torch.no_grad():
         rnn.weight_hh_l0.copy_(torch.diag(torch.ones(9), -1))
         rnn.weight_ih_l0.copy_(torch.eye(10)[:, :1])
@@ -95,7 +95,7 @@ def test_a_relu_that_stays_positive_is_estimated_like_the_delay_line_it_is():
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 def test_no_layer_remembers_more_than_it_has_coordinates(kind):
-    layer = kind(1, 8)
+    layer = kind(1, 8, batch_first=True)
     x = noise(2000)
     with untouched(layer):
         found = hs.measure.memory_capacity(layer, x, lags=20)
@@ -134,7 +134,7 @@ def test_features_are_added_up():
 
 
 def test_padding_never_counts():
-    layer = nn.GRU(1, 4)
+    layer = nn.GRU(1, 4, batch_first=True)
     x = noise(1500, batch=3)
     lengths = torch.tensor([1500, 1500, 700])
     x[2, 700:] = 0.0
@@ -168,16 +168,16 @@ def test_an_unstable_linear_layer_is_estimated():
 )
 def test_what_cannot_be_measured_is_refused(x, options, message):
     with pytest.raises(BadInput, match=message):
-        hs.measure.memory_capacity(nn.GRU(1, 3), x, **options)
+        hs.measure.memory_capacity(nn.GRU(1, 3, batch_first=True), x, **options)
 
 
 def test_nan_is_said_with_step_and_row():
     x = noise(500)
     x[0, 77] = float("nan")
     with pytest.raises(BadInput, match="nan at step 77 of row 0"):
-        hs.measure.memory_capacity(nn.GRU(1, 3), x, lags=5)
+        hs.measure.memory_capacity(nn.GRU(1, 3, batch_first=True), x, lags=5)
 
 
 def test_both_directions_are_refused():
     with pytest.raises(NotRecurrent, match="bidirectional"):
-        hs.measure.memory_capacity(nn.GRU(1, 3, bidirectional=True), noise())
+        hs.measure.memory_capacity(nn.GRU(1, 3, bidirectional=True, batch_first=True), noise())

@@ -28,7 +28,9 @@ def counter(units=2):
     return LinearNet(torch.eye(units), torch.ones(units, 1))
 
 
-@pytest.mark.parametrize("make", [lambda: nn.LSTM(3, 4, num_layers=2), lambda: nn.GRU(3, 4, batch_first=True)])
+@pytest.mark.parametrize(
+    "make", [lambda: nn.LSTM(3, 4, num_layers=2, batch_first=True), lambda: nn.GRU(3, 4, batch_first=True)]
+)
 def test_distances_are_those_between_states_and_a_metric(make):
     layer = make()
     x = torch.randn(3, 1, 3).expand(3, 12, 3)
@@ -50,7 +52,7 @@ def test_a_counter_knows_where_it_is_and_never_settles():
 
 
 def test_a_layer_without_weights_knows_nothing_and_never_moves():
-    found = hs.measure.positions(zeroed(nn.RNN(2, 3)))
+    found = hs.measure.positions(zeroed(nn.RNN(2, 3, batch_first=True)))
     assert (found.decodability, found.settles_at) == (0, 0)
     assert found.distances.shape == (50, 50)
     assert not found.distances.any()
@@ -75,13 +77,13 @@ def test_the_tolerance_counts():
 
 
 def test_one_input_is_given_at_every_step():
-    layer, x = nn.GRU(3, 4), torch.randn(3)
+    layer, x = nn.GRU(3, 4, batch_first=True), torch.randn(3)
     one = hs.measure.positions(layer, x, steps=7)
     torch.testing.assert_close(one.distances, hs.measure.positions(layer, x.expand(1, 7, 3)).distances)
 
 
 def test_without_an_input_it_is_one_all_along():
-    layer = nn.GRU(3, 4)
+    layer = nn.GRU(3, 4, batch_first=True)
     torch.testing.assert_close(
         hs.measure.positions(layer).distances, hs.measure.positions(layer, torch.ones(1, 50, 3)).distances
     )
@@ -113,7 +115,7 @@ def test_a_given_state_is_where_it_starts():
 )
 def test_what_cannot_be_measured_is_refused(x, options, message):
     with pytest.raises(BadInput, match=message):
-        hs.measure.positions(nn.GRU(3, 4), x, **options)
+        hs.measure.positions(nn.GRU(3, 4, batch_first=True), x, **options)
 
 
 def test_an_input_of_unknown_width_has_to_be_given():
@@ -129,4 +131,4 @@ def test_an_input_of_unknown_width_has_to_be_given():
 
 def test_both_directions_are_refused():
     with pytest.raises(NotRecurrent, match="bidirectional"):
-        hs.measure.positions(nn.GRU(2, 3, bidirectional=True))
+        hs.measure.positions(nn.GRU(2, 3, bidirectional=True, batch_first=True))

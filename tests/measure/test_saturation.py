@@ -110,3 +110,36 @@ def test_of_a_real_recording():
     found = hs.measure.saturation(rec["l0"])
     assert set(found.gates) == {"input", "forget", "candidate", "output"}
     assert found.gates["forget"].share > 0.5  # gates of huge inputs are at their ends
+
+
+@given(seed=st.integers(0, 1000), times=st.lists(st.integers(1, 6), min_size=2, max_size=4))
+def test_many_runs_of_unequal_length_are_as_one_padded_batch(seed, times):
+    generator = torch.Generator().manual_seed(seed)
+    runs = [torch.rand(2, time, 3, generator=generator, dtype=torch.float64) * 2 - 1 for time in times]
+    padded = torch.cat([torch.nn.functional.pad(run, (0, 0, 0, max(times) - run.shape[1])) for run in runs])
+    lengths = torch.tensor(times).repeat_interleave(2)
+    for expected, found in (
+        (hs.measure.saturation(padded, 0.5, lengths=lengths), hs.measure.saturation(iter(runs), 0.5)),
+        (hs.measure.saturation(padded * 3, 0.5, lengths=lengths), hs.measure.saturation([3 * r for r in runs], 0.5)),
+    ):
+        assert found.share == pytest.approx(expected.share)
+        torch.testing.assert_close(found.units.double(), expected.units.double())
+        torch.testing.assert_close(found.steps.double(), expected.steps.double())
+        assert (found.mean_abs, found.max_abs) == pytest.approx((expected.mean_abs, expected.max_abs))
+
+
+def test_gates_of_many_runs_are_measured_together():
+    model = torch.nn.LSTM(2, 3, batch_first=True)
+    with hs.record(model, gates=True) as rec:
+        for steps in (3, 8):
+            model(torch.randn(1, steps, 2) * 50)
+    found = hs.measure.saturation(rec.runs("l0"))
+    whole = torch.cat([run.gates["input"].flatten() for run in rec.runs("l0")])
+    assert found.gates["input"].share == pytest.approx(float(((whole >= 0.95) | (whole <= 0.05)).double().mean()))
+
+
+def test_one_run_that_exceeds_a_tanh_tells_that_none_of_them_saturates():
+    runs = [Trajectory(torch.full((1, 2, 1), value), kind="rnn") for value in (0.99, 3.0)]
+    found = hs.measure.saturation(runs)
+    assert (found.range, found.share, found.max_abs) == ("none", 0, 3)
+    assert found.steps.tolist() == [0, 0]

@@ -1,6 +1,10 @@
+import weakref
+
+import numpy as np
 import pytest
 import torch
 
+import hiddenstate as hs
 from hiddenstate.errors import BadInput
 from hiddenstate.measure.series import as_series, first_bad, refuse_bad, valid_steps
 from hiddenstate.recording import Trajectory
@@ -75,3 +79,112 @@ def test_what_cannot_be_measured_is_refused(values, lengths, message):
 def test_an_unknown_part_is_refused_with_those_there_are():
     with pytest.raises(BadInput, match=r"no 'forget'; it has h, c\. .*gates=True"):
         as_series(Trajectory(torch.zeros(1, 1, 1), c=torch.zeros(1, 1, 1)), part="forget")
+
+
+MEASURES = [hs.measure.saturation, hs.measure.dead_units, hs.measure.statistics, hs.measure.dimension]
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_many_runs_are_refused_where_they_are_not_of_one_track(measure):
+    one = torch.randn(2, 3, 4)
+    with pytest.raises(BadInput, match="run 1 has 5 units, but those before it have 4"):
+        measure([one, torch.randn(2, 3, 5)])
+    with pytest.raises(BadInput, match=r"trajectories by track \(l0, l1\).*recording.runs\('l0'\)"):
+        measure({"l0": one, "l1": one})
+    with pytest.raises(BadInput, match=r"no run at all. An iterator that was used up"):
+        measure(iter([]))
+    with pytest.raises(BadInput, match="this array is of object: often rows of unequal length"):
+        measure(np.array([None, None]))
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_an_iterator_is_asked_for_one_run_at_a_time(measure):
+    alive = []
+
+    def runs():
+        for _ in range(4):
+            run = torch.randn(2, 50, 4)
+            alive.append(weakref.ref(run))
+            assert sum(one() is not None for one in alive) <= 2  # this one, and at most the one before it
+            yield run
+
+    measure(runs())
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_an_array_gives_what_its_tensor_gives(measure):
+    values = torch.randn(2, 5, 3)
+    assert str(measure(values.numpy())) == str(measure(values))
+    frozen = values.numpy().copy()
+    frozen.flags.writeable = False
+    assert str(measure(frozen)) == str(measure(values))
+
+
+@pytest.mark.parametrize(
+    "measure", [hs.measure.statistics, hs.measure.saturation, hs.measure.dead_units, hs.measure.dimension]
+)
+def test_final_states_are_taken_where_steps_do_not_matter(measure):
+    _, h_n = torch.nn.GRU(3, 8, num_layers=2, batch_first=True)(torch.randn(5, 6, 3))
+    final = h_n[-1].detach()
+    for states in (final, final.numpy(), [final[:2], final[2:]], [final[:2].unsqueeze(1), final[2:].numpy()]):
+        assert str(measure(states)) == str(measure(final.unsqueeze(1)))
+
+
+def test_a_model_or_a_layers_whole_result_in_place_of_states_is_told_what_to_give():
+    gru = torch.nn.GRU(3, 8, batch_first=True)
+    with pytest.raises(BadInput, match=r"this is GRU. States of a model are recorded.*runs_of\(model, loader\)"):
+        hs.measure.statistics(gru)
+    with pytest.raises(BadInput, match=r"this is tuple. A recurrent layer returns \(output, state\): give its output"):
+        hs.measure.saturation(torch.nn.LSTM(3, 8)(torch.randn(4, 2, 3)))
+
+
+def many_runs():
+    gru, generator = torch.nn.GRU(3, 8, batch_first=True), torch.Generator().manual_seed(0)
+    with hs.record(gru) as recording:
+        for rows, steps in ((12, 6), (12, 9), (7, 4)):
+            gru(torch.randn(rows, steps, 3, generator=generator))
+    return recording
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda states: hs.measure.statistics(states),
+        lambda states: hs.measure.saturation(states, 0.2),
+        lambda states: hs.measure.dimension(states),
+        lambda states: hs.measure.compare(states, labels=(torch.arange(31) % 3).tolist()),
+        lambda states: hs.measure.compare(states, pool="mean"),
+        lambda states: hs.measure.novelty(states, states),
+        lambda states: hs.measure.automaton(states, [[0] * 9] * 31, 2),
+    ],
+)
+def test_a_recording_of_many_runs_is_measured_as_all_their_rows(measure):
+    recording = many_runs()
+    assert str(measure(recording.stacked("l0"))) == str(measure(recording.runs("l0"))) == str(measure(recording))
+
+
+def test_a_probe_of_a_recording_of_many_runs_is_one_for_each_track():
+    recording, targets = many_runs(), torch.arange(31) % 2
+    found = hs.measure.probe(recording, targets)
+    assert list(found) == ["l0"]
+    torch.testing.assert_close(
+        found["l0"].accuracy, hs.measure.probe(recording.stacked("l0"), targets).accuracy, equal_nan=True
+    )
+
+
+def test_a_recording_of_several_tracks_is_asked_for_one_of_them():
+    lstm = torch.nn.LSTM(3, 4, num_layers=2, batch_first=True)
+    with hs.record(lstm) as recording:
+        lstm(torch.randn(2, 5, 3))
+    with pytest.raises(
+        BadInput, match=r"by track \(l0, l1\).*recording\['l0'\], or all its runs, recording.runs\('l0'\)"
+    ):
+        hs.measure.statistics(recording)
+
+
+def test_a_packed_sequence_is_measured_by_its_real_steps():
+    rows = [torch.randn(n, 3) for n in (7, 2, 5)]
+    packed, final = torch.nn.GRU(3, 8)(torch.nn.utils.rnn.pack_sequence(rows, enforce_sorted=False))
+    assert hs.measure.statistics(packed).count == hs.measure.statistics([packed]).count == 14
+    assert "of 14 steps" in str(hs.measure.novelty(packed, packed))
+    torch.testing.assert_close(hs.measure.compare(packed).states, final[0].detach())

@@ -4,18 +4,11 @@ from torch import nn
 
 import hiddenstate as hs
 from hiddenstate.cells import as_layer
-from hiddenstate.errors import BadInput, NotRecurrent, StateMismatch
-from hiddenstate.measure.system import System, check_sequence
-from hiddenstate.measure.torch_system import TorchSystem, as_system
+from hiddenstate.errors import BadInput, StateMismatch
+from hiddenstate.measure.system import System, at_rest, check_sequence
+from hiddenstate.measure.torch_system import as_system
 from tests.support.cells import CELLS
-
-LAYERS = {
-    "rnn": lambda **o: nn.RNN(3, 4, **o),
-    "relu": lambda **o: nn.RNN(3, 4, nonlinearity="relu", **o),
-    "gru": lambda **o: nn.GRU(3, 4, **o),
-    "lstm": lambda **o: nn.LSTM(3, 4, **o),
-    "projected lstm": lambda **o: nn.LSTM(3, 4, proj_size=2, **o),
-}
+from tests.support.untouched import untouched
 
 
 def oracle(system, x, vector):
@@ -51,43 +44,6 @@ def test_derivatives_of_any_cell_are_autograds(sample):
     following, pushed = system.tangents(x[:, 1], states, directions)
     torch.testing.assert_close(pushed, found @ directions)
     torch.testing.assert_close(following, system.step(x[:, 1], states))
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize("kind", LAYERS)
-def test_closed_forms_equal_autograd_on_the_layer_itself(kind, depth, bias):
-    layer = LAYERS[kind](num_layers=depth, bias=bias, dtype=torch.float64)
-    closed, plain = as_system(layer), System(as_layer(layer))
-    assert isinstance(closed, TorchSystem)
-    x = torch.randn(2, 6, 3, dtype=torch.float64)
-    states = closed.walk(x)
-    torch.testing.assert_close(states, plain.walk(x))
-    inputs, states = x.flatten(0, 1), states.flatten(0, 1)
-    torch.testing.assert_close(closed.step(inputs, states), plain.step(inputs, states))
-    torch.testing.assert_close(closed.jacobians(inputs, states), plain.jacobians(inputs, states))
-
-
-def test_a_stack_of_any_cells_equals_torchs_own_stack():
-    lstm = nn.LSTM(3, 4, num_layers=2, dtype=torch.float64)
-    stack = hs.Recurrent(nn.LSTMCell, 3, 4, num_layers=2).double()
-    with torch.no_grad():
-        for depth in range(2):
-            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
-                getattr(getattr(stack, f"l{depth}"), name).copy_(getattr(lstm, f"{name}_l{depth}"))
-    one, other = as_system(lstm), as_system(stack)
-    x = torch.randn(2, 5, 3, dtype=torch.float64)
-    states = one.walk(x)
-    torch.testing.assert_close(other.walk(x), states)
-    torch.testing.assert_close(
-        other.jacobians(x.flatten(0, 1), states.flatten(0, 1)), one.jacobians(x.flatten(0, 1), states.flatten(0, 1))
-    )
-
-
-def test_the_order_is_h_of_all_layers_then_c_of_all_layers():
-    layer = nn.LSTM(3, 2, num_layers=2)
-    h, c = torch.arange(4.0).reshape(2, 1, 2), torch.arange(4.0, 8.0).reshape(2, 1, 2)
-    assert as_system(layer).start((h, c), 1).tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]
 
 
 def test_h_and_c_come_first_whatever_the_cell_calls_first():
@@ -147,21 +103,6 @@ def test_a_cell_without_weights_is_as_exact_as_its_input():
     assert as_system(Half(), x).walk(x).dtype == torch.float64
 
 
-def test_a_subclass_that_does_otherwise_is_not_taken_for_torchs_own():
-    class Twice(nn.GRU):
-        def forward(self, x, hx=None):
-            output, state = super().forward(x, hx)
-            return output, 2 * state
-
-    layer = Twice(1, 2)
-    nn.init.zeros_(layer.weight_hh_l0)
-    nn.init.zeros_(layer.weight_ih_l0)
-    with torch.no_grad():
-        layer.bias_ih_l0.zero_()
-        layer.bias_hh_l0.zero_()
-    torch.testing.assert_close(hs.measure.jacobians(layer, torch.zeros(1, 1, 1)).values[0, 0], torch.eye(2))
-
-
 def test_a_step_without_a_forward_derivative_falls_back():
     class Square(torch.autograd.Function):
         @staticmethod
@@ -188,22 +129,6 @@ def test_a_step_without_a_forward_derivative_falls_back():
 # --- what is no system ---
 
 
-def test_a_layer_of_both_directions_is_refused():
-    with pytest.raises(NotRecurrent, match="this GRU is bidirectional: it reads the future too"):
-        as_system(nn.GRU(3, 4, bidirectional=True))
-
-
-@pytest.mark.parametrize("thing", [nn.Linear(3, 4), nn.Sequential(nn.GRU(3, 4))])
-def test_what_is_not_recurrent_is_refused(thing):
-    with pytest.raises(NotRecurrent, match="is no recurrent layer or cell"):
-        as_system(thing)
-
-
-def test_what_is_no_module_is_refused():
-    with pytest.raises(NotRecurrent, match="a recurrent layer, but this is str"):
-        as_system("lstm")
-
-
 @pytest.mark.parametrize(
     ("x", "message"),
     [
@@ -211,7 +136,7 @@ def test_what_is_no_module_is_refused():
         ([[1.0]], r"but this is list"),
         (torch.zeros(0, 5, 3), "x has no rows"),
         (torch.zeros(2, 0, 3), "x has 0 steps, but 1 or more are needed"),
-        (torch.zeros(2, 5, 4), r"shape \(2, 5, 4\), but this GRU takes 3 features: \(batch, time, 3\).*batch-first"),
+        (torch.zeros(2, 5, 4), r"shape \(2, 5, 4\), but this GRU takes 3 features: \(batch, time, 3\).*time_axis=0"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(x, message):
@@ -250,3 +175,65 @@ def test_a_state_of_whole_numbers_only_is_refused():
 
     with pytest.raises(BadInput, match="no part of real numbers"):
         as_system(Counter())
+
+
+# --- measuring at rest ---
+
+
+def quiet_and_loud():
+    net = nn.Sequential(nn.GRU(3, 4), nn.Dropout(), nn.BatchNorm1d(4))
+    net[2].eval()
+    net[0].weight_hh_l0.requires_grad_(False)
+    net[0].bias_hh_l0.grad = torch.ones(12)
+    return net
+
+
+def test_inside_all_is_quiet_and_outside_all_is_as_before():
+    net = quiet_and_loud()
+    with untouched(net), torch.no_grad():
+        with at_rest(net):
+            assert torch.is_grad_enabled()
+            assert not any(module.training for module in net.modules())
+            assert not any(weight.requires_grad for weight in net.parameters())
+            net[2].running_mean += 1
+            torch.rand(3)
+        assert not torch.is_grad_enabled()
+
+
+def test_an_exception_changes_nothing_either():
+    net = quiet_and_loud()
+    with untouched(net), pytest.raises(KeyboardInterrupt), at_rest(net):
+        raise KeyboardInterrupt
+
+
+def test_carrying_and_recording_rest_too_and_users_hooks_do_not():
+    net = nn.GRU(3, 4)
+    seen = []
+    net.register_forward_hook(lambda *_: seen.append("user"))
+    carry = hs.Carry(net)
+    x = torch.randn(5, 2, 3)
+    with hs.record(net) as recording, untouched(net), at_rest(net):
+        net(x)
+        net.forward(x)
+    assert not list(recording)
+    assert carry.state is None
+    assert seen == ["user"]
+    net(x)
+    assert carry.state is not None
+    carry.close()
+
+
+def test_a_cell_that_names_no_input_size_has_one_all_the_same():
+    class Elman(nn.Module):  # as in torch's own tutorial
+        def __init__(self):
+            super().__init__()
+            self.hidden_size = 8
+            self.i2h, self.i2o = nn.Linear(5 + 8, 8), nn.Linear(5 + 8, 3)
+
+        def forward(self, x, hidden):
+            both = torch.cat([x, hidden], dim=1)
+            return self.i2o(both), torch.tanh(self.i2h(both))
+
+    assert System(as_layer(Elman(), torch.randn(1, 5))).features() == 5
+    assert hs.measure.positions(Elman(), steps=20).distances.shape == (20, 20)
+    assert hs.measure.fixed_points(Elman(), starts=4).starts == 4

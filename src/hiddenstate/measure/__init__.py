@@ -1,9 +1,10 @@
 """Numbers: what states do, how long they remember, and which way their dynamics lead.
 
     saturation, dead_units, statistics, dimension     of states
-    compare, probe                                    of what states mean
-    memory, memory_capacity, positions                of what a model or layer remembers
+    compare, probe, novelty, automaton, attention     of what states mean
+    memory, memory_capacity, positions, contributions of what a model or layer remembers
     jacobians, lyapunov, fixed_points                 of a layer as a dynamical system
+    runs_of, survey                                   states of a data set, batch by batch, and all of them in one pass
     tracked                                           a bar beside work that takes long
 
 Each returns a frozen dataclass that prints as a sentence. Each is loaded when it is first asked for.
@@ -14,7 +15,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .attention import AttentionWeights, attention
+    from .automaton import Automaton, automaton
     from .compare import Comparison, compare
+    from .contributions import Contributions, contributions
     from .dead_units import DeadUnits, dead_units
     from .dimension import Dimension, dimension
     from .fixed_points import FixedPoints, fixed_points
@@ -22,14 +26,20 @@ if TYPE_CHECKING:
     from .lyapunov import Lyapunov, lyapunov
     from .memory import Memory, memory
     from .memory_capacity import MemoryCapacity, memory_capacity
+    from .novelty import Novelty, novelty
     from .positions import Positions, positions
     from .probe import Probe, probe
     from .progress import tracked
+    from .runs_of import runs_of
     from .saturation import Saturation, saturation
     from .statistics import Statistics, statistics
+    from .survey import Survey, survey
 
 __all__ = [
+    "AttentionWeights",
+    "Automaton",
     "Comparison",
+    "Contributions",
     "DeadUnits",
     "Dimension",
     "FixedPoints",
@@ -37,11 +47,16 @@ __all__ = [
     "Lyapunov",
     "Memory",
     "MemoryCapacity",
+    "Novelty",
     "Positions",
     "Probe",
     "Saturation",
     "Statistics",
+    "Survey",
+    "attention",
+    "automaton",
     "compare",
+    "contributions",
     "dead_units",
     "dimension",
     "fixed_points",
@@ -49,16 +64,22 @@ __all__ = [
     "lyapunov",
     "memory",
     "memory_capacity",
+    "novelty",
     "positions",
     "probe",
+    "runs_of",
     "saturation",
     "statistics",
+    "survey",
     "tracked",
 ]
 
 # A function lives in the file that is called like it, its result beside it.
 _HOMES = {
+    "AttentionWeights": "attention",
+    "Automaton": "automaton",
     "Comparison": "compare",
+    "Contributions": "contributions",
     "DeadUnits": "dead_units",
     "Dimension": "dimension",
     "FixedPoints": "fixed_points",
@@ -66,10 +87,12 @@ _HOMES = {
     "Lyapunov": "lyapunov",
     "Memory": "memory",
     "MemoryCapacity": "memory_capacity",
+    "Novelty": "novelty",
     "Positions": "positions",
     "Probe": "probe",
     "Saturation": "saturation",
     "Statistics": "statistics",
+    "Survey": "survey",
     "tracked": "progress",
 }
 

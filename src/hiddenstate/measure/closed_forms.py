@@ -16,7 +16,7 @@ Parts = tuple[Tensor, "Tensor | None"]  # h (row, unit), and c for an LSTM
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class GateWeights:
     """The weights of one layer, as torch lays them out: gates stacked along the first axis."""
 
     w_ih: Tensor  # (gates * unit, feature)
@@ -25,10 +25,10 @@ class Weights:
     b_hh: Tensor | None
     w_hr: Tensor | None  # (visible, unit), the projection of an LSTM
 
-    def double(self) -> Weights:
+    def double(self) -> GateWeights:
         """Return the same weights in double precision."""
         biases = [None if part is None else part.double() for part in (self.b_ih, self.b_hh, self.w_hr)]
-        return Weights(self.w_ih.double(), self.w_hh.double(), *biases)
+        return GateWeights(self.w_ih.double(), self.w_hh.double(), *biases)
 
     def drive(self, x: Tensor) -> Tensor:
         """Return what the input alone adds to each gate: (..., gates * unit)."""
@@ -40,8 +40,8 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """The derivatives of one next part: (row, part, ·)."""
+class PartDerivatives:
+    """The derivatives of one part of the next state, `h` or `c`, by what it was made of: (row, unit, ·)."""
 
     by_h: Tensor
     by_c: Tensor | None
@@ -50,54 +50,55 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Derivatives:
-    """The derivatives of all next parts of one layer, and its next h for the layer above."""
+    """The derivatives of the next state of one layer, and its next h, which is the input of the layer above."""
 
-    h: Block
-    c: Block | None
+    h: PartDerivatives
+    c: PartDerivatives | None
     next_h: Tensor
 
 
-class Form(ABC):
-    """One kind of layer."""
+class ClosedForm(ABC):
+    """The step of one kind of layer, and its derivatives."""
 
     @abstractmethod
-    def step(self, weights: Weights, drive: Tensor, parts: Parts) -> Parts:
+    def step(self, weights: GateWeights, drive: Tensor, parts: Parts) -> Parts:
         """Return the next parts."""
 
     @abstractmethod
-    def derivatives(self, weights: Weights, drive: Tensor, parts: Parts, *, by_input: bool) -> Derivatives:
+    def derivatives(self, weights: GateWeights, drive: Tensor, parts: Parts, *, by_input: bool) -> Derivatives:
         """Return the derivatives of the next parts, by the input only where asked."""
 
 
-class Plain(Form):
+class RnnForm(ClosedForm):
     """`h' = φ(W_ih x + W_hh h + b)` with φ tanh or relu."""
 
     def __init__(self, relu: bool) -> None:
         """Choose φ."""
         self.relu = relu
 
-    def step(self, weights: Weights, drive: Tensor, parts: Parts) -> Parts:
+    def step(self, weights: GateWeights, drive: Tensor, parts: Parts) -> Parts:
         """Return φ of the sum."""
         total = drive + weights.recur(parts[0])
         return (torch.relu(total) if self.relu else torch.tanh(total)), None
 
-    def derivatives(self, weights: Weights, drive: Tensor, parts: Parts, *, by_input: bool) -> Derivatives:
+    def derivatives(self, weights: GateWeights, drive: Tensor, parts: Parts, *, by_input: bool) -> Derivatives:
         """Scale the rows of the weights by φ'."""
         h, _ = self.step(weights, drive, parts)
         slope = (h > 0).to(h.dtype) if self.relu else 1 - h * h
-        block = Block(_scaled([slope], weights.w_hh), None, _scaled([slope], weights.w_ih) if by_input else None)
+        inputs = _scaled([slope], weights.w_ih) if by_input else None
+        block = PartDerivatives(_scaled([slope], weights.w_hh), None, inputs)
         return Derivatives(block, None, h)
 
 
-class Gated(Form):
+class GruForm(ClosedForm):
     """GRU, in torch's form: the reset gate acts behind the recurrent weights of the candidate."""
 
-    def step(self, weights: Weights, drive: Tensor, parts: Parts) -> Parts:
+    def step(self, weights: GateWeights, drive: Tensor, parts: Parts) -> Parts:
         """Mix the state before with the candidate."""
         _, update, candidate, _ = self._gates(weights, drive, parts[0])
         return (1 - update) * candidate + update * parts[0], None
 
-    def derivatives(self, weights: Weights, drive: Tensor, parts: Parts, *, by_input: bool) -> Derivatives:
+    def derivatives(self, weights: GateWeights, drive: Tensor, parts: Parts, *, by_input: bool) -> Derivatives:
         """Sum the slopes of reset, update and candidate."""
         h = parts[0]
         reset, update, candidate, inner = self._gates(weights, drive, h)
@@ -107,26 +108,26 @@ class Gated(Form):
         by_h = _scaled([d_reset, d_update, d_candidate * reset], weights.w_hh)
         by_h.diagonal(dim1=1, dim2=2).add_(update)
         inputs = _scaled([d_reset, d_update, d_candidate], weights.w_ih) if by_input else None
-        return Derivatives(Block(by_h, None, inputs), None, (1 - update) * candidate + update * h)
+        return Derivatives(PartDerivatives(by_h, None, inputs), None, (1 - update) * candidate + update * h)
 
-    def _gates(self, weights: Weights, drive: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _gates(self, weights: GateWeights, drive: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         d_reset, d_update, d_candidate = drive.chunk(3, -1)
         r_reset, r_update, inner = weights.recur(h).chunk(3, -1)
         reset = torch.sigmoid(d_reset + r_reset)
         return reset, torch.sigmoid(d_update + r_update), torch.tanh(d_candidate + reset * inner), inner
 
 
-class LongShort(Form):
+class LstmForm(ClosedForm):
     """LSTM, with or without a projection of its h."""
 
-    def step(self, weights: Weights, drive: Tensor, parts: Parts) -> Parts:
-        """Forget, write, and show."""
+    def step(self, weights: GateWeights, drive: Tensor, parts: Parts) -> Parts:
+        """Forget and write into c, then show what the output gate lets through as h."""
         into, forget, candidate, out = self._gates(weights, drive, parts)
         c = forget * _cell(parts) + into * candidate
         h = out * torch.tanh(c)
         return (h if weights.w_hr is None else h @ weights.w_hr.T), c
 
-    def derivatives(self, weights: Weights, drive: Tensor, parts: Parts, *, by_input: bool) -> Derivatives:
+    def derivatives(self, weights: GateWeights, drive: Tensor, parts: Parts, *, by_input: bool) -> Derivatives:
         """Differentiate c first; h depends on the rest through it."""
         before = _cell(parts)
         into, forget, candidate, out = self._gates(weights, drive, parts)
@@ -135,21 +136,27 @@ class LongShort(Form):
         d_c = [candidate * into * (1 - into), before * forget * (1 - forget), into * (1 - candidate * candidate)]
         d_out = shown * out * (1 - out)
         into_c = _scaled(d_c, weights.w_ih) if by_input else None
-        c = Block(_scaled(d_c, weights.w_hh), torch.diag_embed(forget), into_c)
+        c = PartDerivatives(_scaled(d_c, weights.w_hh), torch.diag_embed(forget), into_c)
         inputs = None if into_c is None else _shown(through, into_c, d_out, weights.w_ih)
-        h = Block(_shown(through, c.by_h, d_out, weights.w_hh), torch.diag_embed(through * forget), inputs)
+        h = PartDerivatives(_shown(through, c.by_h, d_out, weights.w_hh), torch.diag_embed(through * forget), inputs)
         visible = out * shown
         if (down := weights.w_hr) is not None:
             visible = visible @ down.T
-            h = Block(down @ h.by_h, down * (through * forget).unsqueeze(1), None if inputs is None else down @ inputs)
+            inputs = None if inputs is None else down @ inputs
+            h = PartDerivatives(down @ h.by_h, down * (through * forget).unsqueeze(1), inputs)
         return Derivatives(h, c, visible)
 
-    def _gates(self, weights: Weights, drive: Tensor, parts: Parts) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _gates(self, weights: GateWeights, drive: Tensor, parts: Parts) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         into, forget, candidate, out = (drive + weights.recur(parts[0])).chunk(4, -1)
         return torch.sigmoid(into), torch.sigmoid(forget), torch.tanh(candidate), torch.sigmoid(out)
 
 
-FORMS: dict[str, Form] = {"tanh": Plain(relu=False), "relu": Plain(relu=True), "gru": Gated(), "lstm": LongShort()}
+FORMS: dict[str, ClosedForm] = {
+    "tanh": RnnForm(relu=False),
+    "relu": RnnForm(relu=True),
+    "gru": GruForm(),
+    "lstm": LstmForm(),
+}
 
 
 def _scaled(slopes: list[Tensor], weights: Tensor) -> Tensor:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
-from ..errors import BadInput, MissingExtra
-from ..recording import Trajectory
-from .ending import Ending, Pool, final_states, pooled
-from .series import as_series, refuse_bad
+from ..cells import as_layer, input_axes, is_step, layers, started, unwrap
+from ..errors import BadInput, MissingExtra, NotRecurrent
+from ..recording import Recording, Trajectory, record
+from ..state import shown_in_short
+from ..unrolling import unroll
+from .clustering import k_means
+from .series import ManyStates, States, as_series, as_tensor, refuse_bad, several
+from .system import at_rest
+
+PoolName = Literal["last", "mean", "max"]
 
 
+@shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
     """The final states of some sequences: a map of them, and how far they are from each other."""
@@ -25,8 +34,9 @@ class Comparison:
     neighbors: Tensor  # (batch, batch - 1) the other rows, nearest first
     states: Tensor  # (batch, unit) what was compared
     labels: tuple[Any, ...] | None
-    agreement: float | None  # share of rows whose nearest neighbor has their label
+    agreement: float | None  # share of rows whose nearest neighbor has their label; None where no two rows share one
     method: str
+    clusters: Tensor | None = None  # (batch,) the number of each row's cluster, the largest is 0
 
     def __str__(self) -> str:
         """Return one line."""
@@ -37,6 +47,9 @@ class Comparison:
             nearest, away = self.neighbors[:, 0], self.distances.masked_fill(self._same(), torch.inf)
             a = int(away.amin(1).argmin())
             line += f"; closest are {self._name(a)} and {self._name(int(nearest[a]))}, {float(away.min()):.3g} apart"
+        if self.clusters is not None:
+            sizes = self.clusters.bincount().tolist()
+            line += f"; {len(sizes)} clusters of {', '.join(map(str, sizes))}"
         return line + (f"; {self.agreement:.1%} lie next to their own label" if self.agreement is not None else "")
 
     def _same(self) -> Tensor:
@@ -47,7 +60,7 @@ class Comparison:
 
 
 def compare(
-    traj: Trajectory | Tensor | None = None,
+    traj: ManyStates | Sequence[Tensor] | None = None,
     labels: Sequence[Any] | Tensor | None = None,
     components: int = 2,
     *,
@@ -57,19 +70,22 @@ def compare(
     lengths: Tensor | None = None,
     part: str = "h",
     track: str | None = None,
-    pool: Pool = "last",
+    pool: PoolName = "last",
     method: Literal["pca", "tsne"] = "pca",
-    time_axis: int = 1,
+    clusters: int | None = None,
+    time_axis: int | None = None,
     seed: int = 0,
 ) -> Comparison:
     """Return a map of final states and the distances between them.
 
-    Give a trajectory (or states (batch, time, unit) with lengths), or a model with inputs of any lengths, each run on
-    its own: tensors (time, ...), or whatever `tokenize` turns into them. Each row's last real step counts, or the mean
-    or maximum over its steps. t-SNE needs scikit-learn: `pip install hiddenstate[analysis]`.
+    Give a trajectory (or states (batch, time, unit) with lengths, or final states (batch, unit), as h_n[-1]), or a
+    model with inputs of any lengths, each run on its own: tensors (time, ...), or whatever `tokenize` turns into
+    them. Each row's last real step counts, or the mean or maximum over its steps. t-SNE needs scikit-learn:
+    `pip install hiddenstate[analysis]`.
 
     Args:
-        traj: States of several sequences.
+        traj: States of several sequences: also a recording of one track or its runs, such as the batches of a data set,
+            or a list of final states, one for each sequence.
         labels: One for each sequence; kept beside the map, and compared with the nearest neighbors.
         components: The dimensions of the map.
         model: Makes the states, in eval mode, when there is no `traj`; it comes back untouched.
@@ -80,24 +96,25 @@ def compare(
         track: Which track of the model; by default the last layer's, both directions joined.
         pool: `"last"`, `"mean"` or `"max"` over the steps of a sequence.
         method: `"pca"` or `"tsne"`.
-        time_axis: 0 for a model that takes time first.
-        seed: Of t-SNE.
+        clusters: Into so many clusters the whole states are parted, by k-means; the map shows them.
+        time_axis: 0 for a model that takes time first, 1 for one that does not; deduced where it is not told.
+        seed: Of t-SNE and of clusters.
 
     >>> states = torch.tensor([0.0, 1.0, 5.0]).reshape(3, 1, 1).expand(3, 4, 2)
     >>> print(compare(states, labels=["a", "b", "c"], components=1))
-    3 states in 1 dimensions (PCA holds 100.0% of the variance); closest are 0 (a) and 1 (b), 1.41 apart; ...
+    3 states in 1 dimensions (PCA holds 100.0% of the variance); closest are 0 (a) and 1 (b), 1.41 apart
     """
     if (traj is None) == (model is None):
         raise BadInput("compare takes a trajectory, or model= and inputs=: one of the two.")
     if pool not in ("last", "mean", "max"):
         raise BadInput(f"pool is one of last, mean and max, but is {pool!r}.")
     if traj is not None:
-        reverse = isinstance(traj, Trajectory) and traj.track.endswith("_reverse")
-        states = pooled(refuse_bad(as_series(traj, lengths, part=part)), pool, reverse=reverse)
+        rows = None if labels is None else len(labels)
+        states = _final_states_of(traj, rows, lengths, part=part, pool=pool)
     else:
         assert model is not None
-        wanted = Ending(pool=pool, part=part, track=track)
-        states = final_states(model, inputs or (), wanted, tokenize=tokenize, time_axis=time_axis)
+        runs = _runs(model, inputs or (), tokenize=tokenize, time_axis=time_axis)
+        states = torch.cat([_end_of(run, track=track, part=part, pool=pool) for run in runs])
     if components < 1:
         raise BadInput(f"a map has 1 dimension or more, not {components}.")
     names = _labels(labels, len(states))
@@ -105,10 +122,111 @@ def compare(
     coordinates, explained = _pca(states, components) if method == "pca" else _tsne(states, components, method, seed)
     neighbors = _neighbors(distances)
     agreement = None
-    if names is not None and len(names) > 1:
+    if names is not None and len(set(map(str, names))) < len(names):  # else no neighbor could share a label
         agreement = sum(names[row] == names[near] for row, near in enumerate(neighbors[:, 0].tolist())) / len(names)
     distances = distances.to(states.dtype)
-    return Comparison(coordinates, explained, distances, neighbors, states, names, agreement, method)
+    parted = None if clusters is None else k_means(states, clusters, seed=seed).numbers
+    return Comparison(coordinates, explained, distances, neighbors, states, names, agreement, method, parted)
+
+
+def _final_states_of(traj: Any, rows: int | None, lengths: Tensor | None, *, part: str, pool: PoolName) -> Tensor:
+    """Return one state for each row of one run, or of each of many, whose states are held one run at a time."""
+    listed = isinstance(traj, list) and bool(traj) and isinstance(traj[0], Trajectory)
+    if listed or isinstance(traj, Recording | Iterator):
+        each = [_final_states(run, part=part, pool=pool) for run, _ in several(traj, part=part)]
+        return torch.cat([states.to(each[0].device) for states in each])
+    return _final_states(_with_time(traj, rows), lengths, part=part, pool=pool)
+
+
+def _with_time(traj: Any, labels: int | None) -> Any:
+    """Return final states as states of one step each, (batch, 1, unit), and all else as it is."""
+    if isinstance(traj, PackedSequence):
+        return traj
+    if isinstance(traj, list | tuple) and traj:
+        one = [as_tensor(state) for state in traj]
+        if not all(isinstance(state, Tensor) and state.dim() and state.numel() == state.shape[-1] for state in one):
+            seen = ", ".join(str(tuple(getattr(s, "shape", type(s).__name__))) for s in one[:3])
+            raise BadInput(
+                f"a list holds one final state (unit,) for each sequence, but these are {seen}, … Of (h_n, c_n) give "
+                f"h_n[-1]."
+            )
+        return torch.stack([state.flatten() for state in one]).unsqueeze(1)
+    traj = as_tensor(traj)
+    if not isinstance(traj, Tensor):
+        return traj
+    if traj.dim() == 3 and len(traj) == 1 < traj.shape[1] == labels:
+        return traj.transpose(0, 1)  # h_n of one layer
+    if traj.dim() == 3 and labels == traj.shape[1] != len(traj) and traj.shape[1] > 1:
+        raise BadInput(
+            f"there are {labels} labels, but this tensor {tuple(traj.shape)} has {len(traj)} rows of {traj.shape[1]} "
+            f"steps. Stacked final states, h_n (layers, batch, unit), are compared layer by layer, h_n[-1]; states "
+            f"with time first want h.transpose(0, 1)."
+        )
+    if traj.dim() > 3 and traj.shape[1:-1].numel() == 1:
+        traj = traj.flatten(1)
+    return traj.unsqueeze(1) if traj.dim() == 2 else traj
+
+
+def _final_states(traj: States, lengths: Tensor | None = None, *, part: str, pool: PoolName) -> Tensor:
+    """Return one state for each row, (batch, unit); a reverse track ends at its first position."""
+    series = refuse_bad(as_series(traj, lengths, part=part))
+    if not bool(series.valid.any(1).all()):
+        row = int((~series.valid.any(1)).nonzero()[0])
+        raise BadInput(f"row {row} has no real step, so it ends in no state: leave it out.")
+    if pool == "last":
+        reverse = isinstance(traj, Trajectory) and traj.track.endswith("_reverse")
+        return series.values[:, 0] if reverse else series.final
+    if pool == "mean":
+        return series.values.sum(1) / series.lengths.unsqueeze(1)
+    return series.values.masked_fill(~series.valid.unsqueeze(-1), -torch.inf).amax(1)
+
+
+def _runs(
+    model: nn.Module, inputs: Sequence[Any], *, tokenize: Callable[[Any], Any] | None, time_axis: int | None
+) -> Iterator[Recording]:
+    """Run each input alone, as it is, and yield what was recorded."""
+    model = unwrap(model)
+    if not layers(model):
+        raise NotRecurrent(f"{type(model).__name__} has no recurrent layer, so it has no states to compare.")
+    if not len(inputs):
+        raise BadInput("there are no inputs to compare: inputs= is a list with one entry for each sequence.")
+    device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
+    first = _numbers(inputs[0], tokenize, 0).to(device)
+    call, time = _called(model, first, time_axis)
+    for number, one in enumerate(inputs):
+        x = _numbers(one, tokenize, number).to(device).unsqueeze(1 - time)
+        with at_rest(model), torch.no_grad(), record(model) as recording:
+            call(x)
+        yield recording
+
+
+def _called(model: nn.Module, x: Tensor, time_axis: int | None) -> tuple[Callable[[Tensor], Any], int]:
+    """Return how the model is called with a batch of one, and which axis of that is time; `x (time, ...)`."""
+    if is_step(model):
+        return partial(unroll, as_layer(model, x[:1]).module, time_axis=1), 1
+    several = x.unsqueeze(0).expand(3, *x.shape)
+    call = started(model, several)
+    return call, input_axes(model, several, call=call).time if time_axis is None else time_axis
+
+
+def _numbers(one: Any, tokenize: Callable[[Any], Any] | None, number: int) -> Tensor:
+    if tokenize is not None:
+        one = tokenize(one)
+    if isinstance(one, str):
+        raise BadInput(f"input {number} is a string: give tokenize=, which turns a string into numbers.")
+    x = torch.as_tensor(one)
+    if x.dim() == 0 or not len(x):
+        raise BadInput(f"input {number} has no steps: its shape is {tuple(x.shape)}, and (time, ...) is needed.")
+    return x
+
+
+def _end_of(recording: Recording, *, track: str | None, part: str, pool: PoolName) -> Tensor:
+    """Return the state that a run ended in, (1, unit): of a track, or of the last layer, its directions joined."""
+    if track is not None:
+        return _final_states(recording[track], part=part, pool=pool)
+    last = list(recording)[-1]
+    names = [last.removesuffix("_reverse"), last] if last.endswith("_reverse") else [last]
+    return torch.cat([_final_states(recording.runs(name)[-1], part=part, pool=pool) for name in names], dim=1)
 
 
 def _labels(labels: Sequence[Any] | Tensor | None, rows: int) -> tuple[Any, ...] | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from ..recording import Trajectory
-from .series import as_series, refuse_bad
+from ..state import shown_in_short
+from .series import ManyStates, pieces, refuse_bad
 
 
+@shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class DeadUnits:
     """The units that stay at zero, and those that stay elsewhere."""
@@ -29,9 +31,9 @@ class DeadUnits:
 
 
 def dead_units(
-    traj: Trajectory | Tensor, threshold: float = 1e-5, *, lengths: Tensor | None = None, part: str = "h"
+    traj: ManyStates, threshold: float = 1e-5, *, lengths: Tensor | None = None, part: str = "h"
 ) -> DeadUnits:
-    """Return the units whose size never exceeds `threshold`, at any real step of any row.
+    """Return the units whose size never exceeds `threshold`, at any real step of any row, of one run or of many.
 
     A unit that is stuck at another value is not among `units` but among `constant`.
 
@@ -39,11 +41,20 @@ def dead_units(
     >>> print(dead_units(states))
     1 of 4 units are dead (|h| ≤ 1e-05 at every step): 1
     """
-    entries = refuse_bad(as_series(traj, lengths, part=part)).entries  # (entry, unit)
-    silent = entries.abs().amax(0) <= threshold
-    still = (entries.amax(0) - entries.amin(0) <= threshold) & (len(entries) > 1)  # one step cannot tell
+    low = high = None
+    count = 0
+    for series in pieces(traj, lengths, part=part):
+        entries = refuse_bad(series).entries  # (entry, unit)
+        lowest, highest = entries.amin(0), entries.amax(0)
+        low = lowest if low is None else torch.minimum(low, lowest)
+        high = highest if high is None else torch.maximum(high, highest)
+        count += len(entries)
+    assert low is not None
+    assert high is not None
+    silent = torch.maximum(-low, high) <= threshold
+    still = (high - low <= threshold) & (count > 1)  # one step cannot tell
     units = silent.nonzero().flatten()
-    total = entries.shape[1]
+    total = len(low)
     return DeadUnits(
         units=units,
         share=len(units) / total if total else 0.0,

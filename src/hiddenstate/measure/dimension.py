@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import BadInput
-from ..recording import Trajectory
-from .series import as_series, refuse_bad
+from ..state import shown_in_short
+from .series import ManyStates, pieces, refuse_bad
 
 
+@shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class Dimension:
     """The participation ratio of the states' covariance, and its eigenvalues."""
@@ -29,23 +31,35 @@ class Dimension:
         )
 
 
-def dimension(traj: Trajectory | Tensor, *, lengths: Tensor | None = None, part: str = "h") -> Dimension:
+def dimension(traj: ManyStates, *, lengths: Tensor | None = None, part: str = "h") -> Dimension:
     """Return the participation ratio of all real states: 1 on a line, the number of units in a ball; 0 at one point.
+
+    Many runs of unequal length, `recording.runs("l0")` or an iterator of them, are measured one at a time, as one.
 
     >>> line = torch.linspace(0, 1, 20).reshape(1, 20, 1) * torch.ones(3)
     >>> print(dimension(line))
     1.00 of 3 dimensions (participation ratio); 1 hold 90% of the variance
     """
-    series = refuse_bad(as_series(traj, lengths, part=part))
-    entries = series.entries.double()
-    if len(entries) < 2:
+    count, largest, middle, factor = 0, 0.0, None, torch.zeros(0)
+    for series in pieces(traj, lengths, part=part):
+        entries = refuse_bad(series).entries.double()
+        new, mean = len(entries), entries.mean(0)
+        moved = entries - mean
+        if middle is None:
+            middle, factor = mean, moved
+        else:  # what lies between the two means counts too
+            between = (mean - middle) * math.sqrt(count * new / (count + new))
+            factor = torch.cat([factor, moved, between.unsqueeze(0)])
+            middle = middle + (mean - middle) * (new / (count + new))
+        if len(factor) > factor.shape[1]:  # its triangle has the same singular values, however many states there were
+            factor = torch.linalg.qr(factor, mode="r").R
+        count, largest, dtype = count + new, max(largest, float(entries.abs().amax())), series.values.dtype
+    if count < 2:
         raise BadInput("one state alone has no dimension: two or more steps or rows are needed.")
-    centered = entries - entries.mean(0)
-    found = torch.linalg.svdvals(centered) ** 2 / (len(entries) - 1)  # (min(entry, unit),) falling
+    found = torch.linalg.svdvals(factor) ** 2 / (count - 1)  # (min(entry, unit),) falling
     # Beneath this, what is left is the rounding of the mean, and identical states would seem to vary.
-    noise = (entries.abs().amax() * torch.finfo(series.values.dtype).eps) ** 2
-    found = found.where(found > noise, 0)
-    spectrum = found.new_zeros(entries.shape[1])
+    found = found.where(found > (largest * torch.finfo(dtype).eps) ** 2, 0)
+    spectrum = found.new_zeros(factor.shape[1])
     spectrum[: len(found)] = found[: len(spectrum)]
     square = float((spectrum**2).sum())
-    return Dimension(float(spectrum.sum()) ** 2 / square if square else 0.0, spectrum.to(series.values.dtype))
+    return Dimension(float(spectrum.sum()) ** 2 / square if square else 0.0, spectrum.to(dtype))

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import BadInput
+from ..state import shown_in_short
 from .progress import tracked
-from .rest import at_rest
-from .solving import Search
-from .starting import starting_points
-from .system import System
+from .system import System, at_rest
 from .torch_system import as_system
 
 _MERGE = 1e-3  # points closer than this in every coordinate are one
+_STEPS = 100  # that a start is relaxed for, or that the layer wanders under random input
+_CHUNK = 2**23  # numbers in the Jacobians that are held at once
+_PATIENCE = 12  # steps in a row with hardly any gain, after which a start is stuck in a dip that is no zero
 
 
+@shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class FixedPoints:
     """States that lead to themselves, each once; those with the fewest unstable directions first."""
@@ -83,11 +86,11 @@ def fixed_points(
     if states is None and starts < 1:
         raise BadInput(f"{starts} starts are asked for: one or more are needed.")
     with at_rest(system.layer.module):
-        inputs = constant_input(system, x)
+        inputs = _constant_input(system, x)
         if tolerance is None:
             tolerance = 1e-10 if system.dtype == torch.float64 else 1e-5
-        begin = starting_points(system, inputs, starts, seed) if states is None else _given(system, states)
-        search = Search(system, inputs, begin, tolerance)
+        begin = _starting_points(system, inputs, starts, seed) if states is None else _given(system, states)
+        search = _Search(system, inputs, begin, tolerance)
         interrupted = False
         try:
             for _ in tracked(search.run(iterations), "fixed points", iterations):
@@ -100,7 +103,7 @@ def fixed_points(
     order = _order(points, eigenvalues)
     radius = eigenvalues[order].abs()
     return FixedPoints(
-        points=points[order][:, system.smooth].to(_own_dtype(system)),
+        points=points[order][:, system.smooth].to(system.layout[0].dtype.to_real()),
         stable=(radius < 1).all(1),
         eigenvalues=eigenvalues[order],
         residuals=residuals[order],
@@ -112,16 +115,10 @@ def fixed_points(
     )
 
 
-def constant_input(system: System, x: Tensor | None) -> Tensor:
+def _constant_input(system: System, x: Tensor | None) -> Tensor:
     """Return the one input (1, feature), or (1,) of a token, that stays; a sequence counts if all its steps agree."""
     if x is None:
-        width = system.spec.input_size
-        if width is None:
-            raise BadInput(
-                f"how many features {type(system.layer.module).__name__} takes is unknown: give x (feature,), "
-                f"the constant input, or the cell an input_size."
-            )
-        return torch.zeros(1, width, dtype=system.input_dtype, device=system.device)
+        return torch.zeros(1, system.features(), dtype=system.input_dtype, device=system.device)
     x = torch.as_tensor(x).detach()
     tokens = not (x.is_floating_point() or x.is_complex())
     x = x.reshape(-1) if tokens else x.reshape(-1, x.shape[-1] if x.dim() else 1)  # (step,) or (step, feature)
@@ -147,6 +144,109 @@ def _given(system: System, states: Tensor) -> Tensor:
     whole = system.initial(1).repeat(len(flat), 1)
     whole[:, system.smooth] = flat
     return whole
+
+
+def _starting_points(system: System, x: Tensor, count: int, seed: int) -> Tensor:
+    """Return `count` vectors: a third at random, a third relaxed by the layer, a third visited under random input."""
+    generator = torch.Generator().manual_seed(seed)
+    third = -(-count // 3)
+    visited = _finite(_wander(system, x, third, generator))
+    # A tanh keeps h within ±1; where the layer itself goes further (c, relu), so do the starts.
+    reach = visited.abs().amax(0).mul(1.5).clamp(1, 1e3) if len(visited) else torch.ones(len(system.smooth)).to(x)
+    anywhere = system.initial(2 * third)
+    noise = torch.rand(2 * third, system.size, generator=generator, dtype=torch.float64) * 2 - 1
+    anywhere[:, system.smooth] = noise.to(anywhere) * reach.to(anywhere)[system.smooth]
+    relaxed = _relax(system, x, anywhere[third:], generator)
+    return _finite(torch.cat([anywhere[:third], relaxed, visited]))[:count]
+
+
+def _wander(system: System, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    rows = min(count, 32)
+    inputs = x.unsqueeze(1).expand(rows, _STEPS, *x.shape[1:])
+    if x.is_floating_point():
+        inputs = inputs + torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)
+    states = system.walk(inputs, system.initial(rows)).flatten(0, 1)
+    pick = torch.randperm(len(states), generator=generator)[:count]
+    return states[pick.to(states.device)]
+
+
+def _relax(system: System, x: Tensor, states: Tensor, generator: torch.Generator) -> Tensor:
+    # Each start stops after a number of steps of its own: early ones lie between the attractors, late ones on them.
+    stops = torch.randint(1, _STEPS + 1, (len(states),), generator=generator).to(states.device)
+    walked = states
+    with torch.no_grad():
+        for step in range(_STEPS):
+            following = system.step(x.expand(len(states), *x.shape[1:]), walked)
+            walked = torch.where((step < stops).unsqueeze(1), following, walked)
+    return walked
+
+
+def _finite(states: Tensor) -> Tensor:
+    return states[states.isfinite().all(1) & (states.abs() < 1e6).all(1)]
+
+
+class _Search:
+    """Levenberg–Marquardt on ‖F(s) - s‖² for every start on its own, all in one batch.
+
+    A Newton step is damped until it leads downhill; near a zero the damping vanishes and each step doubles the digits.
+    """
+
+    def __init__(self, system: System, x: Tensor, starts: Tensor, tolerance: float) -> None:
+        """Begin at `starts (start, entry)`, under the constant input `x`."""
+        self.system, self.x, self.tolerance = system, x, tolerance
+        self.states = starts.clone()
+        self.misses = self._miss(starts)  # (start, S)
+        self.damping = torch.full((len(starts),), 1e-2, dtype=torch.float64, device=starts.device)
+        self.stalled = torch.zeros(len(starts), dtype=torch.int64, device=starts.device)
+        self.polished = torch.zeros(len(starts), dtype=torch.bool, device=starts.device)
+
+    def run(self, iterations: int) -> Iterator[None]:
+        """Take a step with every start that is still on its way; yield after each."""
+        for _ in range(iterations):
+            active = (~self.polished & (self.stalled < _PATIENCE)).nonzero().flatten()
+            if not len(active):
+                return
+            stride = max(1, _CHUNK // self.system.size**2)
+            for begin in range(0, len(active), stride):
+                self._advance(active[begin : begin + stride])
+            yield
+
+    def arrived(self) -> tuple[Tensor, Tensor]:
+        """Return the states that are fixed, and their residuals."""
+        residuals = self.misses.norm(dim=1)
+        fixed = residuals <= self.tolerance
+        return self.states[fixed], residuals[fixed]
+
+    def _advance(self, rows: Tensor) -> None:
+        smooth = self.system.smooth
+        miss = self.misses[rows].double()
+        slope = self._slope(rows).double()
+        square = slope.mT @ slope
+        square.diagonal(dim1=1, dim2=2).add_(self.damping[rows].unsqueeze(1))
+        step = torch.linalg.solve_ex(square, -(slope.mT @ miss.unsqueeze(2)))[0].squeeze(2)
+        tried = self.states[rows].clone()
+        tried[:, smooth] += step.to(tried.dtype)
+        missed = self._miss(tried)
+        before, after = miss.norm(dim=1), missed.double().norm(dim=1)
+        better = after < before  # False for NaN
+        self.states[rows[better]] = tried[better]
+        self.misses[rows[better]] = missed[better]
+        self.damping[rows] = torch.where(better, self.damping[rows] / 10, self.damping[rows] * 10).clamp(min=1e-14)
+        self.stalled[rows] = torch.where(after < 0.98 * before, 0, self.stalled[rows] + 1)
+        # Go on below the tolerance until rounding stops the descent: the last steps are the exact ones.
+        self.polished[rows] = (torch.minimum(before, after.nan_to_num(torch.inf)) <= self.tolerance) & (
+            ~better | (after > before / 2) | (after == 0)
+        )
+
+    def _miss(self, states: Tensor) -> Tensor:
+        with torch.no_grad():
+            following = self.system.step(self.x.expand(len(states), *self.x.shape[1:]), states)
+        return (following - states)[:, self.system.smooth]
+
+    def _slope(self, rows: Tensor) -> Tensor:
+        slope = self.system.jacobians(self.x.expand(len(rows), *self.x.shape[1:]), self.states[rows])
+        slope.diagonal(dim1=1, dim2=2).sub_(1)
+        return slope
 
 
 def _distinct(points: Tensor, residuals: Tensor, smooth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -179,7 +279,3 @@ def _order(points: Tensor, eigenvalues: Tensor) -> Tensor:
     unstable = (eigenvalues.abs() >= 1).sum(1).tolist()
     keys = [(count, *point) for count, point in zip(unstable, points.tolist(), strict=True)]
     return torch.tensor(sorted(range(len(keys)), key=keys.__getitem__), dtype=torch.int64, device=points.device)
-
-
-def _own_dtype(system: System) -> torch.dtype:
-    return system.places[0].dtype.to_real()

@@ -8,15 +8,16 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from ..state import shown_in_short
 from .progress import tracked
-from .rest import at_rest
-from .series import Series, refuse_bad, valid_steps
-from .system import System, check_sequence
-from .torch_system import as_system
+from .series import Series, refuse_bad, valid_steps, without_padding
+from .system import System, at_rest
+from .torch_system import driven
 
 _CHUNK = 2**25  # numbers in the Jacobians that are made at once
 
 
+@shown_in_short
 @dataclass(frozen=True, eq=False)
 class Jacobians:
     """d next state / d state at each step; `eigenvalues` and `spectral_radius` are computed when first asked for.
@@ -56,36 +57,39 @@ class Jacobians:
         )
 
 
-def jacobians(layer: nn.Module, x: Tensor, *, lengths: Tensor | None = None, state: object = None) -> Jacobians:
-    """Return d s_t / d s_(t-1) at every step of `x (batch, time, feature)`, s the whole state of the layer.
+def jacobians(
+    layer: nn.Module,
+    x: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    state: object = None,
+    time_axis: int | None = None,
+    batch_axis: int | None = None,
+) -> Jacobians:
+    """Return d s_t / d s_(t-1) at every step of `x`, s the whole state of the layer.
+
+    `x` is as the layer takes it: (time, batch, feature) with `batch_first=False`; for a cell (batch, time, feature).
+    `time_axis=` or `batch_axis=` says otherwise. Results are (batch, time, ...) in any case.
 
     Closed forms for torch's layers, as in eval mode; autograd, for all steps at once, for other cells.
 
-    >>> gru = torch.nn.GRU(1, 2)
+    >>> gru = torch.nn.GRU(1, 2, batch_first=True)
     >>> for weight in gru.parameters(): _ = torch.nn.init.zeros_(weight)
     >>> print(jacobians(gru, torch.zeros(1, 3, 1)))
     Jacobians of 2 coordinates at 3 steps: spectral radius 0.5 on average, 0.5 at most, above 1 at 0.0% of the steps
     """
-    system = as_system(layer, x)
-    x = check_sequence(system, x)
+    system, x = driven(layer, x, time_axis=time_axis, batch_axis=batch_axis)
     valid = valid_steps(x, lengths)
-    x = blank(x, valid)
+    x = without_padding(x, valid)
     with at_rest(system.layer.module):
         start = system.start(state, len(x))
-        walked = system.walk(x, start)  # (batch, time, coordinate)
+        walked = system.walk(x, start)  # (batch, time, entry)
         states = refuse_bad(Series(walked.masked_fill(~valid.unsqueeze(-1), 0), valid, "the state")).values
         before = torch.cat([start.unsqueeze(1), walked[:, :-1]], dim=1)
         values, done = _at_all(system, x, before)
     values[~valid] = 0
     reached = torch.arange(x.shape[1], device=valid.device) < done
     return Jacobians(values, valid & reached, states[..., system.smooth], interrupted=done < x.shape[1])
-
-
-def blank(x: Tensor, valid: Tensor) -> Tensor:
-    """Return x with zeros in the padding, where NaN may lie."""
-    if not x.is_floating_point() or bool(valid.all()):
-        return x
-    return x.masked_fill(~valid.reshape(*valid.shape, *[1] * (x.dim() - 2)), 0)
 
 
 def _at_all(system: System, x: Tensor, before: Tensor) -> tuple[Tensor, int]:

@@ -1,4 +1,4 @@
-"""A linear layer as a bank of orthonormal filters: what its state can tell of the past, without its bad numbers.
+"""A linear layer as a bank of orthonormal filters: what its state can tell of the past, in numbers that can be trusted.
 
 The states of `s' = A s + b x` span, whatever their own coordinates, the responses of the poles of A that b reaches.
 In the coordinates of A that span is hopelessly ill-conditioned. The same span has an orthonormal basis that follows
@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..state import shown_in_short
 from .system import System
 
 
+@shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class Filter:
     """`z' = advance z + enter x`, whose coordinates under white input have variance one and no correlation."""

@@ -10,18 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadInput
-from .jacobians import blank
+from ..state import shown_in_short
 from .progress import tracked
-from .rest import at_rest
-from .series import first_bad, valid_steps
-from .system import System, check_sequence
-from .torch_system import as_system
+from .series import first_bad, valid_steps, without_padding
+from .system import System, at_rest
+from .torch_system import driven
 
 _CHUNK = 2**23  # numbers in the Jacobians that are held at once
 _ALIGNED = 100  # steps over which the first directions are turned towards those that grow
+_WIDE = 512  # coordinates from which a few directions are pushed by themselves
 _BLOCKS = 10  # pieces of a run that are compared for the error
 
 
+@shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class Lyapunov:
     """The exponents of a layer under its input: natural logarithm per step, mean over rows."""
@@ -36,15 +37,19 @@ class Lyapunov:
     tolerance: float
     interrupted: bool = False  # stopped by Ctrl-C: from the steps done until then
 
+    @property
+    def kind(self) -> str:
+        """Return `chaotic` or `contracting` where the largest exponent is twice its error away from 0."""
+        first, doubt = float(self.exponents[0]), max(1e-3, 2 * float(self.error[0]))
+        return "chaotic" if first > doubt else "contracting" if first < -doubt else "at the edge"
+
     def __str__(self) -> str:
         """Return one line."""
-        first = float(self.exponents[0])
-        doubt = max(1e-3, 2 * float(self.error[0]))
-        kind = "chaotic" if first > doubt else "contracting" if first < -doubt else "at the edge"
+        first, error = float(self.exponents[0]), float(self.error[0])
         verdict = "converged" if self.converged else "not converged"
         stopped = ", interrupted" if self.interrupted else ""
         return (
-            f"largest exponent {first:.4f} ± {float(self.error[0]):.4f} per step ({kind}; above 0 nearby states part), "
+            f"largest exponent {first:.4f} ± {error:.4f} per step ({self.kind}; above 0 nearby states part), "
             f"sum of {len(self.exponents)} {float(self.exponents.sum()):.4f}, Kaplan–Yorke dimension "
             f"{self.dimension:.2f}; {verdict} over {self.steps} steps (errors up to {self.tolerance:g}){stopped}"
         )
@@ -59,9 +64,11 @@ def lyapunov(
     lengths: Tensor | None = None,
     state: object = None,
     tolerance: float = 0.01,
+    time_axis: int | None = None,
+    batch_axis: int | None = None,
     seed: int = 0,
 ) -> Lyapunov:
-    """Return the Lyapunov exponents of a layer driven by `x (batch, time, feature)`, the largest first.
+    """Return the Lyapunov exponents of a layer driven by `x`, the largest first.
 
     The directions are those of the whole state, `h` and `c` of all layers. They are turned towards the growing ones
     over the first 100 steps, before counting begins. With all exponents asked for, their sum is the mean of
@@ -69,44 +76,48 @@ def lyapunov(
 
     Args:
         layer: A recurrent layer of one direction.
-        x: Its input, batch-first.
+        x: Its input as it takes it: (time, batch, feature) with `batch_first=False`; of a cell (batch, time, feature).
         warmup: Steps that are run but not counted, until the state has reached its attractor.
         k: How many exponents; all of them by default. A few are much cheaper than all of a large state.
         lengths: The real steps of each row.
         state: Where to start from: a State, the layer's own form, or vectors (batch, S).
         tolerance: The standard error up to which an exponent counts as converged.
+        time_axis: Which axis of x is time, where it is not as the layer's own `batch_first` says.
+        batch_axis: Which axis of x holds the rows.
         seed: Of the first directions.
 
-    >>> ring = torch.nn.RNN(1, 2, nonlinearity="relu", bias=False)
+    >>> ring = torch.nn.RNN(1, 2, nonlinearity="relu", bias=False, batch_first=True)
     >>> _ = ring.weight_hh_l0.data.copy_(torch.tensor([[0.0, 0.5], [0.5, 0.0]]))
     >>> _ = ring.weight_ih_l0.data.fill_(1.0)
     >>> lyapunov(ring, torch.ones(1, 200, 1)).exponents
     tensor([-0.6931, -0.6931], dtype=torch.float64)
     """
-    system = as_system(layer, x)
-    x = check_sequence(system, x)
+    system, x = driven(layer, x, time_axis=time_axis, batch_axis=batch_axis)
     valid = valid_steps(x, lengths)
     count = _checked(system, valid, warmup, k)
-    x = blank(x, valid)
+    x = without_padding(x, valid)
     logs: list[Tensor] = []
     with at_rest(system.layer.module):
         start = system.start(state, len(x))
         directions = _frame(len(x), system.size, count, seed).to(x.device)
-        for turned, _ in _growth(system, x[:, :_ALIGNED], valid, (start, directions)):
+        for turned, _ in _growth(system, x[:, :_ALIGNED], valid, start, directions):
             directions = turned
         try:
-            for _, growth in tracked(_growth(system, x, valid, (start, directions)), "lyapunov", x.shape[1]):
+            for _, growth in tracked(_growth(system, x, valid, start, directions), "lyapunov", x.shape[1]):
                 logs.append(growth)
         except KeyboardInterrupt:
             if not bool(valid[:, warmup : len(logs)].any()):
                 raise  # nothing that counts was done
     counted = valid[:, warmup : len(logs)]
-    return _spectrum(torch.stack(logs, 1)[:, warmup:], counted, tolerance, (system.size, len(logs) < x.shape[1]))
+    interrupted = len(logs) < x.shape[1]
+    grown = torch.stack(logs, 1)[:, warmup:]
+    return _spectrum(grown, counted, size=system.size, tolerance=tolerance, interrupted=interrupted)
 
 
-def _growth(system: System, x: Tensor, valid: Tensor, begin: tuple[Tensor, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def _growth(
+    system: System, x: Tensor, valid: Tensor, vectors: Tensor, directions: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Push orthonormal directions (batch, S, k) along a run; yield them after each step with ln of their growth."""
-    vectors, directions = begin
     for step, push in enumerate(_pushes(system, x, valid, vectors, few=directions.shape[2] * 4 <= system.size)):
         turned, growth = torch.linalg.qr(push(directions))
         logs = growth.diagonal(dim1=1, dim2=2).abs().log()
@@ -121,7 +132,8 @@ def _pushes(
     system: System, x: Tensor, valid: Tensor, vectors: Tensor, *, few: bool
 ) -> Iterator[Callable[[Tensor], Tensor]]:
     """Yield, for each step, the function that pushes directions through it."""
-    if few and type(system) is System:  # no closed form: a whole Jacobian would cost S backwards
+    # Without a closed form a whole Jacobian costs S backwards; with one, S² numbers that a few directions do not need.
+    if few and (type(system) is System or system.size > _WIDE):
         for step, inputs in enumerate(x.unbind(1)):
             box = [vectors]
 
@@ -174,9 +186,8 @@ def _frame(rows: int, size: int, count: int, seed: int) -> Tensor:
     return frame.expand(rows, -1, -1)
 
 
-def _spectrum(logs: Tensor, counted: Tensor, tolerance: float, whole: tuple[int, bool]) -> Lyapunov:
+def _spectrum(logs: Tensor, counted: Tensor, *, size: int, tolerance: float, interrupted: bool) -> Lyapunov:
     """Average the growth of each direction over the counted steps of each row, then over rows."""
-    size, interrupted = whole
     real = counted.unsqueeze(-1)  # (batch, time, 1)
     sums = logs.where(real, 0).cumsum(1)  # (batch, time, k)
     steps = counted.cumsum(1).unsqueeze(-1)
@@ -206,7 +217,7 @@ def _error(logs: Tensor, counted: Tensor) -> Tensor:
     if len(means) < 2:
         return torch.full_like(means[0], math.inf)
     error = means.std(0) / math.sqrt(len(means))
-    # A direction that is flattened at every step has the exponent -inf throughout: that is no doubt about it.
+    # A direction that is flattened at every step has the exponent -inf in every block: its error is zero.
     return error.masked_fill((means == -math.inf).all(0), 0).nan_to_num(nan=math.inf)
 
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadInput
-from .jacobians import blank
+from ..state import shown_in_short
 from .linear import as_filter
-from .rest import at_rest
-from .series import Series, refuse_bad, valid_steps
-from .system import System, check_sequence
-from .torch_system import as_system
+from .series import Series, refuse_bad, valid_steps, without_padding
+from .system import System, at_rest, check_sequence
+from .torch_system import driven
 
 
+@shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryCapacity:
     """The share of the input's variance that a linear readout of the state finds, at each lag."""
@@ -37,7 +37,14 @@ class MemoryCapacity:
 
 
 def memory_capacity(
-    layer: nn.Module, x: Tensor, lags: int | None = None, *, lengths: Tensor | None = None, washout: int | None = None
+    layer: nn.Module,
+    x: Tensor,
+    lags: int | None = None,
+    *,
+    lengths: Tensor | None = None,
+    washout: int | None = None,
+    time_axis: int | None = None,
+    batch_axis: int | None = None,
 ) -> MemoryCapacity:
     """Return how well the input of k steps ago can be read from the state, for k from 0 on, and the sum of it all.
 
@@ -47,10 +54,12 @@ def memory_capacity(
 
     Args:
         layer: A recurrent layer of one direction.
-        x: Its input (batch, time, feature).
+        x: Its input as it takes it: (time, batch, feature) with `batch_first=False`; of a cell (batch, time, feature).
         lags: How many lags, lag 0 included; by default four for each coordinate, or a quarter of the steps if fewer.
         lengths: The real steps of each row.
         washout: Steps at the beginning that are not used; 100, or a tenth of the steps if fewer.
+        time_axis: Which axis of x is time, where it is not as the layer's own `batch_first` says.
+        batch_axis: Which axis of x holds the rows.
 
     >>> class Delay(torch.nn.Module):
     ...     input_size, hidden_size = 1, 5
@@ -59,14 +68,15 @@ def memory_capacity(
     >>> print(memory_capacity(Delay(), torch.randn(1, 1000, 1), lags=10))
     memory capacity 5.00 of 5 over 10 lags (exact, for a linear layer under white input)
     """
-    system = as_system(layer, x).in_double()
+    system, x = driven(layer, x, time_axis=time_axis, batch_axis=batch_axis)
+    system = system.in_double()
     x = check_sequence(system, x)
     if not x.is_floating_point() or x.dim() != 3:
         raise BadInput(
             f"memory capacity needs real inputs (batch, time, feature), but x is {tuple(x.shape)} {x.dtype}."
         )
     valid = valid_steps(x, lengths)
-    x = blank(x, valid)
+    x = without_padding(x, valid)
     longest = int(valid.sum(1).max())
     lags = max(1, min(4 * system.size, longest // 4)) if lags is None else lags
     skip = max(lags - 1, min(100, longest // 10) if washout is None else washout)
@@ -82,7 +92,7 @@ def memory_capacity(
             curve = linear.capacity(lags)
             return MemoryCapacity(curve, float(curve.sum()), True, 0.0, system.size)
         states = linear.walk(x[..., 0].double()) if linear is not None else _walk(system, x, valid)
-    return _estimate((states, x.double(), valid), lags, skip, system.size)
+    return _estimate(states, x.double(), valid, lags=lags, skip=skip, size=system.size)
 
 
 def _walk(system: System, x: Tensor, valid: Tensor) -> Tensor:
@@ -105,9 +115,8 @@ def _white(x: Tensor, valid: Tensor, lags: int) -> bool:
     return True
 
 
-def _estimate(data: tuple[Tensor, Tensor, Tensor], lags: int, skip: int, size: int) -> MemoryCapacity:
+def _estimate(states: Tensor, x: Tensor, valid: Tensor, *, lags: int, skip: int, size: int) -> MemoryCapacity:
     """Regress the inputs of each lag on the states of all steps after `skip`, corrected for the number of states."""
-    states, x, valid = data
     used = valid[:, skip:]
     features = states[:, skip:][used]  # (sample, unit), complex for a filter
     features = features - features.mean(0)

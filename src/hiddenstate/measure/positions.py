@@ -8,15 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import BadInput
-from .rest import at_rest
+from ..state import shown_in_short
 from .ridge import Readout, explained, held_out
 from .series import Series, refuse_bad, valid_steps
-from .system import System, check_sequence
-from .torch_system import as_system
+from .system import System, at_rest, check_sequence
+from .torch_system import as_system, driven
 
 _FOLDS = 5
 
 
+@shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class Positions:
     """How states move apart under a constant input."""
@@ -37,25 +38,37 @@ class Positions:
 
 
 def positions(
-    layer: nn.Module, x: Tensor | None = None, *, steps: int = 50, state: object = None, tolerance: float = 0.01
+    layer: nn.Module,
+    x: Tensor | None = None,
+    *,
+    steps: int = 50,
+    state: object = None,
+    tolerance: float = 0.01,
+    time_axis: int | None = None,
+    batch_axis: int | None = None,
 ) -> Positions:
     """Return how the state of a layer moves along time when its input does not.
 
     Args:
         layer: A recurrent layer of one direction; its state is all parts of all its layers.
-        x: The input: (batch, time, feature), or (feature,), which is then given at each of `steps` steps; ones by
-            default.
+        x: The input, as the layer takes it, or (feature,), which is then given at each of `steps` steps; ones by
+            default. A cell is stepped along (batch, time, feature).
         steps: How many steps, where x does not say.
         state: Where to start from.
         tolerance: The share of the largest move below which the state counts as standing still.
+        time_axis: Which axis of x is time, where it is not as the layer's own `batch_first` says.
+        batch_axis: Which axis of x holds the rows.
 
     >>> gru = torch.nn.GRU(1, 8)
     >>> found = positions(gru, steps=40)
     >>> found.distances.shape, bool((found.distances.diagonal() == 0).all())
     (torch.Size([40, 40]), True)
     """
-    system = as_system(layer, x)
-    x = _sequence(system, x, steps)
+    if x is None or (x.dim() == 1 and x.is_floating_point()):
+        system = as_system(layer, x)
+        x = check_sequence(system, _constant(system, x, steps), at_least=2)
+    else:
+        system, x = driven(layer, x, time_axis=time_axis, batch_axis=batch_axis, at_least=2)
     with at_rest(system.layer.module):
         start = system.start(state, len(x))
         states = system.walk(x, start)[..., system.smooth]  # (batch, time, S)
@@ -67,20 +80,10 @@ def positions(
     return Positions(distances, _decodability(states), _settled(moves, tolerance), moves, tolerance)
 
 
-def _sequence(system: System, x: Tensor | None, steps: int) -> Tensor:
-    if x is None:
-        width = system.spec.input_size
-        if width is None:
-            raise BadInput(
-                f"how many features {type(system.layer.module).__name__} takes is unknown: give x (feature,), "
-                f"the constant input, or the cell an input_size."
-            )
-        x = torch.ones(width)
-    if x.dim() == 1 and x.is_floating_point():
-        if steps < 2:
-            raise BadInput(f"{steps} steps are asked for, but positions are told apart from 2 on.")
-        x = x.expand(1, steps, -1)
-    return check_sequence(system, x, at_least=2)
+def _constant(system: System, x: Tensor | None, steps: int) -> Tensor:
+    if steps < 2:
+        raise BadInput(f"{steps} steps are asked for, but positions are told apart from 2 on.")
+    return (torch.ones(system.features()) if x is None else x).expand(1, steps, -1)
 
 
 def _settled(moves: Tensor, tolerance: float) -> int | None:

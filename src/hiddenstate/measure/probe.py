@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 from ..errors import BadInput
-from ..recording import Trajectory
+from ..recording import Recording, Trajectory
+from ..state import shown_in_short
 from .progress import tracked
 from .ridge import Readout, explained, held_out
-from .series import Series, as_series, refuse_bad
+from .series import ManyStates, Series, as_series, as_tensor, refuse_bad
 
 _SHUFFLES = 5  # controls, averaged
 _CHUNK = 2**22  # numbers in the states that are fitted at once
 
 
+@shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
     """The score of a linear readout at each step, beside what luck and labels without meaning would give."""
@@ -55,7 +57,7 @@ class Probe:
 
 @overload
 def probe(
-    traj: Trajectory | Tensor,
+    traj: ManyStates,
     targets: Any,
     folds: int = ...,
     seed: int = ...,
@@ -68,7 +70,7 @@ def probe(
     traj: Mapping[str, Trajectory], targets: Any, folds: int = ..., seed: int = ..., *, part: str = ...
 ) -> dict[str, Probe]: ...
 def probe(
-    traj: Trajectory | Tensor | Mapping[str, Trajectory],
+    traj: ManyStates | Mapping[str, Trajectory],
     targets: Any,
     folds: int = 5,
     seed: int = 0,
@@ -79,7 +81,8 @@ def probe(
     """Return how well `targets` can be read from the states at each step, by a linear readout that is cross-validated.
 
     Whole numbers, booleans and strings are classes; real numbers are regressed. There is one target for each row, or
-    one for each row and step. Of a recording, or a mapping of trajectories, every track gets its own probe.
+    one for each row and step. States are (batch, time, unit), or final ones (batch, unit), or a list of runs, whose
+    rows are taken together. Of a recording, or a mapping of trajectories, every track gets its own probe.
 
     >>> label = torch.arange(40) % 2
     >>> states = torch.randn(40, 3, 8)
@@ -88,8 +91,12 @@ def probe(
     tensor(1., dtype=torch.float64)
     """
     if isinstance(traj, Mapping):
-        return {name: probe(one, targets, folds, seed, part=part) for name, one in traj.items()}
-    series = refuse_bad(as_series(traj, lengths, part=part))
+        runs = {name: traj.runs(name) for name in traj} if isinstance(traj, Recording) else traj
+        return {name: probe(one, targets, folds, seed, part=part) for name, one in runs.items()}
+    states: Any = as_tensor(traj)
+    if isinstance(states, Tensor) and states.dim() == 2:  # final states (batch, unit): one step of each row
+        states = states.unsqueeze(1)
+    series = refuse_bad(as_series(states, lengths, part=part))
     batch = len(series.values)
     if not 2 <= folds <= batch:
         raise BadInput(
@@ -100,7 +107,7 @@ def probe(
     generator = torch.Generator().manual_seed(seed)
     parts = _folds(wanted if classes else None, series.valid.T.cpu(), folds, generator)  # (time, batch)
     orders = [_shuffled(parts, generator).to(wanted.device) for _ in range(_SHUFFLES)]
-    plan = _Plan(wanted, parts.to(wanted.device), orders, classes)
+    folded = _FoldedTargets(wanted, parts.to(wanted.device), orders, classes)
     scores = torch.full((series.values.shape[1], 1 + _SHUFFLES), torch.nan, dtype=torch.float64)
     interrupted = False
     stride = max(1, _CHUNK // series.values[:, 0].numel())
@@ -108,7 +115,7 @@ def probe(
     try:
         for begin in tracked(steps, "probe", len(steps)):
             piece = slice(begin, min(begin + stride, len(scores)))
-            scores[piece] = _scores(series, plan, piece).cpu()
+            scores[piece] = _scores(series, folded, piece).cpu()
     except KeyboardInterrupt:
         interrupted = True
     return Probe(
@@ -123,8 +130,8 @@ def probe(
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """What is to be read from the states, and on which rows."""
+class _FoldedTargets:
+    """What is to be read from the states, and which rows are held out together."""
 
     wanted: Tensor  # (time or 1, batch, output)
     parts: Tensor  # (time, batch) the fold of each row, -1 for padding
@@ -132,22 +139,22 @@ class _Plan:
     classes: int
 
 
-def _scores(series: Series, plan: _Plan, piece: slice) -> Tensor:
+def _scores(series: Series, folded: _FoldedTargets, piece: slice) -> Tensor:
     """Return the scores of the targets and of each shuffle: (step, 1 + shuffles)."""
     features = series.values[:, piece].transpose(0, 1).double()  # (step, batch, unit)
-    valid, parts = series.valid[:, piece].T, plan.parts[piece]
-    goal = plan.wanted[piece] if len(plan.wanted) > 1 else plan.wanted.expand(len(features), -1, -1)
-    goals = [goal, *(goal.gather(1, order[piece].unsqueeze(-1).expand_as(goal)) for order in plan.orders)]
+    valid, parts = series.valid[:, piece].T, folded.parts[piece]
+    goal = folded.wanted[piece] if len(folded.wanted) > 1 else folded.wanted.expand(len(features), -1, -1)
+    goals = [goal, *(goal.gather(1, order[piece].unsqueeze(-1).expand_as(goal)) for order in folded.orders)]
     # The decomposition of the states is the costly part: the controls ride along as further outputs.
     predicted = held_out(features, torch.cat(goals, dim=2), parts, Readout(groups=len(goals))).chunk(len(goals), dim=2)
     scores = []
     for aim, guess in zip(goals, predicted, strict=True):
-        if plan.classes:
+        if folded.classes:
             right = (aim.argmax(2) == guess.argmax(2)) & valid
             scores.append(right.sum(1) / valid.sum(1))
         else:
             scores.append(explained(aim, guess, valid))
-    enough = valid.sum(1) >= 2 * (int(plan.parts.max()) + 1)
+    enough = valid.sum(1) >= 2 * (int(folded.parts.max()) + 1)
     return torch.stack(scores, dim=1).double().masked_fill(~enough.unsqueeze(1), torch.nan)
 
 

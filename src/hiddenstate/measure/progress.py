@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def tracked(items: Iterable[T], label: str, total: int) -> Iterator[T]:
-    """Yield `items`, with a bar beside them where a person is watching and the work is long."""
+    """Yield `items`; on a terminal, once they have taken two seconds, with a progress bar on stderr."""
     bar: Any = None
     began = time.monotonic()
     try:

@@ -6,17 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..errors import BadInput
 from ..recording import Trajectory
-from .series import Series, as_series, refuse_bad
+from ..state import shown_in_short
+from .series import ManyStates, Series, as_series, refuse_bad, several
 
 Range = Literal["tanh", "sigmoid", "none"]
 _SIGMOIDS = ("input", "forget", "output", "reset", "update")
 _TORCH_KINDS = ("rnn", "lstm", "gru", "rnn_cell", "lstm_cell", "gru_cell")
 
 
+@shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class Saturation:
     """The share of values near the ends of their range, overall, of each unit, and at each step."""
@@ -46,7 +50,7 @@ class Saturation:
 
 
 def saturation(
-    traj: Trajectory | Tensor,
+    traj: ManyStates,
     threshold: float = 0.95,
     *,
     lengths: Tensor | None = None,
@@ -57,20 +61,85 @@ def saturation(
 
     A cell state `c`, a relu and a projection have no bounds, so nothing of them saturates. `activation="auto"` takes
     the sigmoid for sigmoid gates, and tanh for all else, unless a torch layer's values exceed 1, as no tanh can.
+    Many runs of unequal length, `recording.runs("l0")` or an iterator of them, are measured one at a time, as one.
 
     >>> states = torch.tensor([[[0.99, 0.0], [-0.99, 0.5]]])
     >>> print(saturation(states))
     50.0% saturated (≥ 0.95 of the range of tanh), |h| is 0.62 on average, 0.99 at most
     """
-    if not 0 < threshold <= 1:
+    if not isinstance(threshold, int | float) or not 0 < threshold <= 1:
         raise BadInput(
             f"the threshold is a share of the activation's range, above 0 and up to 1, but is {threshold!r}."
         )
-    series = refuse_bad(as_series(traj, lengths, part=part))
-    gates: dict[str, Saturation] = {}
-    if isinstance(traj, Trajectory) and part == "h":
-        gates = {name: saturation(traj, threshold, part=name) for name in traj.gates}
-    return _measured(series, threshold, _range(traj, series, activation, part), gates)
+    total = RunningSaturation(threshold, part, activation)
+    if lengths is not None:
+        total.add(traj, as_series(traj, lengths, part=part))
+    else:
+        for run, series in several(traj, part=part, final=True):
+            total.add(run, series)
+    return total.result()
+
+
+class RunningSaturation:
+    """Saturation added up run by run."""
+
+    def __init__(self, threshold: float = 0.95, part: str = "h", activation: str = "auto") -> None:
+        """Begin with none."""
+        self.threshold, self.part, self.activation = threshold, part, activation
+        self._together: Saturation | None = None
+        self._reached = torch.zeros(0)  # (time,) the rows that reach each step
+
+    def add(self, traj: ManyStates, series: Series) -> None:
+        """Add one run."""
+        refuse_bad(series)
+        gates: dict[str, Saturation] = {}
+        if isinstance(traj, Trajectory) and self.part == "h":
+            gates = {name: saturation(traj, self.threshold, part=name) for name in traj.gates}
+        one = _measured(series, self.threshold, _range(traj, series, self.activation, self.part), gates)
+        rows = series.valid.sum(0).cpu()
+        if self._together is None:
+            self._together, self._reached = one, rows
+        else:
+            self._together, self._reached = _merged(self._together, one, (self._reached, rows))
+
+    @property
+    def any(self) -> bool:
+        """Whether a run was added."""
+        return self._together is not None
+
+    def result(self) -> Saturation:
+        """Return the saturation of all runs together."""
+        assert self._together is not None
+        return self._together
+
+
+def _merged(one: Saturation, other: Saturation, reached: tuple[Tensor, Tensor]) -> tuple[Saturation, Tensor]:
+    """Return the saturation of both together, with the rows that reach each step; these are `reached` by each."""
+    longest = max(len(rows) for rows in reached)
+    rows = [functional.pad(r, (0, longest - len(r))) for r in reached]
+    # A value beyond the range tells that there is none, for all runs: nothing can press against it.
+    unbounded = "none" in (one.range, other.range)
+    share = [float(r.sum()) / float(rows[0].sum() + rows[1].sum()) for r in rows]
+    weights = [0.0, 0.0] if unbounded else share
+    steps = sum(
+        functional.pad(found.steps.cpu().nan_to_num(), (0, longest - len(found.steps))) * r * (not unbounded)
+        for found, r in zip((one, other), rows, strict=True)
+    )
+    merged = Saturation(
+        share=weights[0] * one.share + weights[1] * other.share,
+        units=weights[0] * one.units + weights[1] * other.units,
+        steps=steps / (rows[0] + rows[1]),
+        mean_abs=share[0] * one.mean_abs + share[1] * other.mean_abs,
+        max_abs=max(one.max_abs, other.max_abs),
+        threshold=one.threshold,
+        range="none" if unbounded else one.range,
+        gates={
+            name: _merged(gate, other.gates[name], reached)[0]
+            for name, gate in one.gates.items()
+            if name in other.gates
+        },
+    )
+    return merged, rows[0] + rows[1]
 
 
 def _measured(series: Series, threshold: float, bounds: Range, gates: dict[str, Saturation]) -> Saturation:
@@ -94,7 +163,7 @@ def _measured(series: Series, threshold: float, bounds: Range, gates: dict[str, 
     )
 
 
-def _range(traj: Trajectory | Tensor, series: Series, activation: str, part: str) -> Range:
+def _range(traj: ManyStates, series: Series, activation: str, part: str) -> Range:
     if activation in ("relu", "none"):
         return "none"
     if activation in ("tanh", "sigmoid"):

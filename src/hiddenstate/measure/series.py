@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from ..errors import BadInput
-from ..recording import Trajectory
+from ..recording import Recording, Trajectory
+
+States: TypeAlias = "Trajectory | Tensor | PackedSequence | np.ndarray[Any, Any]"  # of one run
+ManyStates: TypeAlias = "States | Iterable[States] | Recording"  # of one run, or of many, whatever their lengths
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,23 +43,101 @@ class Series:
         return self.values[rows, self.lengths - 1]
 
 
-def as_series(traj: Trajectory | Tensor, lengths: Tensor | None = None, *, part: str = "h") -> Series:
-    """Return one part of a trajectory, or a tensor with its lengths, checked."""
+def as_series(traj: ManyStates, lengths: Tensor | None = None, *, part: str = "h", final: bool = False) -> Series:
+    """Return one part of a trajectory, or a tensor or array with its lengths, checked; the rows of many runs together.
+
+    Where steps do not matter, `final` states (batch, unit) are rows of one step each.
+    """
+    if isinstance(traj, Recording | list | Iterator) and lengths is None:
+        return _stacked([series for _, series in several(traj, part=part, final=final)])
     if isinstance(traj, Trajectory):
         if lengths is not None:
             raise BadInput("a Trajectory knows its own lengths: lengths= is for plain tensors.")
         return _series(traj.part(part), traj.valid, part)
+    traj = as_tensor(traj)
+    if isinstance(traj, PackedSequence) and lengths is None:
+        traj, lengths = pad_packed_sequence(traj, batch_first=True)
     if not isinstance(traj, Tensor):
-        raise BadInput(
-            f"states are a Trajectory or a tensor (batch, time, unit), but this is {type(traj).__name__}. "
-            f"A recording holds one trajectory for each track: give one of them, recording['l0']."
-        )
+        raise BadInput(_no_states(traj))
+    if final and traj.dim() == 2 and lengths is None:
+        traj = traj.unsqueeze(1)
     if traj.dim() != 3:
         raise BadInput(
             f"states are (batch, time, unit), but this tensor has shape {tuple(traj.shape)}. "
-            f"One sequence without a batch axis becomes one with h.unsqueeze(0)."
+            f"One sequence without a batch axis becomes one with h.unsqueeze(0); "
+            f"the last states of several, (batch, unit), with h.unsqueeze(1)."
         )
     return _series(traj, valid_steps(traj, lengths), "the tensor")
+
+
+def pieces(traj: ManyStates, lengths: Tensor | None = None, *, part: str = "h") -> Iterator[Series]:
+    """Yield the one run, or each of several, as a series."""
+    if lengths is not None:
+        yield as_series(traj, lengths, part=part)
+    else:
+        yield from (series for _, series in several(traj, part=part, final=True))
+
+
+def several(traj: ManyStates, *, part: str = "h", final: bool = False) -> Iterator[tuple[States, Series]]:
+    """Yield each run beside its series, all with the same units; an iterator is asked for one at a time."""
+    units = None
+    for number, run in enumerate(runs_in(traj)):
+        series = as_series(run, part=part, final=final)
+        units = units or series.values.shape[2]
+        if series.values.shape[2] != units:
+            raise BadInput(
+                f"run {number} has {series.values.shape[2]} units, but those before it have {units}: "
+                f"runs that are measured together are of one track."
+            )
+        yield run, series
+    if units is None:
+        raise BadInput("there is nothing to measure: no run at all. An iterator that was used up gives none.")
+
+
+def runs_in(traj: ManyStates) -> Iterable[States]:
+    """Return the runs of something that may hold many: a recording of one track, or a list or iterator of runs."""
+    if isinstance(traj, Mapping):
+        names = list(traj)
+        if len(names) == 1 and isinstance(traj, Recording):
+            return traj.runs(names[0])
+        one = repr(names[0]) if names else "'l0'"
+        raise BadInput(
+            f"these are trajectories by track ({', '.join(map(str, names)) or 'none yet'}), and one measure is of one "
+            f"track: give recording[{one}], or all its runs, recording.runs({one})."
+        )
+    one_run = isinstance(traj, Trajectory | Tensor | PackedSequence | np.ndarray | nn.Module)
+    return [traj] if one_run or not isinstance(traj, Iterable) else traj  # type: ignore[list-item, return-value]
+
+
+def _stacked(runs: list[Series]) -> Series:
+    """Return the rows of several runs as one series, padded to the longest."""
+    time = max(run.values.shape[1] for run in runs)
+
+    def below(parts: list[Tensor]) -> Tensor:
+        padded = [
+            torch.cat([part, part.new_zeros(len(part), time - part.shape[1], *part.shape[2:])], 1) for part in parts
+        ]
+        return torch.cat([part.to(padded[0].device) for part in padded])
+
+    return Series(below([run.values for run in runs]), below([run.valid for run in runs]), runs[0].name)
+
+
+def _no_states(given: object) -> str:
+    said = f"states are a Trajectory or a tensor (batch, time, unit), but this is {type(given).__name__}. "
+    if isinstance(given, nn.Module):
+        return said + "States of a model are recorded, hs.record(model), or hs.measure.runs_of(model, loader)."
+    if isinstance(given, tuple):
+        return said + "A recurrent layer returns (output, state): give its output. Several runs come as a list."
+    return said + "A recording holds one trajectory for each track: give one of them, recording['l0']."
+
+
+def as_tensor(values: Any) -> Any:
+    """Return an array of numpy as a tensor that shares its memory, and all else as it is."""
+    if not isinstance(values, np.ndarray):
+        return values
+    if values.dtype.kind not in "fiubc":
+        raise BadInput(f"states are numbers, but this array is of {values.dtype}: often rows of unequal length.")
+    return torch.as_tensor(values if values.flags.writeable else values.copy())
 
 
 def valid_steps(x: Tensor, lengths: Tensor | None) -> Tensor:
@@ -68,6 +153,13 @@ def valid_steps(x: Tensor, lengths: Tensor | None) -> Tensor:
     if batch and not 0 <= int(lengths.min()) <= int(lengths.max()) <= time:
         raise BadInput(f"lengths go from {int(lengths.min())} to {int(lengths.max())}, but there are {time} steps.")
     return torch.arange(time, device=x.device) < lengths.unsqueeze(1)
+
+
+def without_padding(x: Tensor, valid: Tensor) -> Tensor:
+    """Return `x (batch, time, ...)` with zeros in the padding, which may hold NaN."""
+    if not x.is_floating_point() or bool(valid.all()):
+        return x
+    return x.masked_fill(~valid.reshape(*valid.shape, *[1] * (x.dim() - 2)), 0)
 
 
 def refuse_bad(series: Series) -> Series:

@@ -1,18 +1,20 @@
-"""A recurrent layer as a dynamical system: one vector of state, one map from it to the next."""
+"""A recurrent layer as a dynamical system: one vector of state, one map from it to the next, measured at rest."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, reduce
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from ..cells import Layer
+from ..cells import Layer, invented_inputs, unheard, untouched
 from ..errors import BadInput, StateMismatch
 from ..state import State
 from ..unrolling import Recurrent
@@ -21,20 +23,21 @@ _dual: Any = forward_ad  # torch leaves it without types
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One part of a state, and how it lies in the vector."""
+class PartLayout:
+    """How one part of a state is laid out, in the State and in the vector."""
 
     name: str
     shape: torch.Size  # of one row
-    axis: int  # the batch axis
+    batch_axis: int
     dtype: torch.dtype
 
 
 class System:
-    """Any layer as `s' = F(x, s)` on vectors `s (row, size)`; derivatives by autograd.
+    """Any layer as `s' = F(x, s)` on vectors `s (row, entry)`; derivatives by autograd.
 
-    The vector holds all parts: `h` before `c` before others, each part's layers one after another. Whole numbers in a
-    state (a count of steps) are carried along, but are no coordinates: they have no derivative.
+    A vector holds all parts: `h` before `c` before others, each part's layers one after another. Its entries are
+    coordinates, except for whole numbers (a count of steps): these are carried along, but have no derivative. `smooth`
+    says which entries are coordinates, and `size` how many there are.
     """
 
     def __init__(self, layer: Layer, x: Tensor | None = None) -> None:
@@ -45,44 +48,63 @@ class System:
             one = one.to(torch.promote_types(x.dtype, _widest(one)))  # a cell without weights is as exact as its input
         first = [name for name in ("h", "c") if name in one]
         names = [*first, *(name for name in one if name not in first)]
-        self.places = [
-            Place(n, one[n].movedim(one.batch_axis[n], 0).shape[1:], one.batch_axis[n], one[n].dtype) for n in names
-        ]
-        real = [place for place in self.places if not _whole(place.dtype)]
+        axes = one.batch_axis
+        self.layout = [PartLayout(n, one[n].movedim(axes[n], 0).shape[1:], axes[n], one[n].dtype) for n in names]
+        real = [part for part in self.layout if not _whole(part.dtype)]
         if not real:
             raise BadInput(f"the state of {type(layer.module).__name__} has no part of real numbers: no derivatives.")
         self.dtype = _widest(one)
         self.input_dtype = real[0].dtype.to_real()
         self.device = one[real[0].name].device
-        self.smooth = torch.cat([torch.full((_width(p),), not _whole(p.dtype)) for p in self.places]).to(self.device)
+        self.smooth = torch.cat([torch.full((_width(p),), not _whole(p.dtype)) for p in self.layout]).to(self.device)
         self.size = int(self.smooth.sum())
 
+    def features(self) -> int:
+        """Return how many features the layer takes at each step, for a constant input that was not given."""
+        width = self.spec.input_size
+        if width is None:
+            width = next(filter(self._takes, (x.shape[1] for x in _made_up(self.layer.module))), None)
+        if width is None:
+            raise BadInput(
+                f"how many features {type(self.layer.module).__name__} takes is unknown: give x (feature,), "
+                f"the constant input, or the cell an input_size."
+            )
+        return width
+
+    def _takes(self, width: int) -> bool:
+        try:
+            with at_rest(self.layer.module), torch.no_grad():
+                self.step(torch.zeros(2, width, device=self.device, dtype=self.input_dtype), self.initial(2))
+        except Exception:  # a trial: sizes that are read off weights are guesses
+            return False
+        return True
+
     def initial(self, rows: int) -> Tensor:
-        """Return the vectors that `rows` sequences start from: (row, coordinate)."""
+        """Return the vectors that `rows` sequences start from: (row, entry)."""
         return self.pack(self.layer.initial(rows)).detach()
 
     def pack(self, state: State) -> Tensor:
         """Return a State as vectors."""
-        parts = []
-        for place in self.places:
-            part = state[place.name].movedim(place.axis, 0)
-            part = torch.view_as_real(part) if part.is_complex() else part
-            parts.append(part.flatten(1).to(self.dtype))
-        return torch.cat(parts, dim=1)
+        vectors = []
+        for part in self.layout:
+            values = state[part.name].movedim(part.batch_axis, 0)
+            values = torch.view_as_real(values) if values.is_complex() else values
+            vectors.append(values.flatten(1).to(self.dtype))
+        return torch.cat(vectors, dim=1)
 
     def unpack(self, vectors: Tensor) -> State:
         """Return vectors as a State."""
         parts = {}
         begin = 0
-        for place in self.places:
-            piece = vectors[:, begin : begin + _width(place)]
-            begin += _width(place)
-            if place.dtype.is_complex:
-                piece = torch.view_as_complex(piece.reshape(len(piece), *place.shape, 2))
-            elif _whole(place.dtype):
+        for part in self.layout:
+            piece = vectors[:, begin : begin + _width(part)]
+            begin += _width(part)
+            if part.dtype.is_complex:
+                piece = torch.view_as_complex(piece.reshape(len(piece), *part.shape, 2))
+            elif _whole(part.dtype):
                 piece = piece.detach().round()
-            parts[place.name] = piece.reshape(-1, *place.shape).to(place.dtype).movedim(0, place.axis)
-        return State(parts, {place.name: place.axis for place in self.places})
+            parts[part.name] = piece.reshape(-1, *part.shape).to(part.dtype).movedim(0, part.batch_axis)
+        return State(parts, {part.name: part.batch_axis for part in self.layout})
 
     def step(self, x: Tensor, vectors: Tensor) -> Tensor:
         """Return the next vectors for one input to each: `x (row, feature)`."""
@@ -96,7 +118,7 @@ class System:
         return self.pack(layer.to_state(layer.split(result)[1], batch=len(vectors)))
 
     def walk(self, x: Tensor, start: Tensor | None = None) -> Tensor:
-        """Return the state after each step of `x (batch, time, feature)`: (batch, time, coordinate)."""
+        """Return the state after each step of `x (batch, time, feature)`: (batch, time, entry)."""
         vectors = self.initial(len(x)) if start is None else start
         states = []
         with torch.no_grad():
@@ -157,6 +179,35 @@ class System:
         return following[::count].detach(), pushed.detach().to(directions.dtype)
 
 
+def _made_up(module: nn.Module) -> Iterator[Tensor]:
+    return (x for x in invented_inputs(module, 2) if x.is_floating_point())
+
+
+@contextmanager
+def at_rest(module: nn.Module) -> Iterator[None]:
+    """Hold a module in eval mode with its weights out of the graph; all is put back, also after an exception.
+
+    Inside, gradients flow to inputs and states, whatever the grad mode outside. Listeners that are attached already,
+    such as a Carry, do not hear the calls: it would take the states of a measurement for those of its training.
+    """
+    cuda = any(tensor.is_cuda for tensor in (*module.parameters(), *module.buffers()))
+    with ExitStack() as stack:
+        stack.enter_context(untouched(module))
+        stack.enter_context(unheard())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        if cuda:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+            warnings.filterwarnings("ignore", message="(?i).*tf32")  # some versions of torch, when flags are put back
+            # cuDNN has no backward for a recurrent layer in eval mode; torch's own kernels have one.
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        module.eval()
+        for weight in module.parameters():
+            weight.requires_grad_(False)
+        yield
+
+
 def check_sequence(system: System, x: Tensor, *, at_least: int = 1) -> Tensor:
     """Return `x (batch, time, feature)` as the system takes it, or say what is wrong with it."""
     if not isinstance(x, Tensor) or x.dim() < 2:
@@ -170,7 +221,7 @@ def check_sequence(system: System, x: Tensor, *, at_least: int = 1) -> Tensor:
     if width is not None and x.dim() == 3 and x.shape[2] != width:
         raise BadInput(
             f"x has shape {tuple(x.shape)}, but this {type(system.layer.module).__name__} takes {width} features: "
-            f"(batch, time, {width}). Layers are given batch-first here, whatever their batch_first."
+            f"(batch, time, {width}), or (time, batch, {width}) with batch_first=False or time_axis=0."
         )
     if x.is_floating_point():
         x = x.to(system.device, system.input_dtype)
@@ -192,8 +243,8 @@ def _widest(state: State) -> torch.dtype:
     return reduce(torch.promote_types, kinds) if kinds else torch.float32
 
 
-def _width(place: Place) -> int:
-    return math.prod(place.shape) * (2 if place.dtype.is_complex else 1)
+def _width(part: PartLayout) -> int:
+    return math.prod(part.shape) * (2 if part.dtype.is_complex else 1)
 
 
 def _whole(dtype: torch.dtype) -> bool:

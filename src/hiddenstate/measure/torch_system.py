@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ..cells import Layer, as_layer
+from ..cells import Layer, as_layer, is_step, layer_axes, layers
 from ..errors import NotRecurrent
-from .closed_forms import FORMS, Form, Weights
-from .system import System
+from .closed_forms import FORMS, ClosedForm, GateWeights
+from .system import System, check_sequence
 
 _LAYERS: tuple[type[nn.Module], ...] = (nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell)
 
@@ -20,6 +20,13 @@ def as_system(layer: nn.Module, x: Tensor | None = None) -> System:
     """Return a layer as a system, by closed forms where they are known."""
     if not isinstance(layer, nn.Module):
         raise NotRecurrent(f"dynamics are measured of a recurrent layer, but this is {type(layer).__name__}.")
+    held = layers(layer)
+    if held and all(one.module is not layer for one in held) and not is_step(layer):
+        names = ", ".join(one.label for one in held)
+        raise NotRecurrent(
+            f"this is measured of one recurrent layer, but this {type(layer).__name__} is a model around {names}: "
+            f"give that layer, and as x what it is given there, such as the embedded tokens."
+        )
     found = as_layer(layer, x[:, 0] if x is not None and x.dim() == 3 and x.numel() else None)
     if found.spec.bidirectional:
         raise NotRecurrent(
@@ -29,11 +36,23 @@ def as_system(layer: nn.Module, x: Tensor | None = None) -> System:
     return TorchSystem(found) if _has_closed_form(found.module) else System(found, x)
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
-    """One layer of a stack, and where its parts lie in the vector of state."""
+def driven(
+    layer: nn.Module, x: Tensor, *, time_axis: int | None = None, batch_axis: int | None = None, at_least: int = 1
+) -> tuple[System, Tensor]:
+    """Return a layer as a system, and its input, which comes as the layer takes it, as `(batch, time, feature)`."""
+    first = x.transpose(0, 1) if (time_axis == 0 or batch_axis == 1) and x.dim() > 1 else x
+    system = as_system(layer, first)
+    if isinstance(x, Tensor) and x.dim() > 1:
+        axes = layer_axes(system.layer, x, time_axis=time_axis, batch_axis=batch_axis)
+        x = x if axes.batch is None else axes.rows_first(x)
+    return system, check_sequence(system, x, at_least=at_least)
 
-    weights: Weights
+
+@dataclass(frozen=True, slots=True)
+class StackedLayer:
+    """The weights of one layer of a stack, and where its h and c are in the vector of state."""
+
+    weights: GateWeights
     h: slice
     c: slice | None
 
@@ -47,7 +66,7 @@ class TorchSystem(System):
         spec = layer.spec
         module = layer.module
         name = layer.kind.removesuffix("_cell")
-        self.form: Form = FORMS[getattr(module, "nonlinearity", "tanh") if name == "rnn" else name]
+        self.form: ClosedForm = FORMS[getattr(module, "nonlinearity", "tanh") if name == "rnn" else name]
         visible = spec.sizes["h"]
         self.levels = []
         for depth in range(spec.layers):
@@ -56,7 +75,7 @@ class TorchSystem(System):
                 begin = spec.layers * visible + depth * spec.sizes["c"]
                 c = slice(begin, begin + spec.sizes["c"])
             weights = _weights(module, f"_l{depth}" if layer.fused else "")
-            self.levels.append(Level(weights, slice(depth * visible, (depth + 1) * visible), c))
+            self.levels.append(StackedLayer(weights, slice(depth * visible, (depth + 1) * visible), c))
 
     def step(self, x: Tensor, vectors: Tensor) -> Tensor:
         """Return the next vectors, differentiable in both arguments."""
@@ -124,7 +143,7 @@ class TorchSystem(System):
         """Return zeros, as torch starts from."""
         return torch.zeros(rows, self.size, dtype=self.dtype, device=self.device)
 
-    def _parts(self, level: Level, vectors: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _parts(self, level: StackedLayer, vectors: Tensor) -> tuple[Tensor, Tensor | None]:
         return vectors[:, level.h], None if level.c is None else vectors[:, level.c]
 
 
@@ -133,7 +152,7 @@ def _has_closed_form(module: nn.Module) -> bool:
     return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in _LAYERS)
 
 
-def _weights(module: nn.Module, suffix: str) -> Weights:
+def _weights(module: nn.Module, suffix: str) -> GateWeights:
     def get(name: str) -> Tensor | None:
         found = getattr(module, f"{name}{suffix}", None)
         return found.detach() if isinstance(found, Tensor) else None
@@ -141,4 +160,4 @@ def _weights(module: nn.Module, suffix: str) -> Weights:
     w_ih, w_hh = get("weight_ih"), get("weight_hh")
     assert w_ih is not None
     assert w_hh is not None
-    return Weights(w_ih, w_hh, get("bias_ih"), get("bias_hh"), get("weight_hr"))
+    return GateWeights(w_ih, w_hh, get("bias_ih"), get("bias_hh"), get("weight_hr"))
