@@ -529,3 +529,51 @@ def test_a_model_without_recurrence_is_refused():
 def test_it_shows_what_it_adds():
     with watch(Tagger()) as penalty:
         assert repr(penalty) == "Penalty(activity=2, temporal=3, norm_stabilizer=5; 2 layers)"
+
+
+def _in_pieces(rnn, x, cut):
+    h = None
+    for piece in x.split(cut, dim=1):
+        _, h = rnn(piece, h)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("term", ["activity", "temporal", "norm_stabilizer"])
+@pytest.mark.parametrize("cut", [1, 3])
+def test_a_layer_that_a_script_steps_pays_what_one_call_does(kind, term, cut):
+    rnn, x = kind(3, 5, batch_first=True), torch.randn(2, 20, 3)
+    with Penalty(rnn, **{term: 1.0}) as penalty:
+        rnn(x)
+        whole = penalty()
+        _in_pieces(rnn, x, cut)
+        stepped = penalty()
+    assert whole > 0
+    torch.testing.assert_close(stepped, whole)
+    grads = [torch.autograd.grad(cost, list(rnn.parameters()), retain_graph=True) for cost in (whole, stepped)]
+    torch.testing.assert_close(*grads)
+
+
+def test_a_model_that_a_script_steps_pays_what_one_call_does():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.GRU(3, 5, batch_first=True)
+
+        def forward(self, x, hidden=None):
+            return self.rnn(x, hidden)
+
+    net, x = Net(), torch.randn(2, 20, 3)
+    with Penalty(net, temporal=1.0) as penalty:
+        net(x)
+        whole = penalty()
+        _in_pieces(net, x, 1)
+        torch.testing.assert_close(penalty(), whole)
+
+
+def test_steps_whose_state_is_dropped_pay_no_changes_and_it_is_said():
+    rnn, x = nn.GRU(3, 5, batch_first=True), torch.randn(2, 6, 3)
+    with Penalty(rnn, temporal=1.0) as penalty:
+        for t in range(6):
+            rnn(x[:, t : t + 1])
+        with pytest.warns(HiddenStateWarning, match=r"6 runs of one step each, so temporal cost nothing.*Hand it on"):
+            assert penalty() == 0

@@ -126,23 +126,24 @@ def test_turning_a_state_costs_change_but_not_norm():
     assert norm_stabilizer(h) < 1e-20
 
 
-EMPTY = {
-    "no step": (activity, [0, 0], "no step counts"),
-    "no pair": (temporal, [1, 0], "no pair of neighboring steps counts"),
-    "no pair of norms": (norm_stabilizer, [1, 1], "no pair of neighboring steps counts"),
-}
+@pytest.mark.parametrize("lengths", [[0, 0], None])
+def test_a_mean_over_no_step_is_refused(lengths):
+    with pytest.raises(BadInput, match=r"no step counts.*every row is empty.*how the lengths were made"):
+        activity(torch.randn(2, 0 if lengths is None else 3, 4), lengths)
 
 
-@pytest.mark.parametrize(("term", "lengths", "complaint"), EMPTY.values(), ids=EMPTY)
-def test_a_mean_of_nothing_is_refused(term, lengths, complaint):
-    with pytest.raises(BadInput, match=complaint + ".*every row is too short"):
-        term(torch.randn(2, 3, 4), lengths)
-    with pytest.raises(BadInput, match=complaint):
-        term(torch.randn(2, 0 if term is activity else 1, 4))
+@pytest.mark.parametrize("term", [temporal, norm_stabilizer])
+@pytest.mark.parametrize("lengths", [[1, 0], [1, 1], [0, 0], None])
+def test_where_no_two_steps_are_neighbors_nothing_changes(term, lengths):
+    h = torch.randn(2, 1 if lengths is None else 3, 4, requires_grad=True)
+    cost = term(h, lengths)
+    cost.backward()
+    assert cost.item() == 0
+    assert not h.grad.any()
 
 
 WRONG = {
-    "too long": (torch.randn(2, 3, 4), [3, 4], r"from 3 to 4, but there are 3 steps.*batch-first"),
+    "too long": (torch.randn(2, 3, 4), [3, 4], r"from 3 to 4, but there are 3 steps.*batch_first=False"),
     "negative": (torch.randn(2, 3, 4), [3, -1], "from -1 to 3"),
     "too few": (torch.randn(2, 3, 4), [3], r"shape \(1,\), but the states have 2 rows"),
     "fractions": (torch.randn(2, 3, 4), [1.0, 2.0], "float32, but whole numbers are needed"),
@@ -159,3 +160,12 @@ WRONG = {
 def test_what_cannot_be_is_refused(name, h, lengths, complaint):
     with pytest.raises(BadInput, match=complaint):
         TERMS[name](h, lengths)
+
+
+@each_term
+@given(batch=batches())
+def test_time_may_come_first_as_in_torchs_layers(name, batch):
+    h, lengths = batch
+    turned = TERMS[name](h.transpose(0, 1), lengths, batch_first=False)
+    torch.testing.assert_close(turned, TERMS[name](h, lengths))
+    torch.testing.assert_close(TERMS[name](h.transpose(0, 1), batch_first=False), TERMS[name](h))

@@ -1,6 +1,7 @@
 """Heads over states in between: from every step of a sequence to one result, padding never counted."""
 
 from .attention import Attention, MultiHead
+from .compare_heads import HeadScores, compare_heads
 from .concat import Concat
 from .last import Last
 from .mean import Mean
@@ -9,4 +10,17 @@ from .pool import Pool
 from .steps import Steps
 from .taps import Taps
 
-__all__ = ["Attention", "Concat", "Last", "LogSumExp", "Max", "Mean", "MultiHead", "Pool", "Steps", "Taps"]
+__all__ = [
+    "Attention",
+    "Concat",
+    "HeadScores",
+    "Last",
+    "LogSumExp",
+    "Max",
+    "Mean",
+    "MultiHead",
+    "Pool",
+    "Steps",
+    "Taps",
+    "compare_heads",
+]

@@ -44,7 +44,7 @@ class Steps(NamedTuple):
     @property
     def may_look(self) -> bool:
         """Whether looking at values is cheap and allowed: not on a GPU, which would have to be waited for."""
-        return self.h.device.type == "cpu" and not recorded()
+        return self.h.device.type == "cpu" and not captured()
 
     @property
     def wants_grad(self) -> bool:
@@ -72,13 +72,13 @@ def uncast() -> AbstractContextManager[object]:
 
 
 def assert_later(condition: Tensor, message: str) -> None:
-    """Put a check into the graph that is being recorded, where this version of torch can."""
+    """Put a check into the graph that is being captured, where this version of torch can."""
     if _assert_async is not None:
         _assert_async.msg(condition, message)
 
 
-def recorded() -> bool:
-    """Say whether this code is being compiled, exported or traced, when values are not there to be looked at."""
+def captured() -> bool:
+    """Say whether a graph of this code is being captured (compiled, exported or traced): values cannot be looked at."""
     return torch.compiler.is_compiling() or traced()
 
 
@@ -102,7 +102,7 @@ def read_steps(h: Source, lengths: Lengths | None) -> Steps:
         return Steps(padded, own.to(padded.device))
     if isinstance(h, Trajectory):
         assert h.lengths is not None
-        _check_states(h.h)
+        _check_states(h.trainable())
         return Steps(h.h, _read_lengths(h.lengths.to(h.h.device), h.h))
     raise BadInput(
         f"a tensor (batch, time, unit), a Trajectory or a PackedSequence can be pooled, "
@@ -150,7 +150,7 @@ def _check_lengths(lengths: Tensor, h: Tensor) -> None:
             f"lengths have shape {tuple(lengths.shape)}, but the states have {batch} rows {tuple(h.shape)}: one length "
             f"for each row is needed. Where time comes first, transpose: h.transpose(0, 1)."
         )
-    if recorded():
+    if captured():
         inside = ((lengths >= 1) & (lengths <= time)).all()
         assert_later(inside, "a length is below 1 or above the number of steps")
     elif batch and lengths.device.type != "meta":

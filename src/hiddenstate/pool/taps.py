@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..errors import BadInput
 from .last import at_steps
 from .pool import Pool
-from .steps import Lengths, Source, Steps, assert_later, read_steps, recorded, traced
+from .steps import Lengths, Source, Steps, assert_later, captured, read_steps, traced
 
 Short: TypeAlias = Literal["error", "last", "zero"]
 
@@ -133,7 +133,7 @@ def _read_heads(heads: nn.Module | Sequence[nn.Module] | None, taps: int | None)
 def _refuse_short(steps: Steps, index: Tensor, present: Tensor) -> None:
     if traced():
         return
-    if recorded():
+    if captured():
         assert_later(present.all(), "a row is too short for a tap")
     elif not bool(present.all()):
         row, tap = (int(place) for place in (~present).nonzero()[0])

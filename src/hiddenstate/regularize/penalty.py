@@ -6,6 +6,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -14,12 +15,10 @@ from weakref import finalize
 import torch
 from torch import Tensor, nn
 
-from ..cells import Call, Entry, Handle, Layer, Listener, Proceed, layers, listen, unwrap
+from ..cells import Call, Handle, Layer, Listener, OuterCall, Proceed, Succession, layers, listen, unwrap
 from ..errors import BadInput, HiddenStateWarning, NotRecurrent
 from ..state import tensors
-from .masking import Lengths
-from .runs import Run, has_graph, states_of
-from .terms import activity, norm_stabilizer, temporal
+from .terms import Lengths, activity, norm_stabilizer, temporal
 
 _TERMS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "activity": activity,
@@ -34,8 +33,8 @@ class Penalty:
 
     The cost is a sum over layers of coefficient times term: `activity`, `temporal`, `norm_stabilizer`, as the
     functions of these names give them for the layer's output (of a stack its last layer's, of a cell its state h).
-    Calls within one call of the model that hand the state on are one run; of several runs a layer pays the mean. Runs
-    are noted in training, while gradients are on, and forgotten when asked for: ask once, before `backward`. In
+    Calls that hand the state on, in the model or in a loop of your own, are one run; of several a layer pays the mean.
+    Runs are noted in training, while gradients are on, and forgotten when asked for: ask once, before `backward`. In
     evaluation the cost is zero.
 
     >>> model = nn.GRU(3, 4, batch_first=True)
@@ -58,9 +57,10 @@ class Penalty:
         self._layers = layers(model)
         if not self._layers:
             raise NotRecurrent(f"{type(model).__name__} has no recurrent layer to watch. hs.layers(model) lists them.")
-        self._noted = _Runs(self._model, self._layers)
-        handle = listen(model, self._layers, self._noted)
-        self._end = finalize(self, _end, handle, self._noted)  # who forgets to close it leaves nothing behind either
+        self._told: set[Layer] = set()  # layers of which it was said that they only make single steps
+        self._listener = _RunListener(self._model)
+        handle = listen(model, self._layers, self._listener)
+        self._end = finalize(self, _end, handle, self._listener)  # who forgets to close it leaves nothing behind either
         self._end.atexit = False
 
     def __call__(self, lengths: Lengths | None = None) -> Tensor:
@@ -70,11 +70,12 @@ class Penalty:
         """
         if not self._end.alive:
             raise BadInput("this Penalty was closed and watches nothing any more. Make a new one: Penalty(model, ...).")
-        runs = self._noted.taken()
+        runs = self._listener.pop_all()
         if not runs:
             return self._nothing()
         counts = Counter(run.layer for run in runs)
-        costs = [self._cost(*states_of(run, lengths)) / counts[run.layer] for run in runs]
+        self._tell_single_steps(runs, counts)
+        costs = [self._cost(*_states_of(run, lengths)) / counts[run.layer] for run in runs]
         return sum(costs[1:], costs[0])
 
     def close(self) -> None:
@@ -104,6 +105,21 @@ class Penalty:
                 total = total + coefficient * _TERMS[name](h, lengths)
         return total
 
+    def _tell_single_steps(self, runs: list[LayerRun], counts: Counter[Layer]) -> None:
+        """Say where changes from step to step were to be paid for, and a layer only made runs of one step."""
+        pairwise = [name for name in self.coefficients if name != "activity"]
+        longer = {run.layer for run in runs if len(run.calls) > 1 or run.calls[0].steps > 1}
+        single = [layer for layer, count in counts.items() if count > 1 and layer not in longer | self._told]
+        for layer in single if pairwise else []:
+            self._told.add(layer)
+            warnings.warn(
+                f"{layer.label} made {counts[layer]} runs of one step each, so {' and '.join(pairwise)} cost nothing "
+                f"there: no call was handed the state in which the one before ended. Hand it on, as in "
+                f"out, h = layer(x, h), or use regularize.{pairwise[0]} on the stacked states.",
+                HiddenStateWarning,
+                stacklevel=3,
+            )
+
     def _nothing(self) -> Tensor:
         if self._model.training and torch.is_grad_enabled():
             raise BadInput(
@@ -114,30 +130,55 @@ class Penalty:
         return torch.zeros((), device=next((p.device for p in self._model.parameters()), None))
 
 
-class _Runs(Listener):
-    """Notes the runs of a model's layers in training, until somebody takes them."""
+@dataclass(slots=True, eq=False)
+class LayerRun:
+    """One run of a layer, with its graph: a call, and those that went on from the state it ended in."""
 
-    def __init__(self, model: nn.Module, found: list[Layer]) -> None:
+    model_call: int  # the number of the model call it belongs to, or went on in last
+    calls: list[Call]
+    watched: bool = False  # whether its graph says when it is used up
+    key: object = field(default_factory=object)  # what hooks know it by: one that held it would hold its graph
+
+    @property
+    def layer(self) -> Layer:
+        """Whose run it is."""
+        return self.calls[0].layer
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether a gradient can be taken back through it."""
+        return any(map(_has_graph, self.calls))
+
+    def takes(self, call: Call) -> bool:
+        """Say whether `call` can follow: rows may end on the way, but not appear."""
+        last = self.calls[-1]
+        return call.rows <= last.rows and last.lengths is None and call.lengths is None
+
+
+class _RunListener(Listener):
+    """Notes the runs of a model's layers in training, until somebody asks for them."""
+
+    def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._fused = {layer.module for layer in found if layer.fused}
-        self._cells = {layer.module for layer in found if not layer.fused}
-        self._runs: list[Run] = []
+        self._runs: list[LayerRun] = []
         self._number = 0  # of the model call that is under way, or was last
         self._training = False  # whether it began in training, with gradients on
         self._unpaid: set[Layer] = set()  # layers whose last runs had no graph
+        self._successions: dict[nn.Module, Succession] = {}
 
-    def model_call(self, entry: Entry, run: Callable[[], Any]) -> Any:
-        # Cells that are stepped from outside the model go on from call to call.
-        whole = entry.module is self._model and entry.module not in self._cells
-        self._number += whole or any(module in self._fused for module in entry.module.modules())
+    def model_call(self, entry: OuterCall, run: Callable[[], Any]) -> Any:
+        self._number += 1
         self._training = self._model.training and torch.is_grad_enabled()
         return run()
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
+        succession = self._successions.setdefault(call.layer.module, Succession())
+        goes_on = self._training and succession.goes_on(call, self._number)
         done = proceed(call)
         # Inside a reentrant checkpoint gradients are off; what it returns gets its graph afterwards.
-        if self._training and (not torch.is_grad_enabled() or has_graph(done)):
-            self._note(done)
+        if self._training and (not torch.is_grad_enabled() or _has_graph(done)):
+            self._note(done, goes_on)
+            succession.ended(done, self._number)
         return done
 
     def recompute(self, call: Call, proceed: Proceed) -> Call:
@@ -153,7 +194,7 @@ class _Runs(Listener):
             )
         return proceed(call)
 
-    def taken(self) -> list[Run]:
+    def pop_all(self) -> list[LayerRun]:
         """Return the runs that can be paid for, and forget all."""
         runs, self._runs = self._runs, []
         self._unpaid |= {run.layer for run in runs if not run.has_graph}
@@ -163,22 +204,24 @@ class _Runs(Listener):
         """Forget the runs of one model call, or all."""
         self._runs = [run for run in self._runs if model_call not in (None, run.model_call)]
 
-    def _note(self, call: Call) -> None:
+    def _note(self, call: Call, goes_on: bool) -> None:
         last = next((run for run in reversed(self._runs) if run.layer is call.layer), None)
-        if last is not None and last.model_call == self._number and last.goes_on_with(call):
+        if last is not None and goes_on and last.takes(call):
             last.calls.append(call)
+            last.model_call = self._number
             return
-        run = Run(self._number, [call])
+        run = LayerRun(self._number, [call])
         self._runs.append(run)
         for tensor in tensors(call.result).values():
             if tensor.requires_grad:
                 run.watched = True
-                tensor.register_hook(partial(self._spent, run.model_call))  # type: ignore[no-untyped-call]
+                tensor.register_hook(partial(self._spent, run.key))  # type: ignore[no-untyped-call]
         self._forget_old()
 
-    def _spent(self, model_call: int, gradient: Tensor) -> None:
+    def _spent(self, key: object, gradient: Tensor) -> None:
         if not torch.is_grad_enabled():  # a gradient of a gradient is yet to come otherwise, and the graph stays
-            self.forget(model_call)
+            for model_call in {run.model_call for run in self._runs if run.key is key}:
+                self.forget(model_call)
 
     def _forget_old(self) -> None:
         oldest = self._runs[0].model_call
@@ -192,12 +235,54 @@ class _Runs(Listener):
             )
 
 
-def _end(handle: Handle, noted: _Runs) -> None:
+def _end(handle: Handle, listener: _RunListener) -> None:
     handle.remove()
-    noted.forget()
+    listener.forget()
 
 
 def _coefficient(name: str, value: float) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise BadInput(f"{name} is a coefficient from 0, but this is {value!r}.")
     return value > 0
+
+
+def _has_graph(call: Call) -> bool:
+    """Say whether a gradient can be taken back through a call."""
+    return any(tensor.requires_grad for tensor in tensors(call.result).values())
+
+
+def _states_of(run: LayerRun, lengths: Lengths | None) -> tuple[Tensor, Tensor | None]:
+    """Return the states of a run, (batch, time, unit), and the lengths of its rows where they differ."""
+    h, known = _joined([_states(call) for call in run.calls])
+    packed = run.calls[0].lengths
+    if packed is not None:
+        return h, packed.to(h.device)
+    if lengths is None or known is not None:
+        return h, known
+    given = torch.as_tensor(lengths, device=h.device)
+    if given.shape != h.shape[:1]:
+        raise BadInput(
+            f"lengths have shape {tuple(given.shape)}, but layer {run.layer.label} ran {h.shape[0]} rows. "
+            f"Where layers run different batches, use regularize.activity and its like on each output."
+        )
+    return h, given
+
+
+def _states(call: Call) -> Tensor:
+    if call.layer.fused:
+        return call.output
+    state = call.state
+    name = "h" if "h" in state else next(iter(state))
+    return state[name].movedim(state.batch_axis[name], 0).flatten(1).unsqueeze(1)
+
+
+def _joined(pieces: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+    rows = len(pieces[0])
+    if len(pieces[-1]) == rows:
+        return (torch.cat(pieces, dim=1) if len(pieces) > 1 else pieces[0]), None
+    # Rows that ended early: those left are the first ones.
+    padded = [torch.cat([piece, piece.new_zeros(rows - len(piece), *piece.shape[1:])]) for piece in pieces]
+    lengths = torch.zeros(rows, dtype=torch.int64)
+    for piece in pieces:
+        lengths[: len(piece)] += piece.shape[1]
+    return torch.cat(padded, dim=1), lengths.to(pieces[0].device)

@@ -1,47 +1,129 @@
-"""The penalties themselves: plain functions of states, without coefficients."""
+"""The penalties themselves: plain functions of states along time, without coefficients; padding never counts."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from .masking import Lengths, Source, mean_over, read_states
+from ..errors import BadInput
+from ..recording import Trajectory
+
+Source: TypeAlias = "Tensor | Trajectory | PackedSequence"
+Lengths: TypeAlias = "Tensor | Sequence[int]"
 
 
-def activity(h: Source, lengths: Lengths | None = None) -> Tensor:
+def activity(h: Source, lengths: Lengths | None = None, *, batch_first: bool = True) -> Tensor:
     """Return the mean square of the states, over all real steps and units: large activity costs.
+
+    States are (batch, time, unit), or with `batch_first=False`, as torch's layers have it, (time, batch, unit).
 
     >>> activity(torch.tensor([[[1.0], [3.0], [9.0]]]), [2])
     tensor(5.)
     """
-    states, valid = read_states(h, lengths)
-    return mean_over(states.square(), valid, what="step")
+    states, valid = _read_states(h, lengths, batch_first=batch_first)
+    steps = states.shape[0] * states.shape[1] if valid is None else valid.sum()
+    if not torch.compiler.is_compiling() and not int(steps):
+        raise BadInput(
+            "no step counts, so there is no mean to take: every row is empty. Leave such batches out, or look at how "
+            "the lengths were made."
+        )
+    return _mean_over(states.square(), valid)
 
 
-def temporal(h: Source, lengths: Lengths | None = None) -> Tensor:
-    """Return the mean square of what changes from one step to the next: quick changes cost.
+def temporal(h: Source, lengths: Lengths | None = None, *, batch_first: bool = True) -> Tensor:
+    """Return the mean square of what changes from one step to the next: quick changes cost. Of single steps it is 0.
 
     >>> temporal(torch.tensor([[[1.0], [3.0], [9.0]]]), [2])
     tensor(4.)
     """
-    states, valid = read_states(h, lengths)
+    states, valid = _read_states(h, lengths, batch_first=batch_first)
     return _mean_over_pairs((states[:, 1:] - states[:, :-1]).square(), valid)
 
 
-def norm_stabilizer(h: Source, lengths: Lengths | None = None) -> Tensor:
-    """Return the mean square of how much the norm of the state changes from one step to the next.
+def norm_stabilizer(h: Source, lengths: Lengths | None = None, *, batch_first: bool = True) -> Tensor:
+    """Return the mean square of how much the norm of the state changes from step to step. Of single steps it is 0.
 
     >>> norm_stabilizer(torch.tensor([[[3.0, 4.0], [0.0, 5.0], [0.0, 8.0]]]))
     tensor(4.5000)
     """
-    states, valid = read_states(h, lengths)
+    states, valid = _read_states(h, lengths, batch_first=batch_first)
     norms = torch.linalg.vector_norm(states, dim=-1)  # (batch, time)
     return _mean_over_pairs((norms[:, 1:] - norms[:, :-1]).square(), valid)
 
 
 def _mean_over_pairs(values: Tensor, valid: Tensor | None) -> Tensor:
     if valid is None:
-        return mean_over(values, None, what="pair of neighboring steps")
+        return _mean_over(values, None)
     pairs = valid[:, 1:]  # a step counts only where the one before it does
     pairs_like = pairs.reshape(*pairs.shape, *(1,) * (values.dim() - 2))
-    return mean_over(torch.where(pairs_like, values, 0.0), pairs, what="pair of neighboring steps")
+    return _mean_over(torch.where(pairs_like, values, 0.0), pairs)
+
+
+def _read_states(h: Source, lengths: Lengths | None, *, batch_first: bool) -> tuple[Tensor, Tensor | None]:
+    """Return states (batch, time, unit), zero in the padding, and which steps count, bool (batch, time) or None.
+
+    The zeros are chosen, not multiplied: neither NaN in the padding nor gradient into it comes through.
+    """
+    if not isinstance(h, Tensor):
+        h, lengths = _unwrapped(h, lengths)
+    elif not batch_first and h.dim() == 3:
+        h = h.transpose(0, 1)
+    if h.dim() != 3 or not h.is_floating_point():
+        raise BadInput(
+            f"states are floating point numbers (batch, time, unit), but these are {h.dtype} of shape "
+            f"{tuple(h.shape)}. One sequence without a batch axis becomes one with h.unsqueeze(0)."
+        )
+    h = h.to(torch.promote_types(h.dtype, torch.float32))  # the square of a half is soon too large for one
+    if lengths is None:
+        return h, None
+    lengths = _read_lengths(lengths, h)
+    valid = torch.arange(h.shape[1], device=h.device) < lengths.unsqueeze(1)
+    return torch.where(valid.unsqueeze(-1), h, 0.0), valid
+
+
+def _mean_over(values: Tensor, valid: Tensor | None) -> Tensor:
+    """Return the mean of `values (batch, time, ...)`, zero where they do not count, over those that do; of none 0."""
+    if valid is None:
+        return values.mean() if values.numel() else values.sum()
+    count = valid.sum() * math.prod(values.shape[2:])
+    return values.sum() / count.clamp(min=1)
+
+
+def _unwrapped(h: Trajectory | PackedSequence, lengths: Lengths | None) -> tuple[Tensor, Tensor]:
+    if lengths is not None:
+        raise BadInput(f"lengths were given with a {type(h).__name__}, which knows its own. Leave them out.")
+    if isinstance(h, PackedSequence):
+        padded, own = pad_packed_sequence(h, batch_first=True)
+        return padded, own.to(padded.device)
+    if isinstance(h, Trajectory):
+        assert h.lengths is not None
+        return h.trainable(), h.lengths.to(h.h.device)
+    raise BadInput(
+        f"a tensor (batch, time, unit), a Trajectory or a PackedSequence is needed, but this is {type(h).__name__}. "
+        f"A recurrent layer returns (output, state): give its output."
+    )
+
+
+def _read_lengths(lengths: Lengths, h: Tensor) -> Tensor:
+    if not isinstance(lengths, Tensor):
+        lengths = torch.as_tensor(lengths, device=h.device)
+    batch, time = h.shape[:2]
+    if lengths.dtype == torch.bool or lengths.is_floating_point():
+        raise BadInput(f"lengths are {lengths.dtype}, but whole numbers are needed. Those of a mask are mask.sum(1).")
+    if lengths.shape != (batch,):
+        raise BadInput(f"lengths have shape {tuple(lengths.shape)}, but the states have {batch} rows: one for each.")
+    if lengths.device != h.device:
+        raise BadInput(f"lengths are on {lengths.device}, but the states are on {h.device}: lengths.to(h.device).")
+    if batch and not torch.compiler.is_compiling():
+        each = lengths.tolist()
+        if min(each) < 0 or max(each) > time:
+            raise BadInput(
+                f"lengths go from {min(each)} to {max(each)}, but there are {time} steps. "
+                f"Often time and batch are swapped: batch_first=False is for (time, batch, unit)."
+            )
+    return lengths
