@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import pyplot
 
+from hiddenstate import record
 from hiddenstate.errors import BadInput
-from hiddenstate.plot import heatmap, one_row, ordered, readable
+from hiddenstate.plot import heatmap, ordered
 from hiddenstate.recording import Trajectory
 from tests.plot.gallery import walk, waves
 
@@ -98,9 +99,39 @@ def test_what_is_drawn_does_not_change_with_the_tensor():
 
 
 def test_gradients_half_precision_and_empty_sequences_are_drawn_too():
-    heatmap(waves().requires_grad_())
-    heatmap(waves().half())
-    heatmap(Trajectory(waves(), torch.tensor([0]))).get_figure().canvas.draw()
+    torch.testing.assert_close(shown(heatmap(waves().requires_grad_())), waves()[0].T)
+    torch.testing.assert_close(shown(heatmap(waves().half())), waves().half().float()[0].T)
+    empty = heatmap(Trajectory(waves(), torch.tensor([0])))
+    empty.get_figure().canvas.draw()
+    assert not shown(empty).isfinite().any()
+
+
+def test_gradients_through_time_are_a_heatmap_of_their_own():
+    model = torch.nn.RNN(2, 4, batch_first=True)
+    with record(model, grads=True) as rec:
+        model(torch.randn(1, 30, 2))[0][:, -1].sum().backward()
+    ax = heatmap(rec["l0"], part="grads.h", log=True)
+    drawn = torch.from_numpy(ax.images[0].get_array().data)
+    torch.testing.assert_close(drawn, rec["l0"].grads["h"][0].T.abs().clamp(min=float(drawn.min())))
+    low, high = ax.images[0].get_clim()
+    assert low < 1e-2 * high  # early steps are faint, and still seen
+    by_hand = heatmap(rec["l0"].grads["h"].numpy(), log=True)  # as articles stack them
+    assert by_hand.images[0].get_clim() == pytest.approx((low, high))
+
+
+def test_on_a_log_scale_zero_is_dark_and_nan_is_black():
+    ax = heatmap(torch.tensor([[[1.0, 0.0, -10.0, torch.nan]]]), log=True)
+    assert ax.images[0].get_clim() == (1, 10)
+    shown = ax.images[0].get_array()
+    assert shown.mask.flatten().tolist() == [False, False, False, True]
+    assert shown.data.flatten()[:3].tolist() == [1, 1, 10]
+    heatmap(torch.zeros(1, 3, 2), log=True).get_figure().canvas.draw()
+
+
+@pytest.mark.parametrize(("limits", "ends"), [(1, (-1, 1)), ((0, 2), (0, 2)), ((-3.0, 1.0), (-3, 1))])
+def test_fixed_limits_make_pictures_comparable(limits, ends):
+    for size in (0.1, 5.0):
+        assert heatmap(waves() * size, limits=limits).images[0].get_clim() == ends
 
 
 @pytest.mark.parametrize(
@@ -113,6 +144,10 @@ def test_gradients_half_precision_and_empty_sequences_are_drawn_too():
         (lambda: heatmap({}), "but this is dict. A recording has one trajectory for each track"),
         (lambda: heatmap(waves(), row=1), "row 1 was asked for, but the trajectory has 1 rows"),
         (lambda: heatmap(walk(), tokens=["a"]), "there are 1 tokens, but 17 steps: one for each"),
+        (lambda: heatmap(walk(), limits=0), "limits are one number above 0, or .*but are 0"),
+        (lambda: heatmap(walk(), limits=(2, 1)), r"ends of the color scale, but are \(2, 1\)"),
+        (lambda: heatmap(walk(), limits="all"), "but are 'all'"),
+        (lambda: heatmap(walk(), limits=1, log=True), "a log scale begins above 0, but limits are 1"),
         (lambda: heatmap(walk(), part="z"), "the trajectory has no 'z'; it has h, c, input, forget"),
         (lambda: heatmap(Trajectory(waves()), part="forget"), r"hs.record\(model, gates=True\)"),
         (
@@ -125,12 +160,3 @@ def test_gradients_half_precision_and_empty_sequences_are_drawn_too():
 def test_what_cannot_be_drawn_is_refused_with_a_reason(call, message):
     with pytest.raises(BadInput, match=message):
         call()
-
-
-def test_a_row_counted_from_the_end_is_taken():
-    h = waves(rows=3)
-    torch.testing.assert_close(one_row(h, row=-1), h[2])
-
-
-def test_readable_keeps_what_is_readable():
-    assert readable(["the", "a b", "c\td", ""], 4) == ["the", "a b", "c⇥d", "∅"]

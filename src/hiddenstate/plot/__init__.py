@@ -1,16 +1,20 @@
 """Pictures: each function draws one thing into one `ax`, and computes, shows and saves nothing."""
 
 from .attention import attention
+from .compare import compare
+from .contributions import contributions
 from .distances import distances
 from .fixed_points import fixed_points
 from .gates import gates
 from .heatmap import heatmap, ordered
+from .histogram import histogram
 from .memory import memory
+from .novelty import novelty
+from .picture_data import Thinned, averaged, jumps, one_row, picked, readable
+from .probe import probe
 from .projection import Projection, project
 from .saturation import saturation
-from .series import one_row, readable
 from .spectrum import spectrum
-from .thinning import Thinned, averaged, picked
 from .trajectories import trajectories
 
 __all__ = [
@@ -18,14 +22,20 @@ __all__ = [
     "Thinned",
     "attention",
     "averaged",
+    "compare",
+    "contributions",
     "distances",
     "fixed_points",
     "gates",
     "heatmap",
+    "histogram",
+    "jumps",
     "memory",
+    "novelty",
     "one_row",
     "ordered",
     "picked",
+    "probe",
     "project",
     "readable",
     "saturation",

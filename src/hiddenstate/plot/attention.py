@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import BadInput
 from .canvas import COLORS, SEQUENTIAL, color_bar, label_steps, new_ax, tidy
-from .series import readable
-from .thinning import STEPS, averaged
+from .picture_data import STEPS, averaged, bounds_of, readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 def attention(
-    weights: Tensor,
+    weights: Tensor | np.ndarray[Any, Any],
     ax: Axes | None = None,
     *,
     tokens: Sequence[str] | None = None,
     labels: Sequence[str] | None = None,
+    limits: float | tuple[float, float] | None = None,
 ) -> Axes:
     """Draw the weight of each step, as bars for one row and as a map for several, and return the `ax`.
 
@@ -31,11 +32,14 @@ def attention(
         ax: Where to draw; a new figure without it.
         tokens: One label for each step.
         labels: One label for each row.
+        limits: The ends of the scale, so that several pictures can be compared: (0, 1).
 
     >>> ax = hs.plot.attention(torch.randn(12).softmax(0), tokens=list("hidden state"))
     >>> ax.get_ylabel()
     'weight'
     """
+    if isinstance(weights, np.ndarray) and weights.dtype.kind == "f":
+        weights = torch.tensor(weights)
     if not isinstance(weights, Tensor) or weights.dim() not in (1, 2):
         seen = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
         raise BadInput(
@@ -43,6 +47,7 @@ def attention(
             f"Of (batch, head, time) choose one row: weights[0]."
         )
     table = weights.detach().to("cpu", torch.float32).reshape(-1, weights.shape[-1])  # (row, time)
+    ends = bounds_of(limits)
     names = None if tokens is None else readable(tokens, table.shape[1])
     if labels is not None and len(labels) != len(table):
         raise BadInput(f"there are {len(labels)} labels, but {len(table)} rows: one for each row is needed.")
@@ -54,11 +59,14 @@ def attention(
         ax.bar((steps.index + (wide - 1) / 2).numpy(), steps.values[0].numpy(), color=COLORS[0], width=0.85 * wide)
         tidy(ax, x=x, y="weight", title="" if labels is None else labels[0])
         ax.margins(x=0.01)
+        if ends is not None:
+            ax.set_ylim(ends)
     else:
         extent = (-0.5, table.shape[1] - 0.5, len(table) - 0.5, -0.5)
         how: dict[str, Any] = {
             "cmap": SEQUENTIAL,
-            "vmin": 0,
+            "vmin": 0 if ends is None else ends[0],
+            "vmax": None if ends is None else ends[1],
             "aspect": "auto",
             "interpolation": "nearest",
             "extent": extent,

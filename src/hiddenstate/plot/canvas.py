@@ -9,13 +9,17 @@ from ..errors import MissingExtra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 # Okabe and Ito's palette, told apart with every common kind of color blindness; black and yellow left out, since they
 # vanish on dark and on light paper.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+STYLES = ("-", "--", "-.", ":")
+MARKERS = ("o", "^", "s", "D", "v", "P", "X")
 DIVERGING = "RdBu_r"  # blue below zero, red above: safe without green
 SEQUENTIAL = "cividis"  # made to look the same to all
 TIME = "viridis"
+_COUNTED = ("step", "unit", "row", "lag", "exponent", "head")  # what an axis with whole numbers is called first
 MUTED = "#767676"  # the lightest gray that is still readable on white
 
 
@@ -38,8 +42,18 @@ def tidy(ax: Axes, *, title: str = "", x: str = "", y: str = "") -> None:
     ax.spines[["top", "right"]].set_visible(False)
     ax.set_xlabel(x)
     ax.set_ylabel(y)
+    for axis, label in ((ax.xaxis, x), (ax.yaxis, y)):
+        count_whole(axis, label)
     if title:
         ax.set_title(plain(title), loc="left", fontsize="medium")
+
+
+def count_whole(axis: Axis, label: str) -> None:
+    """Put ticks at whole numbers where an axis counts things: there is no step 2.5."""
+    if label.split(" ", 1)[0].rstrip(":,") in _COUNTED and axis.get_scale() == "linear":
+        from matplotlib.ticker import MaxNLocator
+
+        axis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
 
 
 def color_bar(ax: Axes, drawn: Any, label: str) -> None:
@@ -49,14 +63,22 @@ def color_bar(ax: Axes, drawn: Any, label: str) -> None:
     deep = getattr(ax, "name", "") == "3d"  # whose labels stand where a bar would
     bar = figure.colorbar(drawn, ax=ax, pad=0.12 if deep else 0.02, fraction=0.05, aspect=30)
     bar.set_label(plain(label))
+    count_whole(bar.ax.yaxis, label)
     bar.outline.set_visible(False)
 
 
-def label_steps(set_ticks: Callable[..., Any], labels: list[str], *, most: int = 48) -> None:
-    """Write `labels` under their steps; of many, every nth. Long ones are turned."""
+def label_steps(set_ticks: Callable[..., Any], labels: list[str], *, most: int = 48, room: int = 60) -> None:
+    """Write `labels` under their steps; of many, every nth. Where they need more `room` in letters, they are turned."""
     every = -(-len(labels) // most)
-    turned = {"rotation": 90} if max(map(len, labels), default=0) > 2 else {}
-    set_ticks(range(0, len(labels), every), [plain(label) for label in labels[::every]], fontsize="small", **turned)
+    longest = min(24, max(map(len, labels), default=0))
+    turned = {"rotation": 90} if longest > 2 and (longest + 1) * len(labels[::every]) > room else {}
+    texts = [plain(short(label, 24)) for label in labels[::every]]
+    set_ticks(range(0, len(labels), every), texts, fontsize="small", **turned)
+
+
+def short(text: str, most: int) -> str:
+    """Return at most so many letters of a text, so that a long one leaves room for the picture."""
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
 
 def plain(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,29 +10,19 @@ from torch import Tensor
 from ..errors import BadInput
 from ..recording import Trajectory
 from .canvas import COLORS, MUTED, new_ax, tidy
+from .picture_data import of_kind, picked
 from .projection import project
-from .thinning import picked
 from .trajectories import paths_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from ..measure import FixedPoints
+
 _ROWS = 24
 
 
-class HasFixedPoints(Protocol):
-    """What `measure.fixed_points` returns."""
-
-    @property
-    def points(self) -> Tensor:
-        """The points, (n, S)."""
-
-    @property
-    def stable(self) -> Tensor:
-        """Which of them are stable, (n,)."""
-
-
-def fixed_points(result: HasFixedPoints, ax: Axes | None = None, *, traj: Trajectory | Tensor | None = None) -> Axes:
+def fixed_points(result: FixedPoints, ax: Axes | None = None, *, traj: Trajectory | Tensor | None = None) -> Axes:
     """Draw stable points filled and unstable ones hollow, over paths where `traj` is given; return the `ax`.
 
     Args:
@@ -44,10 +34,8 @@ def fixed_points(result: HasFixedPoints, ax: Axes | None = None, *, traj: Trajec
     >>> hs.plot.fixed_points(found).get_xlabel()[:4]
     'PC 1'
     """
-    points, stable = getattr(result, "points", None), getattr(result, "stable", None)
-    if not isinstance(points, Tensor) or not isinstance(stable, Tensor):
-        raise BadInput(f"drawn is a result of measure.fixed_points, but this is {type(result).__name__}.")
-    points, stable = points.detach().float().cpu(), stable.detach().bool().cpu()
+    of_kind(result, "FixedPoints", "measure.fixed_points")
+    points, stable = result.points.detach().float().cpu(), result.stable.detach().bool().cpu()
     paths = [] if traj is None else paths_of(traj, "h")
     if paths:
         points = _same_units(points, paths[0].shape[1])

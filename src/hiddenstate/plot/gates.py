@@ -9,14 +9,11 @@ import torch
 
 from ..errors import BadInput
 from ..recording import Trajectory
-from .canvas import COLORS, label_steps, new_ax, tidy
-from .series import one_row, readable
-from .thinning import STEPS, averaged
+from .canvas import COLORS, STYLES, label_steps, new_ax, tidy
+from .picture_data import STEPS, averaged, one_row, readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-_STYLES = ("-", "--", "-.", ":")
 
 
 def gates(
@@ -53,7 +50,7 @@ def gates(
         low, middle, high = steps.values.quantile(torch.tensor([0.25, 0.5, 0.75]), dim=1)
         at, color = steps.index.numpy() * traj.every, COLORS[number % len(COLORS)]
         ax.fill_between(at, low.numpy(), high.numpy(), color=color, alpha=0.15, linewidth=0)
-        ax.plot(at, middle.numpy(), color=color, linestyle=_STYLES[number % len(_STYLES)], label=name)
+        ax.plot(at, middle.numpy(), color=color, linestyle=STYLES[number % len(STYLES)], label=name)
     if all(bool(((values >= 0) & (values <= 1) | values.isnan()).all()) for values in bands.values()):
         ax.set_ylim(-0.02, 1.02)
     tidy(ax, title=traj.track, x=f"step ({note})" if note else "step", y="opening: median, middle half of units")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import BadInput
 from ..recording import Trajectory
 from .canvas import DIVERGING, SEQUENTIAL, color_bar, label_steps, new_ax, tidy
+from .picture_data import STEPS, UNITS, averaged, bounds_of, one_row, picked, readable
 from .projection import principal
-from .series import one_row, readable
-from .thinning import STEPS, UNITS, averaged, picked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,13 +23,15 @@ Order = Literal["size", "peak", "similar"]
 
 
 def heatmap(
-    traj: Trajectory | Tensor,
+    traj: Trajectory | Tensor | np.ndarray[Any, Any],
     ax: Axes | None = None,
     *,
     part: str = "h",
     row: int = 0,
     tokens: Sequence[str] | None = None,
     order: Order | Sequence[int] | None = None,
+    limits: float | tuple[float, float] | None = None,
+    log: bool = False,
 ) -> Axes:
     """Draw the units of one row along time, blue below zero and red above, and return the `ax`.
 
@@ -39,10 +41,12 @@ def heatmap(
     Args:
         traj: A trajectory, or a tensor (batch, time, unit) or (time, unit).
         ax: Where to draw; a new figure without it.
-        part: `h`, `c`, another part of the state, or a gate.
+        part: `h`, `c`, another part of the state, a gate, or the gradient of a part, `grads.h`.
         row: Which sequence of the batch.
         tokens: One label for each step of that row.
         order: Units by mean `size`, by the step of their `peak`, with `similar` ones side by side, or in a given order.
+        limits: The ends of the color scale, so that several pictures can be compared: 1, for -1 to 1, or (low, high).
+        log: Sizes rather than values, on a log scale: gradients that fade by powers of ten stay visible.
 
     >>> ax = hs.plot.heatmap(torch.randn(1, 20, 8).tanh(), tokens=list("the state of a thing"))
     >>> ax.get_xlabel(), ax.get_ylabel()
@@ -50,6 +54,9 @@ def heatmap(
     """
     values = one_row(traj, part=part, row=row)  # (time, unit)
     labels = None if tokens is None else readable(tokens, len(values))
+    ends = bounds_of(limits)
+    if log and ends is not None and ends[0] <= 0:
+        raise BadInput(f"a log scale begins above 0, but limits are {limits!r}: limits=(1e-8, 1).")
     turn = None if order is None else ordered(values, order)
     units = picked(values if turn is None else values[:, turn], UNITS, axis=1)
     steps = averaged(units.values, STEPS)
@@ -57,12 +64,15 @@ def heatmap(
     every = traj.every if isinstance(traj, Trajectory) else 1
 
     ax = new_ax(ax, size=(8.0, 4.0))
-    drawn = _image(ax, shown, steps=len(values) * every, units=values.shape[1])
+    scale = _sizes(shown, ends) if log else _values(shown, ends)
+    if log:  # what is exactly zero has no logarithm, and is as dark as the smallest
+        shown = shown.abs().clamp(min=scale["norm"].vmin)
+    drawn = _image(ax, shown, scale, steps=len(values) * every, units=values.shape[1])
     name = traj.track if isinstance(traj, Trajectory) else ""
     tidy(ax, title=_title(name, part, values), x="step", y="unit" if order is None else f"unit, {_order(order)}")
     ax.set_xlabel(f"step ({steps.note})" if steps.note else "step")
     ax.set_ylabel(f"{ax.get_ylabel()} ({units.note})" if units.note else ax.get_ylabel())
-    color_bar(ax, drawn, part)
+    color_bar(ax, drawn, f"|{part}|" if log else part)
     if labels:
         label_steps(lambda at, text, **how: ax.set_xticks([place * every for place in at], text, **how), labels)
     if turn is not None and len(turn) <= 40:
@@ -104,14 +114,33 @@ def _round_the_plane(values: Tensor) -> Tensor:
     return angle.argsort(stable=True)
 
 
-def _image(ax: Axes, shown: Tensor, *, steps: int, units: int) -> object:
-    from matplotlib import colormaps
-
+def _values(shown: Tensor, ends: tuple[float, float] | None) -> dict[str, Any]:
+    """Return colors about zero, or from 0 to 1 for what is a gate."""
+    if ends is not None:
+        return {"cmap": DIVERGING if ends[0] < 0 < ends[1] else SEQUENTIAL, "vmin": ends[0], "vmax": ends[1]}
     finite = shown[shown.isfinite()]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     bound = max(abs(low), abs(high)) or 1.0
     one_sided = low >= 0 and bound <= 1  # a gate: zero is an end here, not a middle
-    colors = colormaps[SEQUENTIAL if one_sided else DIVERGING].with_extremes(bad="black")
+    if one_sided:
+        return {"cmap": SEQUENTIAL, "vmin": 0.0, "vmax": 1.0}
+    return {"cmap": DIVERGING, "vmin": -bound, "vmax": bound}
+
+
+def _sizes(shown: Tensor, ends: tuple[float, float] | None) -> dict[str, Any]:
+    """Return colors by powers of ten; what is exactly zero is below them all."""
+    from matplotlib.colors import LogNorm
+
+    known = shown[shown.isfinite() & (shown != 0)].abs()
+    low, high = ends or ((float(known.min()), float(known.max())) if len(known) else (0.1, 1.0))
+    high = max(high, low * (1 + 1e-6))
+    return {"cmap": SEQUENTIAL, "norm": LogNorm(low, high, clip=True)}
+
+
+def _image(ax: Axes, shown: Tensor, scale: dict[str, Any], *, steps: int, units: int) -> object:
+    from matplotlib import colormaps
+
+    colors = colormaps[scale.pop("cmap")].with_extremes(bad="black")
     # Each row and column of the picture spans the units and steps it stands for.
     rows, columns = max(1, shown.shape[0]), max(1, shown.shape[1])
     tall, wide = max(1, math.ceil(units / rows)), max(1, math.ceil(steps / columns))
@@ -119,8 +148,7 @@ def _image(ax: Axes, shown: Tensor, *, steps: int, units: int) -> object:
     return ax.imshow(
         torch.where(shown.isfinite(), shown, torch.nan).numpy(),
         cmap=colors,
-        vmin=0.0 if one_sided else -bound,
-        vmax=1.0 if one_sided else bound,
+        **scale,
         aspect="auto",
         interpolation="nearest",
         extent=extent,

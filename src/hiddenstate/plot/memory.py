@@ -3,49 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from ..errors import BadInput
 from .canvas import COLORS, MUTED, new_ax, tidy
+from .picture_data import of_kind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
-class HasMemory(Protocol):
-    """What `measure.memory` returns."""
-
-    @property
-    def curve(self) -> Tensor:
-        """Influence at each lag, lag 0 first."""
-
-    @property
-    def length(self) -> int:
-        """Lags within which the curve is at or above the threshold."""
-
-    @property
-    def half_life(self) -> float:
-        """Lag at which half of the peak is left."""
-
-    @property
-    def low(self) -> Tensor:
-        """Lower end of the band at each lag."""
-
-    @property
-    def high(self) -> Tensor:
-        """Upper end of the band at each lag."""
-
-    @property
-    def threshold(self) -> float:
-        """Share of the peak that counts as felt."""
+    from ..measure import Memory
 
 
-def memory(result: HasMemory, ax: Axes | None = None, *, label: str = "") -> Axes:
+def memory(result: Memory, ax: Axes | None = None, *, label: str = "") -> Axes:
     """Draw the influence of an input over its distance, with threshold and effective length; return the `ax`.
 
+    The band holds the middle 80 % of the rows.
     Draw several models into one `ax` to compare them, each with a `label`.
 
     Args:
@@ -57,10 +31,8 @@ def memory(result: HasMemory, ax: Axes | None = None, *, label: str = "") -> Axe
     >>> hs.plot.memory(found).get_yscale()
     'log'
     """
-    curve = getattr(result, "curve", None)
-    if not isinstance(curve, Tensor) or not hasattr(result, "half_life"):
-        raise BadInput(f"drawn is a result of measure.memory, but this is {type(result).__name__}.")
-    curve, low, high = (values.detach().double().cpu() for values in (curve, result.low, result.high))
+    of_kind(result, "Memory", "measure.memory")
+    curve, low, high = (values.detach().double().cpu() for values in (result.curve, *result.spread()))
     peak = float(curve.nan_to_num().max()) if len(curve) else 0.0
     felt = peak > 0
 
@@ -83,7 +55,7 @@ def memory(result: HasMemory, ax: Axes | None = None, *, label: str = "") -> Axe
     return ax
 
 
-def _marks(ax: Axes, result: HasMemory, *, peak: float, color: str, write: bool) -> None:
+def _marks(ax: Axes, result: Memory, *, peak: float, color: str, write: bool) -> None:
     level = result.threshold * peak
     ax.axhline(level, color=color, linestyle=":", linewidth=1)
     ax.axvline(result.length - 1, color=color, linestyle="--", linewidth=1)
@@ -92,11 +64,11 @@ def _marks(ax: Axes, result: HasMemory, *, peak: float, color: str, write: bool)
                     xytext=(-2, 3), textcoords="offset points", ha="right", color=MUTED, fontsize="small")  # fmt: skip
 
 
-def _title(result: HasMemory, felt: bool, label: str) -> str:
+def _title(result: Memory, felt: bool, label: str) -> str:
     if not felt:
         return "the input does not move the output at all"
     if label:
         return ""
-    at_least = "at least " if getattr(result, "cut_off", False) else ""
+    at_least = "at least " if result.cut_off else ""
     half = f", half-life {result.half_life:.3g}" if math.isfinite(result.half_life) else ""
     return f"effective length: {at_least}{result.length} steps{half}"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadInput
-from .thinning import picked
+from .picture_data import picked
 
 _WORK = 4e9  # multiplications for the axes: about a second
 

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from ..errors import BadInput
 from .canvas import COLORS, new_ax, tidy
+from .picture_data import of_kind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from ..measure import Saturation
+
 _BARS = 64  # up to here each unit has a bar of its own at its own place
 
 
-class HasSaturation(Protocol):
-    """What `measure.saturation` returns."""
-
-    @property
-    def share(self) -> float:
-        """Share of all values."""
-
-    @property
-    def units(self) -> Tensor:
-        """Share of each unit."""
-
-    @property
-    def steps(self) -> Tensor:
-        """Share at each step."""
-
-
-def saturation(result: HasSaturation, ax: Axes | None = None, *, by: Literal["unit", "step"] = "unit") -> Axes:
+def saturation(result: Saturation, ax: Axes | None = None, *, by: Literal["unit", "step"] = "unit") -> Axes:
     """Draw the saturated share of each unit or step, with the overall share as a line, and return the `ax`.
 
     More than 64 units are drawn from the most saturated down: the picture then shows how many are saturated.
@@ -47,10 +33,8 @@ def saturation(result: HasSaturation, ax: Axes | None = None, *, by: Literal["un
     """
     if by not in ("unit", "step"):
         raise BadInput(f"by is 'unit' or 'step', but is {by!r}.")
-    values = getattr(result, f"{by}s", None)
-    if not isinstance(values, Tensor) or not hasattr(result, "share"):
-        raise BadInput(f"drawn is a result of measure.saturation, but this is {type(result).__name__}.")
-    shares = values.detach().double().cpu()
+    of_kind(result, "Saturation", "measure.saturation")
+    shares = (result.units if by == "unit" else result.steps).detach().double().cpu()
     ax = new_ax(ax)
     places = torch.arange(len(shares)).numpy()
     label: str = by
@@ -65,8 +49,7 @@ def saturation(result: HasSaturation, ax: Axes | None = None, *, by: Literal["un
     ax.axhline(result.share, color=COLORS[1], linestyle="--", linewidth=1)
     ax.set_ylim(0, 1.02)
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    threshold = getattr(result, "threshold", None)
-    beyond = "" if threshold is None else f" (beyond {threshold:g} of the range)"
+    beyond = f" (beyond {result.threshold:g} of the range)"
     share = f"{result.share:.1%} saturated over all (dashed)"
     tidy(ax, x=label, y=f"saturated {'steps' if by == 'unit' else 'units'}{beyond}", title=share)
     return ax

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,10 +10,12 @@ from torch import Tensor
 
 from ..errors import BadInput
 from .canvas import COLORS, MUTED, new_ax, tidy
-from .thinning import picked
+from .picture_data import picked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from ..measure import Lyapunov
 
 _DOTS = 20_000
 _MATRICES = 64  # beyond this many, eigenvalues of more of them add ink and no news
@@ -28,24 +31,26 @@ def spectrum(result: Any, ax: Axes | None = None) -> Axes:
     >>> hs.plot.spectrum(torch.linalg.eigvals(torch.randn(20, 20) / 20**0.5)).get_xlabel()
     'real part'
     """
-    exponents = getattr(result, "exponents", None)
-    if isinstance(exponents, Tensor):
-        return _exponents(exponents.detach().double().cpu(), result, ax)
+    from ..measure import Lyapunov
+
+    if isinstance(result, Lyapunov):
+        return _exponents(result.exponents.detach().double().cpu(), result, ax)
     values, note = eigenvalues(result)
     return _circle(values, note, ax)
 
 
 def eigenvalues(result: Any) -> tuple[Tensor, str]:
     """Return the eigenvalues in a result, (n,) complex, and a note where not all are among them."""
+    from ..measure import FixedPoints, Jacobians
+
     note = ""
-    matrices = getattr(result, "values", None)
-    if isinstance(matrices, Tensor) and matrices.dim() == 4:
+    if isinstance(result, Jacobians):
         # Not result.eigenvalues: those of all rows and steps may take minutes, and a picture needs but some.
-        kept = picked(matrices.detach()[result.valid], _MATRICES, what="steps")
+        kept = picked(result.values.detach()[result.valid], _MATRICES, what="steps")
         found: Any = torch.linalg.eigvals(kept.values.float().cpu())
         note = kept.note
     else:
-        found = result if isinstance(result, Tensor) else getattr(result, "eigenvalues", None)
+        found = result.eigenvalues if isinstance(result, FixedPoints) else result
     if not isinstance(found, Tensor):
         raise BadInput(
             f"drawn is a result of measure.jacobians, lyapunov or fixed_points, or a tensor of eigenvalues, "
@@ -79,7 +84,7 @@ def _circle(values: Tensor, note: str, ax: Axes | None) -> Axes:
     return ax
 
 
-def _exponents(values: Tensor, result: Any, ax: Axes | None) -> Axes:
+def _exponents(values: Tensor, result: Lyapunov, ax: Axes | None) -> Axes:
     ax = new_ax(ax)
     places = torch.arange(1, len(values) + 1).numpy()
     up = values > 0
@@ -89,8 +94,7 @@ def _exponents(values: Tensor, result: Any, ax: Axes | None) -> Axes:
     for mask, color, marker in ((~up, COLORS[0], "o"), (up, COLORS[1], "^")):
         if bool(mask.any()):
             ax.plot(places[mask.numpy()], values[mask].numpy(), marker, color=color, markersize=4)
-    dimension = getattr(result, "dimension", None)
     said = f"largest exponent {float(values[0]):.3g}" if len(values) else "no exponents"
-    said += f"; dimension {float(dimension):.3g}" if isinstance(dimension, int | float) else ""
+    said += f"; dimension {result.dimension:.3g}" if math.isfinite(result.dimension) else ""
     tidy(ax, x="exponent", y="growth per step (natural log)", title=said)
     return ax

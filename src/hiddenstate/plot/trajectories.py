@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import BadInput
 from ..recording import Trajectory
 from .canvas import MUTED, TIME, color_bar, new_ax, plain, tidy
+from .picture_data import jumps, one_row, picked
 from .projection import Projection, project
-from .series import one_row
-from .thinning import picked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,8 @@ def trajectories(
 ) -> Axes:
     """Draw the path of each row in the plane of the main differences, time as color, and return the `ax`.
 
-    A circle marks where a path begins, a square where it ends. All paths share one projection.
+    A circle marks where a path begins, a square where it ends. All paths share one projection. Where states jump to
+    and fro, as those of a language model do, they are drawn as points, and the title says so.
 
     Args:
         traj: A trajectory, a tensor (batch, time, unit), or several of them with the same units.
@@ -57,11 +58,12 @@ def trajectories(
     if (getattr(ax, "name", "") == "3d") != (components == 3):
         raise BadInput(f"{components} components need a {'3-D' if components == 3 else 'plain'} ax, which this is not.")
     longest = max(len(path) for path in paths)
-    notes = [shown.note, plane.note]
+    tangled = jumps(paths)
+    notes = [shown.note, plane.note, "no lines: states jump from step to step" if tangled else ""]
     for row in shown.values.tolist():
         points = picked(paths[row], _POINTS, what="steps")
         notes.append(points.note)
-        _path(ax, plane(points.values), points.index, longest=longest)
+        _path(ax, plane(points.values), points.index, longest=longest, line=not tangled)
         if labels is not None:
             _write(ax, plane(paths[row][-1]).tolist(), labels[row])
     _finish(ax, plane, longest=longest, notes=[note for note in dict.fromkeys(notes) if note])
@@ -70,11 +72,12 @@ def trajectories(
 
 def paths_of(traj: Trajectory | Tensor | Sequence[Trajectory | Tensor], part: str) -> list[Tensor]:
     """Return the path of each row that has a step, (time, unit), without padding."""
-    several = [traj] if isinstance(traj, Trajectory | Tensor) else list(traj)
+    several: list[Any] = list(traj) if isinstance(traj, list | tuple) else [traj]
     paths = []
     for one in several:
-        rows = one.h.shape[0] if isinstance(one, Trajectory) else (1 if one.dim() == 2 else len(one))
-        paths += [one_row(one, part=part, row=row) for row in range(rows)]
+        known = isinstance(one, Tensor | np.ndarray) and one.ndim == 3
+        rows = one.h.shape[0] if isinstance(one, Trajectory) else len(one) if known else 1
+        paths += [one_row(one, part=part, row=row) for row in range(rows)]  # refuses what is none of these
     paths = [path for path in paths if len(path)]
     if not paths:
         raise BadInput("there is no row with a step in it: nothing can be drawn.")
@@ -83,7 +86,7 @@ def paths_of(traj: Trajectory | Tensor | Sequence[Trajectory | Tensor], part: st
     return paths
 
 
-def _path(ax: Axes, points: Tensor, steps: Tensor, *, longest: int) -> None:
+def _path(ax: Axes, points: Tensor, steps: Tensor, *, longest: int, line: bool) -> None:
     from matplotlib import colormaps
     from matplotlib.collections import LineCollection
     from mpl_toolkits.mplot3d.art3d import Line3DCollection  # type: ignore[import-untyped]
@@ -93,11 +96,12 @@ def _path(ax: Axes, points: Tensor, steps: Tensor, *, longest: int) -> None:
     shade = (steps.float() / max(1, longest - 1)).numpy()
     colors = colormaps[TIME](shade)
     kind: Any = LineCollection if flat else Line3DCollection
-    line = kind(segments, colors=colors[1:], linewidths=1.4, capstyle="round")
-    if flat:
-        ax.add_collection(line)
+    if not line:
+        cast(Any, ax).scatter(*points.T.numpy(), color=colors, s=8, alpha=0.6, linewidths=0)
+    elif flat:
+        ax.add_collection(kind(segments, colors=colors[1:], linewidths=1.4, capstyle="round"))
     else:
-        cast(Any, ax).add_collection3d(line)
+        cast(Any, ax).add_collection3d(kind(segments, colors=colors[1:], linewidths=1.4, capstyle="round"))
     ends = points[[0, -1]].numpy()
     for point, color, marker in zip(ends, colors[[0, -1]], "os", strict=True):
         place: tuple[Any, ...] = tuple([value] for value in point)
