@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from hiddenstate.diagnosis.arguments import read_inputs
-from hiddenstate.state import ends
+from hiddenstate.diagnosis.admission import read_inputs
+from hiddenstate.diagnosis.calling import calling
 
 
 class Any(nn.Module):
@@ -17,7 +17,7 @@ class Any(nn.Module):
 
 
 def read(*args, batch_axis=0, lengths=None):
-    return read_inputs(Any(), args, batch_axis=batch_axis, lengths=lengths)
+    return read_inputs(calling(Any(), args, {}), args, batch_axis=batch_axis, lengths=lengths)
 
 
 LAYOUTS = st.sampled_from([0, 1])
@@ -73,26 +73,6 @@ def test_crop_and_tail_make_the_whole(batch, steps, axis, cut):
     head, tail = inputs.crop(cut, [inputs.main]), inputs.tail(cut, [inputs.main])
     assert torch.equal(torch.cat([head.args[0], tail.args[0]], 1 - axis), x)
     assert (head.steps, tail.steps) == (cut, steps - cut)
-
-
-def test_states_lengths_and_masks_are_told_apart():
-    x, lengths = torch.randn(4, 6, 3), torch.tensor([6, 4, 2, 1])
-    state = (torch.zeros(2, 4, 5), torch.zeros(2, 4, 5))
-    mask = torch.arange(6) < lengths.unsqueeze(1)
-    inputs = read(x, state, lengths, mask, lengths=lengths)
-    assert {a.path: (a.kind, a.rows) for a in inputs.arguments} == {
-        (0,): ("sequence", 0),
-        (1, 0): ("state", 1),
-        (1, 1): ("state", 1),
-        (2,): ("lengths", 0),
-        (3,): ("mask", 0),
-    }
-    fewer = inputs.select([3, 1])
-    assert [tuple(end.shape) for _, end in ends(fewer.args)] == [(2, 6, 3), (2, 2, 5), (2, 2, 5), (2,), (2, 6)]
-    assert fewer.lengths.tolist() == fewer.args[2].tolist() == [1, 4]
-    cropped = inputs.crop(3, [(0,), (3,)])
-    assert cropped.args[2].tolist() == [3, 3, 2, 1]
-    assert cropped.args[3].shape == (4, 3)
 
 
 def test_lists_of_lengths_stay_lists():
@@ -162,17 +142,3 @@ def test_sequences_of_another_length_are_shortened_along_unless_they_are_to_stay
     inputs = read(torch.randn(3, 12, 2), None, torch.randn(3, 9, 2))
     assert [end.shape[1] for end in inputs.shortened(4).args[::2]] == [4, 4]
     assert [end.shape[1] for end in inputs.shortened(4, others=False).args[::2]] == [4, 9]
-
-
-@pytest.mark.parametrize("told", [[6, 3, 2], torch.tensor([6, 3, 2])])
-def test_lengths_that_are_named_so_need_not_be_told_twice(told):
-    class Named(nn.Module):
-        def forward(self, x, seq_len, speaker):
-            return x
-
-    x = torch.randn(3, 6, 2)
-    by_name = read_inputs(Named(), (x, told, None), batch_axis=0, lengths=None)
-    assert by_name.lengths.tolist() == [6, 3, 2]
-    other = read_inputs(Named(), (x, None, told), batch_axis=0, lengths=None)
-    assert other.lengths is None  # whole numbers up to the steps, but nobody calls them lengths
-    assert read_inputs(Named(), (x, [7, 3, 2], None), batch_axis=0, lengths=None).lengths is None

@@ -96,3 +96,8 @@ def test_a_line_beside_a_layer_is_found_for_sarif():
     model, inputs, options = SICK["detached inside the loop"][1]()
     (result,) = hs.diagnose(model, *inputs, **options).to_sarif()["runs"][0]["results"]
     assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "sick.py"
+
+
+def test_infinite_numbers_become_null_in_json():
+    finding = hs.diagnosis.Finding("HS201", "error", "h", "1", "c", "a.b", {"gap": float("inf")})
+    assert finding.to_dict()["numbers"] == {"gap": None}

@@ -18,6 +18,7 @@ from hiddenstate.diagnosis.patient import PatientProbe
 from hiddenstate.diagnosis.probes.calls import PlainCall, TracedCall
 from hiddenstate.diagnosis.rule import Rule, Symptom
 from hiddenstate.diagnosis.rules import RULES
+from hiddenstate.testing import check_rule
 from tests.diagnosis.patients.sick import SICK
 
 FOLDER = Path(rules.__file__).parent
@@ -66,7 +67,7 @@ def test_a_probe_knows_nothing_of_rules(path):
     text = path.read_text(encoding="utf-8")
     assert CODE.findall(text) == []
     imported = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
-    assert [node.module for node in imported if re.match(r"rules?\b|finding", node.module or "")] == []
+    assert [node.module for node in imported if re.match(r"rules?\b|report", node.module or "")] == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -104,45 +105,45 @@ def examination_module():
     return importlib.import_module(examination.__module__)
 
 
-def test_a_probe_is_measured_once_and_its_failure_is_raised_for_everyone_who_asks(monkeypatch):
-    class Failing(PatientProbe):
-        measured = 0
-
-        @classmethod
-        def measure(cls, patient):
-            cls.measured += 1
-            raise ValueError(f"measured {cls.measured} times")
-
-    checks = [Rule(f"HS90{k}", "a toy", lambda patient: patient[Failing], probes=(Failing,)) for k in range(3)]
-    monkeypatch.setattr(examination_module(), "RULES", tuple(checks))
-    report = hs.diagnose(nn.GRU(3, 4, batch_first=True), torch.randn(4, 6, 3))
-    assert report.failed == {f"HS90{k}": "ValueError: measured 1 times" for k in range(3)}
-
-
-def examined(block):
+def patient(block):
+    """What a page's example hands to `hs.diagnose`."""
     names = {"torch": torch, "nn": nn, "pack_padded_sequence": pack_padded_sequence}
     exec(compile(block, "page", "exec"), names)
     inputs = names["inputs"] if "inputs" in names else (names["x"],)
-    return hs.diagnose(names["model"], *inputs, **names.get("options", {}))
+    return names["model"], inputs, names.get("options", {})
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_sick_patient_of_a_page_has_the_finding_and_the_healthy_one_has_none(path):
+MONITORED = [path for path in FILES if module_of(path).RULE.monitored]
+
+
+@pytest.mark.parametrize("path", MONITORED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("state", ["Sick", "Healthy"])
+def test_a_rule_of_the_monitor_is_told_in_the_sick_training_of_its_page_alone(path, state):
+    module = module_of(path)
+    names = {"torch": torch, "nn": nn}
+    exec(compile(dict(BLOCK.findall(module.__doc__))[state], "page", "exec"), names)
+    optimizer = torch.optim.SGD(names["model"].parameters(), lr=0.01)
+    with hs.Monitor(names["model"], optimizer, every=2) as monitor:
+        for _ in range(5):
+            names["step"](optimizer)
+    told = [episode.finding.code for episode in monitor.findings if episode.finding.severity != "note"]
+    assert told == ([module.RULE.code] if state == "Sick" else [])
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path not in MONITORED], ids=lambda path: path.stem)
+def test_a_rule_keeps_the_laws_on_the_sick_and_the_healthy_patient_of_its_page(path):
     module = module_of(path)
     code, page = module.RULE.code, module.__doc__
     assert page.startswith(f"{code}: {module.RULE.title}.\n\n")
     assert "**How it is known.**" in page
     assert "**Limit.**" in page
     patients = dict(BLOCK.findall(page))
-    sick, healthy = examined(patients["Sick"]), examined(patients["Healthy"])
-    assert code in [finding.code for finding in sick if finding.severity != "note"], sick.text()
-    assert healthy.ok, healthy.text()
-    assert sick.failed == healthy.failed == {}
+    check_rule(code, sick=lambda: patient(patients["Sick"]), healthy=lambda: patient(patients["Healthy"]))
 
 
 def test_every_code_has_a_sick_patient_that_it_is_told_of_first():
     told_second = {"HS405"}  # a state that never changes is also one that is ignored
-    assert {codes[0] for codes, _ in SICK.values()} | told_second == {rule.code for rule in RULES}
+    assert {codes[0] for codes, _ in SICK.values()} | told_second == {rule.code for rule in RULES if not rule.monitored}
 
 
 def test_the_pages_are_what_the_rules_say():

@@ -1,11 +1,12 @@
 """Verdicts: what is wrong with a model's state, how we know, and what to change."""
 
 from .diagnose import diagnose
-from .finding import Finding
 from .monitor import Episode, Monitor
-from .report import Report
+from .report import Finding, Report
 from .thresholds import Thresholds
-from .writers import CsvWriter, JsonlWriter, Writer
+from .writers import CsvWriter, JsonlWriter, MonitorWriter
+
+Writer = MonitorWriter  # its older name, which stays promised
 
 __all__ = [
     "CsvWriter",
@@ -13,6 +14,7 @@ __all__ = [
     "Finding",
     "JsonlWriter",
     "Monitor",
+    "MonitorWriter",
     "Report",
     "Thresholds",
     "Writer",

@@ -1,250 +1,309 @@
-"""Admitting a patient: inputs read or invented, the first call made, axes and vocabulary learned from it."""
+"""Admitting a patient: its arguments read (which is the sequence, where rows and steps are), or invented for a cell."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pad_sequence
 
-from ..cells import Layer, as_layer, invented_inputs, layers, unheard, untouched, unwrap
-from ..errors import BadInput, NotRecurrent
-from .arguments import read_inputs
-from .budget import cut_down
-from .inputs import Argument, ModelInputs, spread
-from .outcome import Outcome
+from ..cells import input_axes, started, unwrap
+from ..errors import BadInput
+from ..state import Path, ends, mapped, numbers
+from .calling import Calling, called, calling, is_state, path_name, state_named
+from .inputs import Argument, ModelInputs, lengths_of, unpacked
 from .patient import Patient
+from .stepped import (
+    Stepped,
+    handed_a_state,
+    insists_on_a_state,
+    invented_sequence,
+    stepped,
+    takes_one_step,
+    the_model_itself,
+)
 from .thresholds import Thresholds
-
-_ROWS, _STEPS = 4, 8  # of invented inputs
-_MOST_ROWS = 16  # more would cost time and tell nothing new
-_LARGE = 250_000  # numbers in the output of one row, from which on a few rows have to do
 
 
 def admit(
-    model: nn.Module, inputs: tuple[Any, ...], *, lengths: Any, batch_axis: int, thresholds: Thresholds, **more: Any
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    call: Callable[..., Any] | None = None,
+    lengths: Any,
+    axes: tuple[int | None, int | None],
+    thresholds: Thresholds,
+    **more: Any,
 ) -> Patient:
-    """Return the patient, ready for its first call."""
+    """Return the patient, ready for its first call; `axes` are those of rows and steps, as far as they are told."""
     model = unwrap(model)
-    found = layers(model)
-    itself = found[0] if len(found) == 1 and found[0].module is model else None
-    if itself is None and not inputs and not any(layer.fused for layer in found):
-        itself = _called_a_cell(model)
     assumed: list[str] = []
-    alone = itself is not None and _one_step(itself, inputs)
+    if call is not None:
+        model, inputs, how = called(model, inputs, call)
+        itself = None
+    else:
+        itself = the_model_itself(model, given=bool(inputs or kwargs)) or handed_a_state(model, inputs)
+        itself = itself or (None if kwargs else insists_on_a_state(model, inputs))
+        how, inputs = calling(model, inputs, kwargs), (*inputs, *kwargs.values())
+    batch_axis = _batch_axis(how.names, inputs, axes, lengths=lengths, targets=more.get("targets"), assumed=assumed)
+    alone = itself is not None and takes_one_step(itself, inputs)
     if alone and itself is not None:
-        model, inputs = _stepped(itself, inputs, assumed)
+        model, inputs = stepped(itself, inputs, assumed, time_axis=_time_axis(batch_axis))
+        batch_axis, how = 0 if isinstance(model, Stepped) and model.time_axis == 1 else batch_axis, Calling(())
     elif not inputs:
         if itself is None:
             raise BadInput(
                 f"hs.diagnose({type(model).__name__}) was given no inputs. They can be invented for a cell or a torch "
                 f"layer by itself; a whole model wants them: hs.diagnose(model, x)."
             )
-        inputs, batch_axis = _invented_sequence(itself, assumed)
-    read = read_inputs(model, inputs, batch_axis=batch_axis, lengths=lengths)
-    return Patient(model, read, thresholds, assumed=assumed, alone=alone, **more)
+        inputs, batch_axis = invented_sequence(itself, assumed)
+    elif len(inputs) == 1 and isinstance(inputs[0], Tensor) and not kwargs and call is None:
+        inputs = _with_states(model, inputs[0], assumed)
+    if not how.keywords and call is None:
+        how = calling(model, inputs, {})
+    args, flat = _unflattened(how.names, inputs) if axes == (None, None) else (inputs, frozenset())
+    args, ragged, lengths = _padded(args, lengths)
+    read = read_inputs(how, args, batch_axis=1 if flat else batch_axis, lengths=lengths)
+    return Patient(model, replace(read, flat=flat, ragged=ragged), thresholds, assumed=assumed, alone=alone, **more)
 
 
-def _called_a_cell(model: nn.Module) -> Layer | None:
-    """Return a module that does not look like a cell, but is given alone, as a cell must be."""
-    try:
-        return as_layer(model)
-    except NotRecurrent:
-        return None
+def _padded(args: tuple[Any, ...], lengths: Any) -> tuple[tuple[Any, ...], frozenset[Path], Any]:
+    """Return the arguments with a list of sequences, one for each row, as one tensor with its lengths."""
+    first = args[0] if args else None
+    rows = first if isinstance(first, list) and len(first) > 1 and lengths is None else []
+    if not rows or not all(isinstance(row, Tensor) and row.dim() == 2 for row in rows):
+        return args, frozenset(), lengths
+    if len({row.shape[1:] for row in rows}) > 1 or len({len(row) for row in rows}) == 1:
+        return args, frozenset(), lengths
+    return (pad_sequence(rows, batch_first=True), *args[1:]), frozenset({(0,)}), [len(row) for row in rows]
 
 
-def _one_step(layer: Layer, inputs: tuple[Any, ...]) -> bool:
-    """Whether the model is a cell, and is to be stepped along a sequence."""
-    if layer.fused:
-        return False
-    if not inputs:
-        return True
-    x = inputs[0]
-    if isinstance(x, PackedSequence):
-        return False
-    if not isinstance(x, Tensor) or x.dim() <= (2 if x.is_floating_point() else 1):
-        return True
-    if layer.kind != "cell":
-        return True
-    try:
-        with untouched(layer.module), unheard(), torch.no_grad():
-            layer.module(*inputs)
-    except Exception:  # it takes one step at a time, so it is given one
-        return True
-    return False
+def _unflattened(names: tuple[str, ...], args: tuple[Any, ...]) -> tuple[tuple[Any, ...], frozenset[Path]]:
+    """Return the arguments with rows and steps on two axes, where a state of fewer rows tells that they share one.
 
-
-def _stepped(layer: Layer, inputs: tuple[Any, ...], assumed: list[str]) -> tuple[nn.Module, tuple[Any, ...]]:
-    module = layer.module
-    if not inputs:
-        x = _sequence_for(layer)
-        assumed.append(f"no input was given: the cell was stepped along an invented one of shape {tuple(x.shape)}")
-        return Stepped(module), (x,)
-    x, *state = inputs
-    step_axes = 2 if x.is_floating_point() else 1
-    if x.dim() > step_axes:
-        return Stepped(module), (x, *state)
-    rows = x if x.dim() == step_axes else x[None]
-    generator = torch.Generator().manual_seed(0)
-    if x.is_floating_point():
-        noise = torch.randn(len(rows), _STEPS, *rows.shape[1:], generator=generator, dtype=torch.float64).to(x)
-        steps = spread(x) * noise
-        steps[:, 0] = rows
-    else:
-        top = max(2, int(rows.max()) + 1)
-        steps = torch.randint(top, (len(rows), _STEPS), generator=generator).to(x)
-        steps[:, 0] = rows
-    assumed.append(f"one step was given: the cell was stepped along a sequence of {_STEPS} that begins with it")
-    if x.dim() < step_axes:
-        state = []  # without rows, as the step was: the cell's own first state has them
-    return Stepped(module), (steps, *state)
-
-
-def _sequence_for(layer: Layer) -> Tensor:
-    """Return an invented sequence that the cell takes."""
-    module = layer.module
-    for x in invented_inputs(module, _ROWS, _STEPS):
-        if _takes(module, x):
-            return x
-    raise BadInput(
-        f"no input could be invented for {type(module).__name__}: give it one, hs.diagnose(cell, x), "
-        f"or let the cell say its input_size."
+    Agents take observations that way: steps times environments, and a state for each environment.
+    """
+    found = {path: end for path, end in ends(args) if isinstance(end, Tensor)}
+    states = {path for path in found if path[0] > 0 and _is_state(found, path, names)}
+    # (layers, rows, units), or (rows, layers, units) and (rows, units).
+    rows = {found[path].shape[-2] if found[path].shape[-2] > 1 else found[path].shape[0] for path in states}
+    first = next((end for path, end in found.items() if path not in states), None)
+    if first is not None and any(found[path].shape[:1] == first.shape[:1] for path in states):
+        return args, frozenset()
+    if len(rows) != 1 or first is None or first.dim() < 1:
+        return args, frozenset()
+    (each,) = rows
+    if each < 2 or len(first) == each or len(first) % each or (first.dim() > 1 and first.shape[1] == each):
+        return args, frozenset()
+    flat = frozenset(path for path, end in found.items() if path not in states and end.shape[:1] == first.shape[:1])
+    return (
+        mapped(args, lambda path, end: end.unflatten(0, (-1, each)) if path in flat else end),
+        flat,
     )
 
 
-def _takes(module: nn.Module, x: Tensor) -> bool:
-    try:
-        with untouched(module), unheard(), torch.no_grad():
-            as_layer(module, sample=x[:, 0])
-            Stepped(module)(x)
-    except Exception:  # a trial
+def _batch_axis(
+    names: tuple[str, ...],
+    inputs: tuple[Any, ...],
+    axes: tuple[int | None, int | None],
+    *,
+    lengths: Any,
+    targets: Any,
+    assumed: list[str],
+) -> int:
+    """Return where the rows are: as told, or as something beside the sequence tells that has one entry for each."""
+    batch_axis, time_axis = axes
+    x = next((i for i in inputs if isinstance(i, Tensor)), None) if names[:1] else None
+    x = x if x is not None and x.dim() > 1 else None
+    if batch_axis is not None or time_axis is not None:
+        if batch_axis is None and x is not None:
+            return input_axes(nn.Identity(), x, time_axis=time_axis).batch or 0
+        return batch_axis or 0
+    if x is None or x.shape[0] == x.shape[1]:
+        return 0
+    states = [value for name, value in zip(names[1:], inputs[1:], strict=False) if state_named(name)]
+    counts = [each for each in inputs[1:] if lengths is None and _counts_steps(each, x)]
+    beside = {"lengths": counts[0] if counts else lengths, "targets": targets, "the state": states or None}
+    for what, value in beside.items():
+        if what == "the state" and any(isinstance(e, Tensor) and e.shape[:1] == x.shape[:1] for _, e in ends(value)):
+            continue  # rows first, as those of the input
+        if _rows_told(what, value) == x.shape[1]:
+            assumed.append(f"{x.shape[1]} rows on axis 1, as {what} has so many; batch_axis= says otherwise")
+            return 1
+    return 0
+
+
+def _counts_steps(value: Any, x: Tensor) -> bool:
+    """Whether an argument has a number of steps for each row, if steps are on axis 0."""
+    if not numbers(value) and not (isinstance(value, Tensor) and value.dim() == 1 and not value.is_floating_point()):
         return False
-    return True
+    told = torch.as_tensor(value)
+    return len(told) == x.shape[1] and int(told.min()) >= 1 and int(told.max()) == x.shape[0]
 
 
-def _invented_sequence(layer: Layer, assumed: list[str]) -> tuple[tuple[Any, ...], int]:
-    first = layer.spec.batch_first
-    x = next(invented_inputs(layer.module, *((_ROWS, _STEPS) if first else (_STEPS, _ROWS))))
-    assumed.append(f"no input was given: one of shape {tuple(x.shape)} was invented")
-    return (x,), 0 if first else 1
+def _rows_told(what: str, value: Any) -> int | None:
+    """Return how many rows something beside the sequence has, where it tells."""
+    if value is None:
+        return None
+    if what == "lengths":
+        return len(value)
+    if what == "targets":
+        return len(value) if isinstance(value, Tensor) and value.dim() == 1 else None
+    parts = [end for _, end in ends(value)]
+    stacked = all(isinstance(end, Tensor) and end.dim() == 3 and end.is_floating_point() for end in parts)
+    return int(parts[0].shape[1]) if parts and stacked else None
 
 
-def settle(patient: Patient, run: Outcome, seconds: float) -> None:
-    """Learn from the first call where the steps are, which tokens there are, and how much is worth its cost."""
-    inputs = patient.inputs
-    inputs = _with_vocabulary(patient, inputs)
-    inputs = _with_time(patient, inputs, run)
-    patient.inputs = patient.whole = inputs
-    cut_down(patient, seconds, _enough(run))
-    wanted = _fair_rows(patient, patient.inputs, _enough(run))
-    if wanted is not None:
-        patient.inputs = wanted
-    if inputs.batched:
-        axis = inputs.argument(inputs.main).rows
-        patient.assumed.append(
-            f"{inputs.batch} rows on axis {axis} of input{[inputs.main[0]]}; batch_axis= says otherwise"
+def _with_states(model: nn.Module, x: Tensor, assumed: list[str]) -> tuple[Any, ...]:
+    """Return the inputs, and the first states that the model's forward insists on beside its sequence."""
+    try:
+        beside = started(model, x).beside(x)
+    except BadInput:  # the first call says what is missing
+        return (x,)
+    if beside:
+        what = "None was" if all(state is None for state in beside) else "first states were"
+        assumed.append(f"the model insists on a state, and none was given: {what} handed in")
+    return (x, *beside)
+
+
+def read_inputs(how: Calling, args: tuple[Any, ...], *, batch_axis: int, lengths: Any) -> ModelInputs:
+    """Return the arguments with all that can be told of them before the model has run."""
+    found = dict(ends(args))
+    names = how.names
+    main = _main(found, names)
+    x = found[main]
+    if isinstance(x, PackedSequence):
+        _, own = unpacked(x)
+        batch, steps, batched = len(own), int(own.max()), True
+        told: Tensor | None = own
+    else:
+        if not -x.dim() <= batch_axis < x.dim():
+            raise BadInput(f"batch_axis is {batch_axis}, but the sequences have shape {tuple(x.shape)}.")
+        batch_axis %= x.dim()
+        # Tokens on one axis are a sequence, unless something beside them has as many rows.
+        single = x.dim() == 1 and _beside(found, main, len(x))
+        batched = x.dim() > 1 or single
+        batch = x.shape[batch_axis] if batched else 1
+        steps = 1 if single else x.shape[_time_axis(batch_axis)] if batched else x.shape[0]
+        told = lengths_of(lengths, batch, batch_axis)
+    if batch == 0 or steps == 0:
+        raise BadInput(f"the sequences have {batch} rows and {steps} steps: there is nothing to look at.")
+    arguments = [
+        _argument(path, end, main=main, names=names, batch=batch if batched else None, axis=batch_axis, steps=steps)
+        for path, end in found.items()
+    ]
+    arguments = [
+        Argument(argument.path, "state", argument.rows)
+        if len(argument.path) > 1 and argument.path[:-1] != main[:-1] and _looks_like_state(found, argument.path)
+        else argument
+        for argument in arguments
+    ]
+    arguments = [_as_lengths(argument, found[argument.path], told, batch, steps) for argument in arguments]
+    read = ModelInputs(args, tuple(arguments), batch, batched, steps, main, told, calling=how)
+    in_rows = [s for s in arguments if s.kind == "lengths" and s.rows is not None]
+    by_name = [s for s in in_rows if "len" in path_name(names, s.path).lower()]
+    return replace(read, lengths=read.known_lengths()) if by_name and batched else read
+
+
+def _main(found: dict[Path, Any], names: tuple[str, ...]) -> Path:
+    tensors = {
+        path: end
+        for path, end in found.items()
+        if isinstance(end, Tensor | PackedSequence) and not _is_state(found, path, names)
+    }
+    if not tensors:
+        raise BadInput("none of the inputs is a tensor or a packed sequence: hs.diagnose(model, x) needs one sequence.")
+
+    def rank(item: tuple[Path, Any]) -> int:
+        end = item[1]
+        if isinstance(end, PackedSequence):
+            return 0
+        if end.dtype == torch.bool:
+            return 4
+        if end.dim() >= 3 or (end.dim() == 2 and not end.is_floating_point()):
+            return 0
+        return 1 if end.dim() == 2 else 2
+
+    return min(tensors.items(), key=rank)[0]
+
+
+def _is_state(found: dict[Path, Any], path: Path, names: tuple[str, ...]) -> bool:
+    """Whether an argument is a state, by its name or by being one of a pair; the first argument is none."""
+    if path[0] > 0 and is_state(path_name(names, path), found[path]):
+        return True
+    return (path[0] > 0 or len(path) > 2) and len(path) > 1 and _looks_like_state(found, path)
+
+
+def _beside(found: dict[Path, Any], main: Path, rows: int) -> bool:
+    others = [end for path, end in found.items() if path != main and isinstance(end, Tensor) and end.dim() > 1]
+    return any(rows in end.shape[:2] for end in others)
+
+
+def _looks_like_state(found: dict[Path, Any], path: Path) -> bool:
+    siblings = [end for other, end in found.items() if other[:-1] == path[:-1]]
+    pair = len(siblings) == 2 and all(isinstance(s, Tensor) and s.dim() in (2, 3) for s in siblings)
+    return pair and siblings[0].shape == siblings[1].shape and siblings[0].is_floating_point()
+
+
+def _argument(
+    path: Path, end: Any, *, main: Path, names: tuple[str, ...], batch: int | None, axis: int, steps: int
+) -> Argument:
+    if isinstance(end, PackedSequence):
+        return Argument(path, "sequence", 0, 1, int(unpacked(end)[1].max()))
+    if not isinstance(end, Tensor):
+        # A batch size handed in as a number goes with the rows, as lengths do.
+        return Argument(path, "lengths" if type(end) is int and end == batch and batch > 1 else "other")
+    if path == main:
+        if batch is None:
+            return Argument(path, "sequence", None, 0, end.shape[0])
+        if end.dim() == 1:
+            return Argument(path, "sequence", 0)
+        time = _time_axis(axis)
+        return Argument(path, "sequence", axis, time, end.shape[time])
+    rows = _rows_of(end, batch, axis)
+    stacked = len(path) > 1 and end.dim() == 3 and end.shape[1] == batch and end.is_floating_point()
+    if is_state(path_name(names, path), end) or stacked:
+        return Argument(path, "state", 1 if end.dim() == 3 and end.shape[1] == batch else rows)
+    if rows is None:
+        return Argument(path, "other")
+    if end.dim() == 1:
+        return Argument(path, "features" if end.is_floating_point() else "other", rows)
+    if rows == 1 and axis == 0:
+        return Argument(path, "state", rows)
+    beside = 1 - rows if rows < 2 else None  # the axis of time
+    marks = end.dtype == torch.bool or (end.dim() == 2 and bool(((end == 0) | (end == 1)).all()))
+    if marks:
+        return Argument(
+            path, "mask", rows, beside if beside is not None and end.shape[beside] == steps else None, steps
         )
+    if end.dim() == 2 and end.is_floating_point() and (beside is None or end.shape[beside] != steps):
+        return Argument(path, "features", rows)
+    return Argument(path, "sequence", rows, beside, end.shape[beside] if beside is not None else 0)
 
 
-def _with_vocabulary(patient: Patient, inputs: ModelInputs) -> ModelInputs:
-    tables = [module for module in patient.model.modules() if isinstance(module, nn.Embedding)]
-    if not tables:
-        return inputs
-    pads = {table.padding_idx for table in tables if table.padding_idx is not None}
-    return replace(
-        inputs,
-        vocabulary=min(table.num_embeddings for table in tables),
-        pad_token=next(iter(pads)) if len(pads) == 1 else None,
-    )
+def _rows_of(end: Tensor, batch: int | None, axis: int) -> int | None:
+    candidates = [axis, 0, 1] if end.dim() > 1 else [0]
+    return next((a for a in candidates if a < end.dim() and end.shape[a] == batch), None)
 
 
-def _with_time(patient: Patient, inputs: ModelInputs, run: Outcome) -> ModelInputs:
-    """Find the axis of time by what the layers saw; unknown where none of them saw as many steps."""
-    x = inputs.get(inputs.main)
-    if isinstance(x, PackedSequence):
-        return inputs
-    argument = inputs.argument(inputs.main)
-    calls = run.calls
-    if not calls:
-        return inputs if x.dim() <= 3 else _without_time(inputs, argument)
-    if inputs.batched and x.dim() == 2 and x.is_floating_point() and all(c.layer.fused and c.rows == 1 for c in calls):
-        steps = calls[0].steps
-        if not calls[0].batched and steps == x.shape[0] and steps > 1:
-            patient.unbatched = True
-            unbatched = Argument(argument.path, "sequence", None, 0, x.shape[0])
-            others = tuple(unbatched if s.path == argument.path else replace(s, rows=None) for s in inputs.arguments)
-            return replace(inputs, arguments=others, batch=1, batched=False, steps=x.shape[0], lengths=None)
-    if not inputs.batched:
-        return inputs
-    once = len({c.layer.name for c in calls}) == len(calls) and all(c.steps == 1 for c in calls)
-    if x.dim() == 2 and x.is_floating_point() and x.shape[1] > 1 and once:
-        return _without_time(inputs, argument)  # one step of each row: its second axis are features
-    steps = calls[0].steps if calls[0].layer.fused else len([c for c in calls if c.layer is calls[0].layer])
-    return _on_axis(inputs, argument, x, steps)
-
-
-def _on_axis(inputs: ModelInputs, argument: Argument, x: Tensor, steps: int) -> ModelInputs:
-    fits = [axis for axis in range(x.dim()) if axis != argument.rows and x.shape[axis] == steps]
-    if argument.time in fits or steps == inputs.batch or steps == 1:
-        return inputs
-    if x.dim() == 3 and fits == [2] and inputs.lengths is None:
-        moved = replace(argument, time=2, steps=steps)
-        arguments = tuple(moved if s.path == argument.path else s for s in inputs.arguments)
-        return replace(inputs, arguments=arguments, steps=steps)
-    return inputs if x.dim() <= 3 else _without_time(inputs, argument)
-
-
-def _without_time(inputs: ModelInputs, argument: Argument) -> ModelInputs:
-    arguments = tuple(replace(s, time=None) if s.path == argument.path else s for s in inputs.arguments)
-    return replace(inputs, arguments=arguments)
-
-
-def _enough(run: Outcome) -> int:
-    """Return how many rows are worth their cost: a vocabulary of 50 000 at each step is a lot to keep."""
-    numbers = sum(tensor.numel() for tensor in run.outputs.values())
-    return _ROWS if numbers > _LARGE * max(1, run.inputs.batch) else _MOST_ROWS
-
-
-def _fair_rows(patient: Patient, inputs: ModelInputs, most: int) -> ModelInputs | None:
-    """Return the call with no more rows than needed, or with enough to tell them apart, where the model takes it."""
-    if not inputs.batched or 3 <= inputs.batch <= most:
-        return None
-    if inputs.batch > most:
-        order = torch.arange(inputs.batch)
-        if inputs.lengths is not None:  # the longest row stays, so that no step is lost
-            longest = int(inputs.lengths.argmax())
-            order = torch.cat([order[longest : longest + 1], order[order != longest]])
-        fair = inputs.select(sorted(order[:most].tolist()))
-        text = f"{most} of {inputs.batch} rows were used"
+def _as_lengths(argument: Argument, end: Any, told: Tensor | None, batch: int, steps: int) -> Argument:
+    """Take whole numbers, one for each row and none beyond the steps, for lengths."""
+    if numbers(end) and len(end) == batch:
+        values = torch.tensor(end)
+    elif isinstance(end, Tensor) and end.dim() == 1 and not end.is_floating_point() and argument.rows == 0:
+        values = end.detach().cpu().long()
     else:
-        rows = [k % inputs.batch for k in range(_ROWS)]
-        fair = inputs.select(rows)
-        fair = fair.other_rows(torch.arange(_ROWS) >= inputs.batch, seed=71)
-        text = f"{inputs.batch} rows do not tell rows apart: {_ROWS} were used, the others with other values"
-    try:
-        patient.run(fair)
-    except Exception:  # a model for one batch size: the rule about that will say so
-        return None
-    patient.assumed.append(text)
-    return fair
+        return argument
+    same = told is not None and torch.equal(values, told)
+    if same or (told is None and int(values.min()) >= 1 and int(values.max()) == steps):
+        return Argument(argument.path, "lengths", 0)
+    return argument
 
 
-class Stepped(nn.Module):
-    """Calls a cell once for each step of `x (batch, time, ...)`; returns outputs `(batch, time, ...)` and the state."""
-
-    def __init__(self, cell: nn.Module) -> None:
-        """Take the cell as it is."""
-        super().__init__()
-        self.cell = cell
-
-    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """Return what the cell gave at each step, and its last state."""
-        layer = as_layer(self.cell, sample=x[:, 0])
-        native = layer.to_native(layer.initial(len(x))) if state is None else state
-        outputs = []
-        for x_t in x.unbind(1):
-            output, native = layer.split(self.cell(x_t, native))
-            outputs.append(output)
-        return torch.stack(outputs, dim=1), native
+def _time_axis(batch_axis: int) -> int:
+    return 1 if batch_axis == 0 else 0

@@ -9,17 +9,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..cells import BegunDataSet, is_data_set, read_batch
 from ..errors import BadInput, DiagnosisFailed, HiddenStateWarning
-from ..measure import tracked
-from .admission import admit, settle
-from .budget import timed
-from .finding import RANK, TITLES, Finding
+from ..measure import survey, tracked
+from .admission import admit
+from .calling import refuse_clashes
+from .first_call import settle, timed
 from .outcome import Outcome
 from .patient import Patient
 from .probes.calls import PlainCall
-from .report import Report
+from .report import RANK, Finding, Report
 from .rule import Rule, Symptom
-from .rules import RULES
+from .rules import RULES, TITLES
 from .thresholds import Thresholds
 
 
@@ -30,14 +31,18 @@ def diagnose(
     targets: Any = None,
     loss: Callable[[Any, Any], Tensor] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-    batch_axis: int = 0,
+    batch_axis: int | None = None,
+    time_axis: int | None = None,
     ignore: Iterable[str] = (),
     thresholds: Mapping[str, float] | None = None,
     fail_on: Literal["error", "warning", "note"] | None = None,
+    call: Callable[..., Any] | None = None,
+    **kwargs: Any,
 ) -> Report:
     """Return a Report of what is wrong with the hidden state of `model`, how we know, and what to change.
 
-    The model is called as `model(*inputs)`, many times, and comes back as it was. A healthy model gets no finding:
+    The model is called as `model(*inputs, **kwargs)`, many times, and comes back as it was. A healthy model gets no
+    finding:
 
     >>> model = torch.nn.LSTM(3, 8, batch_first=True)
     >>> diagnose(model, torch.randn(4, 10, 3)).ok
@@ -45,16 +50,24 @@ def diagnose(
 
     Args:
         model: Any model with recurrent layers, a layer, or a cell. For a cell or a layer inputs may be left out.
-        inputs: What the model is called with.
+        inputs: What the model is called with; also nested, as dicts of tensors; or a DataLoader: experiments are made
+            on its first batch, and the states of all batches are looked at, one batch at a time.
         lengths: The real steps of each row; a model that needs them has them among its inputs as well, and where they
             are named so in its forward, that is enough.
         targets: What `loss` compares the output with.
         loss: Called as `loss(output, targets)` with the raw output.
         optimizer: The optimizer, or several, that should train every parameter.
-        batch_axis: Where the rows of the sequences are.
+        batch_axis: Where the rows of the sequences are. Where it is not told, `lengths`, a state or targets with one
+            entry for each row tell; else rows are on axis 0, also where a layer takes axis 1 for them: a forgotten
+            `batch_first=True` looks just like that, so it is a finding (HS101) that names both ways out.
+        time_axis: Where their steps are.
         ignore: Codes that are not wanted, such as `["HS501"]`.
         thresholds: Other limits, by name: see `hiddenstate.diagnosis.Thresholds`.
         fail_on: Raise `DiagnosisFailed` where a finding is this grave, or graver.
+        call: How the model is called, where that is not by its forward: `call=lambda model: model.act(x, state)`. The
+            tensors that the function reads are the inputs; or `call(model, *inputs)`, of a DataLoader `call(model,
+            batch)`.
+        kwargs: What the model is called with by name, as in `diagnose(model, **batch)`.
     """
     if not isinstance(model, nn.Module):
         raise BadInput(f"hs.diagnose takes an nn.Module, but this is {type(model).__name__}.")
@@ -65,27 +78,62 @@ def diagnose(
         optimizers: tuple[torch.optim.Optimizer, ...] = ()
     else:
         optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)  # type: ignore[assignment]
+    if call is not None and kwargs:
+        raise BadInput(f"call= says how the model is called, so {next(iter(kwargs))}= has nowhere to go: put it there.")
+    data = BegunDataSet(inputs[0]) if len(inputs) == 1 and is_data_set(inputs[0]) else None
+    if data is not None and call is not None:
+        inputs = (data.first,)
+    elif data is not None:
+        batch = read_batch(model, data.first, lengths=lengths)
+        inputs, lengths = batch.args, batch.lengths
+        if targets is None and loss is not None and batch.rest:
+            targets = batch.rest[0] if len(batch.rest) == 1 else batch.rest
+    elif call is None:
+        refuse_clashes(model, inputs, {"lengths": lengths, "targets": targets, "loss": loss, "optimizer": optimizer})
     patient = admit(
         model,
         inputs,
+        kwargs,
+        call=call,
         lengths=lengths,
-        batch_axis=batch_axis,
+        axes=(batch_axis, time_axis),
         thresholds=Thresholds.adjusted(thresholds),
         targets=targets,
         loss=loss,
         optimizers=optimizers,
     )
+    if data is not None:
+        _survey(model, patient, data, call)
     report = _examined(patient, type(model).__name__, unwanted)
     if fail_on is not None and report.worst() and RANK[report.worst()] <= RANK[fail_on]:
         raise DiagnosisFailed(f"the model has a finding of severity {report.worst()!r}.\n{report.text()}")
     return report
 
 
+def _survey(model: nn.Module, patient: Patient, data: BegunDataSet, call: Callable[..., Any] | None) -> None:
+    """Look at the states of all batches; where one cannot be run, say so."""
+    try:
+        found = survey(model, data, threshold=patient.thresholds.saturated, gates=True, call=call)
+    except BadInput as error:
+        patient.assumed.append(f"the first batch alone was examined: {error}")
+        return
+    patient.survey = found
+    patient.assumed.append(
+        f"experiments were made on the first batch; states were looked at in {found.batches} batches, "
+        f"{found.rows:,} rows and {found.steps:,} steps"
+    )
+
+
+# What may be said of a model in which nothing recurs, as it was meant to: a state that is made anew at each step, kept
+# with its graph or drawn at random, and rows that are taken for steps.
+_WITHOUT = ("HS103", "HS203", "HS205", "HS206", "HS401", "HS504")
+
+
 def _known_codes(ignore: Iterable[str]) -> frozenset[str]:
     codes = frozenset([ignore] if isinstance(ignore, str) else ignore)
     unknown = sorted(codes - TITLES.keys())
     if unknown:
-        raise BadInput(f"there is no finding {unknown[0]!r} to ignore: codes go from HS101 to HS504.")
+        raise BadInput(f"there is no finding {unknown[0]!r} to ignore: codes go from HS101 to HS505.")
     return codes
 
 
@@ -111,7 +159,7 @@ def _examined(patient: Patient, name: str, unwanted: frozenset[str]) -> Report:
             ]
             findings += [_finding(rule, symptom) for rule, symptom in found if symptom is not None]
         done = {finding.code for finding in findings}
-        rules = [rule for rule in RULES if rule.code not in done and (rule.static or not broken)]
+        rules = [rule for rule in RULES if rule.code not in done and (rule.static or not broken) and not rule.monitored]
         for rule in tracked(rules, "diagnosing", len(rules)):
             try:
                 with patient.declared(rule.probes):
@@ -126,11 +174,13 @@ def _examined(patient: Patient, name: str, unwanted: frozenset[str]) -> Report:
     if unheard:  # here, since all warnings within the examination are the model's own, and silenced
         warnings.warn(f"hs.diagnose({name}): {unheard}.", HiddenStateWarning, stacklevel=3)
         patient.assumed.append(unheard)
-    if not findings and not broken:
+    if not broken and not any(finding.code in _WITHOUT for finding in findings):
         patient.check_recurrent()  # at the end: a forgotten recurrent term is a finding, not a model without recurrence
+    explained = {code for rule in RULES for finding in findings if finding.code == rule.code for code in rule.explains}
+    failed = {code: why for code, why in failed.items() if code not in explained}
     # What is not wanted is left out last, so that its consequences do not take its place.
     told = [finding for finding in _told(findings) if finding.code not in unwanted]
-    return Report(told, model=name, assumed=patient.assumed, failed=failed, broken=broken)
+    return Report(told, model=name, assumed=patient.assumed, failed=failed, broken=broken, survey=patient.survey)
 
 
 def _finding(rule: Rule, symptom: Symptom, measured_on: str = "") -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -12,9 +12,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from ..errors import BadInput
 from ..state import Path, ends, mapped, numbers
+from .calling import Calling, path_name
 
 Kind = Literal["sequence", "features", "state", "lengths", "mask", "other"]
-_STATE_NAMES = ("hidden", "state", "hx", "h0", "h_0", "prev", "carry", "memory", "hc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,11 @@ class ModelInputs:
     lengths: Tensor | None = None  # (batch,) on the CPU, as the user told
     vocabulary: int | None = None  # of tokens, where an embedding told
     pad_token: int | None = None
+    calling: Calling = field(default_factory=lambda: Calling(()))
+    ragged: frozenset[Path] = frozenset()  # what the model takes as a list of sequences, and is one padded tensor here
+    flat: frozenset[Path] = (
+        frozenset()
+    )  # what the model takes with rows and steps on one axis, and has two of them here
 
     @property
     def valid(self) -> Tensor:
@@ -77,6 +82,24 @@ class ModelInputs:
         found = [self.get(a.path) for a in self.arguments if a.kind == "lengths" and a.rows is not None]
         return torch.as_tensor(found[0]).detach().cpu().long() if found else None
 
+    def own_args(self) -> tuple[Any, ...]:
+        """Return the arguments as the model takes them, in tensors of their own."""
+
+        def copy(path: Path, end: Any) -> Any:
+            if isinstance(end, PackedSequence):
+                return end._replace(data=end.data.clone())
+            if not isinstance(end, Tensor):
+                return end
+            if path in self.ragged and self.lengths is not None:
+                return [row[:steps].clone() for row, steps in zip(end, self.lengths.tolist(), strict=True)]
+            return end.flatten(0, 1).clone() if path in self.flat else end.clone()
+
+        return mapped(self.args, copy)  # type: ignore[no-any-return]
+
+    def name(self, path: Path) -> str:
+        """Return what an argument is called by the nearest that has a name, "" where nothing tells."""
+        return path_name(self.calling.names, path)
+
     def argument(self, path: Path) -> Argument:
         """Return what is known of one argument."""
         return next(argument for argument in self.arguments if argument.path == path)
@@ -86,7 +109,7 @@ class ModelInputs:
         return dict(ends(self.args))[path]
 
     def select(self, rows: Sequence[int]) -> ModelInputs:
-        """Return the call with these rows only, in this order."""
+        """Return the inputs with these rows only, in this order."""
 
         def pick(argument: Argument, end: Any) -> Any:
             if argument.rows is None:
@@ -102,7 +125,7 @@ class ModelInputs:
         return replace(self._with(pick), batch=len(rows), lengths=lengths)
 
     def crop(self, steps: int, paths: Iterable[Path]) -> ModelInputs:
-        """Return the call with the first `steps` steps of these sequences."""
+        """Return the inputs with the first `steps` steps of these sequences."""
         chosen = set(paths)
 
         def cut(argument: Argument, end: Any) -> Any:
@@ -122,7 +145,7 @@ class ModelInputs:
         return replace(cropped, steps=steps, lengths=lengths)
 
     def tail(self, start: int, paths: Iterable[Path]) -> ModelInputs:
-        """Return the call with the steps from `start` on; for sequences without lengths."""
+        """Return the inputs with the steps from `start` on; for sequences without lengths."""
         chosen = set(paths)
 
         def cut(argument: Argument, end: Any) -> Any:
@@ -133,7 +156,7 @@ class ModelInputs:
         return replace(self._with(cut), steps=self.steps - start)
 
     def shortened(self, steps: int, *, others: bool = True) -> ModelInputs:
-        """Return the call with `steps` steps: of each row's real ones as large a share as of its padding.
+        """Return the inputs with `steps` steps: of each row's real ones as large a share as of its padding.
 
         Other sequences, of other lengths, keep so many of their steps too, unless `others` is false.
         """
@@ -169,7 +192,7 @@ class ModelInputs:
         )
 
     def other_rows(self, rows: Tensor, *, seed: int = 0) -> ModelInputs:
-        """Return the call with these rows (a mask) holding other values, in everything that has rows."""
+        """Return the inputs with these rows (a mask) holding other values, in everything that has rows."""
 
         def change(argument: Argument, end: Any) -> Any:
             if argument.kind == "state" and argument.rows is None and isinstance(end, Tensor) and bool(rows.all()):
@@ -195,7 +218,7 @@ class ModelInputs:
         return self._with(change)
 
     def other_steps(self, steps: Tensor, paths: Iterable[Path], *, seed: int = 0) -> ModelInputs:
-        """Return the call with these steps, a mask (batch, steps), holding other values in these sequences."""
+        """Return the inputs with these steps, a mask (batch, steps), holding other values in these sequences."""
         chosen = set(paths)
 
         def change(argument: Argument, end: Any) -> Any:
@@ -209,11 +232,11 @@ class ModelInputs:
         return self._with(change)
 
     def put(self, path: Path, value: Any) -> ModelInputs:
-        """Return the call with one argument replaced."""
+        """Return the inputs with one argument replaced."""
         return replace(self, args=mapped(self.args, lambda at, end: value if at == path else end))
 
     def with_lengths(self, lengths: Tensor) -> ModelInputs:
-        """Return the call with other lengths, also among the arguments."""
+        """Return the inputs with other lengths, also among the arguments."""
 
         def change(argument: Argument, end: Any) -> Any:
             if argument.kind != "lengths" or argument.rows is None:
@@ -282,12 +305,6 @@ def lengths_of(given: Any, rows: int, axis: int) -> Tensor | None:
     return lengths
 
 
-def state_named(name: str) -> bool:
-    """Say whether an argument of this name is a state."""
-    name = name.lower().strip("_")
-    return name in ("h", "c", "hs", "past") or any(word in name for word in _STATE_NAMES)
-
-
 def _other_values(x: Tensor, mask: Tensor, inputs: ModelInputs, *, seed: int) -> Tensor:
     """Return `x (batch, time, ...)` with the steps in `mask (batch, time)` holding other values.
 
@@ -298,7 +315,7 @@ def _other_values(x: Tensor, mask: Tensor, inputs: ModelInputs, *, seed: int) ->
     if x.is_floating_point() or x.is_complex():
         new = _other_floats(x, generator)
     elif x.dtype == torch.bool:
-        return x
+        new = x ^ (torch.rand(x.shape, generator=generator) < 0.5).to(x.device)
     else:
         new = _other_tokens(x, inputs, generator)
         if inputs.pad_token is not None and x.dim() == 2:
@@ -335,7 +352,7 @@ def _other_floats(x: Tensor, generator: torch.Generator) -> Tensor:
     if finite.numel() and varied > 0 and float(finite.min()) >= 0:
         new = new.abs()  # probabilities, durations, magnitudes
         if float(finite.max()) <= 1:
-            new = new.clamp(max=1.0)
+            new = new.clamp(max=float(finite.max()))
     return new
 
 

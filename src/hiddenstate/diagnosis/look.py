@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ..cells import Call
+from ..cells import Call, EndState, Layer
 from ..state import tensors
-from .finding import Finding
+from .advice import CLIPPING, FILLING, freezing, remembering
+from .graphs import count_nodes
 from .outcome import with_gradient
 from .probes.slopes import FADING, per_step
+from .report import Finding
 from .thresholds import Thresholds
 
-_MOST_NODES = 100_000
+_SURE = 32  # steps of all rows from which some still units are worth a note
 _SAME_CALL = 1e-2  # distance of arguments up to which a call may be the same one, run again
 
 
@@ -26,6 +28,7 @@ class LayerOutput:
 
     h: Tensor  # (batch, time, unit)
     valid: Tensor | None  # (batch, time), None where all steps are real
+    fed: Tensor | None = None  # whether all that entered it was finite, a bool without axes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,23 +56,41 @@ class Look:
         """Begin at this training call."""
         self.step = step
         self.outputs: dict[str, list[LayerOutput]] = {}  # layer -> of each call
+        self.layers: dict[str, Layer] = {}
+        self.spans: dict[str, list[int]] = {}  # layer -> steps from one cut of its graph to the next
+        self._ended: dict[str, EndState] = {}  # layer -> what its last call ended in
         self.relu: set[str] = set()
         self.bounded: set[str] = set()
         self.back: dict[str, list[Tensor]] = {}  # layer -> size of the gradient at each step, (time,) for each call
         self.gradient = float("nan")  # of all parameters
         self.without: list[str] = []  # parameters without gradient
+        self.model: nn.Module | None = None  # whose parameters they are
         self.nodes = 0
         self._waiting: list[_ExpectedGradient] = []  # of calls without a graph, which a backward pass may run again
 
     def enter(self, call: Call) -> Call:
         """See that gradients to the layer's input are noticed; return the call, with another input where need be."""
         sizes = self.back.setdefault(call.layer.name or "model", [])
+        self._see_cut(call)
         place = _ExpectedGradient(sizes, len(sizes), [] if torch.is_grad_enabled() else _arguments(call))
         sizes.append(torch.empty(0))
         if torch.is_grad_enabled():
             return _noticed(call, place)
         self._waiting.append(place)
         return call
+
+    def _see_cut(self, call: Call) -> None:
+        """Count the steps since a state was last handed on without its graph, within this call of the model."""
+        name = call.layer.name or "model"
+        spans, last = self.spans.setdefault(name, [0]), self._ended.get(name)
+        try:
+            given, steps = tensors(call.given_native).values(), call.steps
+        except Exception:  # a cell that is called in a way of its own
+            return
+        bare = bool(given) and torch.is_grad_enabled() and all(part.grad_fn is None for part in given)
+        if bare and last is not None and last.mark is not None and last.handed_on(call.given_native):
+            spans.append(0)
+        spans[-1] += steps
 
     def again(self, call: Call) -> Call:
         """Do the same for a call that runs once more within a backward pass, where it had no graph at first."""
@@ -86,11 +107,14 @@ class Look:
         """Keep what a layer gave."""
         try:
             output, lengths = call.output.detach(), call.lengths
+            self._ended[call.layer.name or "model"] = EndState.of(call.state_native)
+            fed = torch.isfinite(call.x.detach()).all() if call.x.is_floating_point() else None
         except Exception:  # a cell that returns something of its own: nothing to look at
             return
         name, module = call.layer.name or "model", call.layer.module
         valid = None if lengths is None else torch.arange(output.shape[1]) < lengths.unsqueeze(1)
-        self.outputs.setdefault(name, []).append(LayerOutput(output, valid))
+        self.layers[name] = call.layer
+        self.outputs.setdefault(name, []).append(LayerOutput(output, valid, fed))
         if isinstance(module, nn.RNN | nn.RNNCell) and module.nonlinearity == "relu":
             self.relu.add(name)
         elif isinstance(module, nn.RNNBase | nn.RNNCellBase) and not getattr(module, "proj_size", 0):
@@ -98,17 +122,11 @@ class Look:
 
     def end(self, result: Any) -> None:
         """Count the graph behind what the model, or a module of it, returned."""
-        waiting = [t.grad_fn for t in tensors(result).values() if t.grad_fn is not None]
-        seen: set[Any] = set()
-        while waiting and len(seen) < _MOST_NODES:
-            node = waiting.pop()
-            if node not in seen:
-                seen.add(node)
-                waiting.extend(inner for inner, _ in node.next_functions if inner is not None)
-        self.nodes = max(self.nodes, len(seen))
+        self.nodes = max(self.nodes, count_nodes(result))
 
     def update(self, model: nn.Module) -> None:
         """Measure the parameters' gradients, right before they are used."""
+        self.model = model
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         grads = [p.grad.detach() for _, p in named if p.grad is not None and not p.grad.is_sparse]
         if grads:
@@ -146,7 +164,8 @@ def judged(look: Look, limits: Thresholds) -> tuple[dict[str, float], list[Findi
     found: list[Finding] = []
     for name, pieces in look.outputs.items():
         h, valid = _joined(pieces)
-        bad = _infinite(name, h, valid)
+        fed = all(bool(piece.fed) for piece in pieces if piece.fed is not None)
+        bad = _infinite(name, h, valid, fed=fed)
         if bad is not None:
             if not any(finding.code == "HS401" for finding in found):
                 found.append(bad)  # layers after the first one only pass it on
@@ -154,12 +173,18 @@ def judged(look: Look, limits: Thresholds) -> tuple[dict[str, float], list[Findi
             continue
         values = h.flatten(0, 1) if valid is None else h[valid.to(h.device)]  # (steps of all rows, unit)
         found += _states(name, values, look, numbers=numbers, limits=limits)
+        found += _same_rows(name, h, valid)
     for name, back in look.back.items():
-        found += _back(name, [piece for piece in back if len(piece)], numbers, limits)
+        cut = _cut(name, look)
+        found += [] if cut is None else [cut]
+        gone = _back(
+            look.layers.get(name), name, [piece for piece in back if len(piece)], numbers=numbers, limits=limits
+        )
+        found += gone if cut is None else []
     if look.gradient == look.gradient:
         numbers["gradient"] = look.gradient
     if look.without:
-        found.append(_without(look.without))
+        found.append(_without(look.without, look.model))
     numbers["graph"] = float(look.nodes)
     return numbers, found
 
@@ -194,19 +219,20 @@ def _states(name: str, values: Tensor, look: Look, *, numbers: dict[str, float],
                     f"{share:.0%} of the values of |h| are ≥ {limits.saturated:g} (limit "
                     f"{limits.saturated_share:.0%}).",
                     "inputs or weights have become too large",
-                    "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0), a smaller learning rate",
+                    CLIPPING,
                     {"share": share, "limit": limits.saturated_share},
                 )
             )
     limit = limits.dead_share_relu if name in look.relu else limits.dead_share
-    if dead > limit and len(values) >= 8:
+    some = round(dead * values.shape[1]) > 1 and dead > limits.some_dead and len(values) >= _SURE
+    if (dead > limit or some) and len(values) >= 8:
         found.append(
             Finding(
                 "HS403",
-                "warning",
+                "warning" if dead > limit else "note",
                 name,
-                f"{dead:.0%} of {values.shape[1]} units vary by less than {limits.dead:g} over the batch (limit "
-                f"{limit:.0%}).",
+                f"{round(dead * values.shape[1])} of {values.shape[1]} units vary by less than {limits.dead:g} over "
+                f"the batch (limit {limits.some_dead if dead <= limit else limit:.0%}).",
                 "an update pushed them where no gradient brings them back",
                 "a smaller learning rate; tanh instead of ReLU",
                 {"share": dead, "limit": limit},
@@ -215,7 +241,7 @@ def _states(name: str, values: Tensor, look: Look, *, numbers: dict[str, float],
     return found
 
 
-def _infinite(name: str, h: Tensor, valid: Tensor | None) -> Finding | None:
+def _infinite(name: str, h: Tensor, valid: Tensor | None, *, fed: bool) -> Finding | None:
     if bool(torch.isfinite(h).all()):
         return None
     bad = (~torch.isfinite(h)).any(2).cpu()
@@ -231,13 +257,57 @@ def _infinite(name: str, h: Tensor, valid: Tensor | None) -> Finding | None:
         name,
         f"the state holds NaN or Inf, first at step {step} of row {row}; {int(bad.any(1).sum())} rows have "
         "some (limit 0).",
-        "an update blew up, or the batch holds NaN",
-        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) before optimizer.step(); look at this batch",
+        "an update blew up" if fed else "what enters the layer holds NaN or Inf already",
+        CLIPPING if fed else FILLING,
         {"step": step, "row": row, "limit": 0.0},
     )
 
 
-def _back(name: str, pieces: list[Tensor], numbers: dict[str, float], limits: Thresholds) -> list[Finding]:
+def _cut(name: str, look: Look) -> Finding | None:
+    """Say how far gradients reach back, where a state is handed on without its graph."""
+    spans, back, outputs = look.spans.get(name, []), look.back.get(name, []), look.outputs.get(name, [])
+    steps, reach = sum(spans), max(spans, default=0)
+    if len(back) == len(outputs) and any(len(piece) and bool(piece.any()) for piece in back):
+        first = next(place for place, piece in enumerate(back) if len(piece) and bool(piece.any()))
+        reach = min(reach, sum(output.h.shape[1] for output in outputs[first:]))
+    if reach >= steps:
+        return None
+    return Finding(
+        "HS105",
+        "note" if reach > 1 else "warning",
+        name,
+        f"gradients reach back {reach} of {steps} steps (limit: all).",
+        "the state is handed on without its graph inside forward: detach(), .data or torch.no_grad()",
+        "# hand the state on as it is within forward, and detach it between batches; or leave it as truncation",
+        {"reach": reach, "steps": steps},
+    )
+
+
+def _same_rows(name: str, h: Tensor, valid: Tensor | None) -> list[Finding]:
+    """Say that most rows of the batch are one and the same."""
+    rows, steps = h.shape[:2]
+    if valid is not None or rows < 3 or steps < 2 or not bool(h.any()):
+        return []
+    _, counts = torch.unique(h.flatten(1), dim=0, return_counts=True)
+    most = int(counts.max())
+    if most < 3 or 2 * most < rows:
+        return []
+    return [
+        Finding(
+            "HS404",
+            "note",
+            name,
+            f"{most} of {rows} rows of the batch have the same states at all {steps} steps (limit: half of them).",
+            "the batch holds one sequence several times: expanded, repeated or drawn again, or the input is constant",
+            "# look at the batch: torch.unique(x, dim=0).shape; use x.repeat only where the rows are to be alike",
+            {"rows": rows, "identical": most},
+        )
+    ]
+
+
+def _back(
+    layer: Layer | None, name: str, pieces: list[Tensor], *, numbers: dict[str, float], limits: Thresholds
+) -> list[Finding]:
     if not pieces:
         return []
     sizes = torch.cat(pieces).double()
@@ -256,7 +326,7 @@ def _back(name: str, pieces: list[Tensor], numbers: dict[str, float], limits: Th
                 name,
                 f"{seen} (limit {limits.vanishing:.0e}).",
                 "each step passes on less than it gets",
-                "with torch.no_grad(): lstm.bias_hh_l0[units:2 * units].fill_(1.0); shorter sequences",
+                remembering(layer),
                 {"ratio": ratio, "limit": limits.vanishing},
             )
         ]
@@ -268,38 +338,20 @@ def _back(name: str, pieces: list[Tensor], numbers: dict[str, float], limits: Th
                 name,
                 f"{seen} (limit {limits.exploding:.0e}).",
                 "the recurrent weights amplify",
-                "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+                CLIPPING,
                 {"ratio": ratio, "limit": limits.exploding},
             )
         ]
     return []
 
 
-def _without(names: list[str]) -> Finding:
+def _without(names: list[str], model: nn.Module | None) -> Finding:
     return Finding(
         "HS503",
         "warning",
         ", ".join(names[:3]) + (", …" if len(names) > 3 else ""),
         f"{len(names)} parameters have no gradient when the optimizer steps (limit 0).",
         "they are not used in forward, or detached on the way to the loss",
-        "use the layer, remove it, or freeze it on purpose: layer.requires_grad_(False)",
+        "# use the layer, remove it, or freeze it" if model is None else freezing(names, model),
         {"without": len(names), "limit": 0.0},
-    )
-
-
-def growing(sizes: list[tuple[int, int]], look: Look) -> Finding | None:
-    """Note the size of the graph, and say whether it has grown from look to look, over as many steps in time."""
-    steps = sum(output.h.shape[1] for outputs in look.outputs.values() for output in outputs)
-    sizes.append((steps, look.nodes))
-    recent = [nodes for steps_then, nodes in sizes[-3:] if steps_then == steps]
-    if len(recent) < 3 or not recent[0] < recent[1] < recent[2] or recent[2] < 1.5 * recent[0]:
-        return None
-    return Finding(
-        "HS203",
-        "error",
-        "the model",
-        f"the graph behind the output had {recent[0]}, {recent[1]} and {recent[2]} nodes at the last three looks.",
-        "a state is kept from call to call with its graph",
-        "keep it without: self.hidden = tuple(part.detach() for part in hidden)",
-        {"first": recent[0], "last": recent[2]},
     )

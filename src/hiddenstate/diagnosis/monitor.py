@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -12,14 +14,28 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..cells import Call, Entry, Listener, Proceed, layers, listen, unwrap
-from ..errors import BadInput
+from ..carry import Carry
+from ..cells import Call, Listener, OuterCall, Proceed, Succession, layers, listen, unwrap
+from ..errors import BadInput, HiddenStateWarning
 from ..state import tensors
-from .finding import Finding
-from .look import Look, growing, judged
+from .advice import detaching
+from .graphs import GraphWatch
+from .look import Look, judged
+from .patient import held_tensors
+from .report import Finding
 from .thresholds import Thresholds
-from .writers import Writer
+from .training_watch import UpdateWatch, ValidationWatch
+from .writers import MonitorWriter
 
+_APART = (
+    "HS101",
+    "HS103",
+    "HS203",
+    "HS206",
+    "HS208",
+    "HS504",
+    "HS505",
+)  # told by several calls, or by the optimizer alone
 _log = logging.getLogger("hiddenstate")
 
 
@@ -70,7 +86,7 @@ class Monitor(Listener):
         optimizer: torch.optim.Optimizer | None = None,
         every: int = 50,
         *,
-        writers: Sequence[Writer] = (),
+        writers: Sequence[MonitorWriter] = (),
         on_finding: Callable[[Episode], None] | None = None,
         thresholds: Mapping[str, float] | None = None,
     ) -> None:
@@ -87,8 +103,16 @@ class Monitor(Listener):
         self._entries: set[nn.Module] = set()  # what was called from outside in it
         self._within = False  # a training call is running
         self._look: Look | None = None
-        self._sizes: list[tuple[int, int]] = []  # steps in time and nodes of the graph, at each look
-        self._handles: list[Any] = [listen(self._model, layers(self._model), self)]
+        self._graphs: GraphWatch | None = None  # from a look on, until the calls after the next backward were seen
+        self._tested = False  # whether the training call before this one began after that backward
+        self._shared = 0  # nodes of calls whose backward pass had run, met in them
+        self._successions: dict[nn.Module, Succession] = {}
+        self._last_calls: dict[nn.Module, Call | None] = {}  # of each layer in this call; None where it had several
+        self._updates, self._validation = UpdateWatch(), ValidationWatch()
+        self._evaluating = False  # a call in eval mode is running
+        self._updated = 0  # steps of the optimizer
+        self._layers = layers(self._model)
+        self._handles: list[Any] = [listen(self._model, self._layers, self)]
         if optimizer is not None:
             self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._before_update()))
             self._check_optimizer(optimizer)
@@ -120,8 +144,6 @@ class Monitor(Listener):
         if look is None:
             return
         numbers, found = judged(look, self._limits)
-        more = growing(self._sizes, look)
-        found = [*found, *([more] if more is not None else [])]
         self._history.steps.append(look.step)
         self._history.rows.append(numbers)
         for writer in self._writers:
@@ -131,8 +153,17 @@ class Monitor(Listener):
     def close(self) -> None:
         """Bring the last look to its end, listen no longer, and close the writers."""
         self.flush()
+        self._begin_once(self._updates.after())
         for handle in self._handles:
             handle.remove()
+        if self._handles and self._step < 0 and sys.exc_info()[0] is None:
+            seen = f"{self._updated} updates and " if self._updated else ""
+            warnings.warn(
+                f"hs.Monitor({type(self._model).__name__}) saw {seen}not a single training call: nothing was looked "
+                f"at. The model that is trained is another one, a copy of it, or in eval mode.",
+                HiddenStateWarning,
+                stacklevel=2,
+            )
         self._handles = []
         for writer in self._writers:
             writer.close()
@@ -155,27 +186,101 @@ class Monitor(Listener):
 
     __repr__ = __str__
 
-    def model_call(self, entry: Entry, run: Callable[[], Any]) -> Any:
+    def model_call(self, entry: OuterCall, run: Callable[[], Any]) -> Any:
         """Count a call in training, and look at its graph where it is its turn."""
         module = entry.module
         if not module.training:
-            return run()
+            self._evaluating = True
+            try:
+                return run()
+            finally:
+                self._evaluating = False
         if module is self._model or module in self._entries or not self._entries:
             self._begin()
         self._entries.add(module)
         self._within = True
         try:
             result = run()
+        except BaseException:
+            self._last_calls = {}
+            raise
         finally:
             self._within = False
         if self._look is not None:
             self._look.end(result)
+        if self._graphs is not None:
+            self._follow(entry, result)
+        self._end_calls()
         return result
+
+    def _follow(self, entry: OuterCall, result: Any) -> None:
+        """See whether the graph of a call reaches into what a backward pass has gone through."""
+        assert self._graphs is not None
+        shared = self._graphs.call((entry.args, entry.kwargs), result)
+        if shared and not self._shared:
+            held = [name for name, tensor in held_tensors(self._model).items() if tensor.grad_fn is not None]
+            finding = Finding(
+                "HS203",
+                "error",
+                ", ".join(held) or "the state that the model is handed",
+                f"the graph of this call holds {shared} nodes of calls whose backward pass has run (limit 0): the next "
+                f"backward fails, or with retain_graph=True takes ever longer.",
+                "a state is kept from call to call with its graph",
+                detaching(held, self._layers),
+                {"shared": shared, "limit": 0.0},
+            )
+            if not any(code == "HS203" for code, _ in self._episodes):
+                self._start(Episode(finding, self._step))
+        self._shared = max(self._shared, shared)
+
+    def _end_calls(self) -> None:
+        """Remember what each layer ended in, and tell where states are not handed on from outside."""
+        for module, call in self._last_calls.items():
+            succession = self._successions[module]
+            if call is None:
+                self._successions[module] = Succession()
+                continue
+            succession.ended(call, self._step)
+            self._judge_handing_on(call.layer.name or "model", succession)
+        self._last_calls = {}
+
+    def _judge_handing_on(self, where: str, succession: Succession) -> None:
+        complaint = succession.complaint()
+        if complaint is None:
+            return
+        key = ("HS101" if complaint.mixes_rows else "HS103", where)
+        finding = Finding(
+            key[0],
+            "warning",
+            where,
+            f"{complaint.seen} (limit 0).",
+            complaint.cause,
+            f"# {complaint.way_out}",
+            {"calls": complaint.calls, "limit": 0.0},
+        )
+        if key in self._episodes:
+            self._episodes[key].finding = finding  # with the number of calls so far
+        else:
+            self._start(Episode(finding, self._step))
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
         """Look at a layer where it is its turn, and else see that what it gives is finite."""
+        if self._evaluating:
+            done = proceed(call)
+            self._validation.evaluated(done)
+            return done
         if not self._within:
             return proceed(call)
+        module = call.layer.module
+        first = module not in self._last_calls
+        if first:
+            self._begin_once(self._validation.trained(call))
+            self._successions.setdefault(module, Succession()).goes_on(call, self._step)
+        done = self._looked_at(call, proceed)
+        self._last_calls[module] = done if first else None
+        return done
+
+    def _looked_at(self, call: Call, proceed: Proceed) -> Call:
         if self._look is not None:
             done = proceed(self._look.enter(call))
             self._look.leave(done)
@@ -191,19 +296,39 @@ class Monitor(Listener):
         """Be told of gradients that come back to a call which had no graph when it was looked at."""
         return proceed(call if self._look is None else self._look.again(call))
 
+    def _begin_once(self, finding: Finding | None) -> None:
+        """Begin what no look ends, where it is new."""
+        if finding is not None and (finding.code, finding.where) not in self._episodes:
+            self._start(Episode(finding, self._step))
+
     def _begin(self) -> None:
         self.flush()
+        self._begin_once(self._updates.after())
         self._step += 1
         self._entries = set()
+        if self._graphs is not None and self._graphs.spent and self._tested:
+            self._conclude()
+        self._tested = self._graphs is not None and self._graphs.spent
         if self._step % self._every == 0:
             self._look = Look(self._step)
+            self._graphs = self._graphs or GraphWatch()
+
+    def _conclude(self) -> None:
+        """End what was found of graphs where the calls since the last backward pass share no node with those before."""
+        if not self._shared:
+            for key in [key for key in self._episodes if key[0] == "HS203"]:
+                self._stop(key, self._step)
+        self._graphs, self._shared = None, 0
 
     def _before_update(self) -> None:
+        self._updated += 1
         if self._look is not None:
             self._look.update(self._model)
+            self._updates.before(self._model)
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self._check_learned(held)
         missing = [n for n, p in self._model.named_parameters() if p.requires_grad and id(p) not in held]
         if missing:
             finding = Finding(
@@ -217,17 +342,38 @@ class Monitor(Listener):
             )
             self._start(Episode(finding, 0))
 
+    def _check_learned(self, held: set[int]) -> None:
+        """See that an `hs.Learned` that the model is carried from is optimized too."""
+        carry = Carry.of(self._model) if self._layers else None
+        learned = None if carry is None else carry.init
+        missing = [] if not isinstance(learned, nn.Module) else [p for p in learned.parameters() if id(p) not in held]
+        if missing:
+            finding = Finding(
+                "HS206",
+                "error",
+                f"init of the Carry, {type(learned).__name__}",
+                f"{len(missing)} of its parameters are in 0 of the optimizer's groups (needed: 1).",
+                "it is a module of its own, beside the model: model.parameters() does not hold it",
+                "optimizer = torch.optim.Adam([*model.parameters(), *learned.parameters()])",
+                {"missing": len(missing), "limit": 0.0},
+            )
+            self._start(Episode(finding, 0))
+
     def _settle(self, step: int, found: list[Finding]) -> None:
-        """Begin what is new, end what is gone; HS504 stays, since the optimizer is looked at once."""
+        """Begin what is new, end what is gone, but for what is not judged by one look."""
         now = {(finding.code, finding.where) for finding in found}
         for finding in found:
             if (finding.code, finding.where) not in self._episodes:
                 self._start(Episode(finding, step))
-        for key, episode in list(self._episodes.items()):
-            if key not in now and key[0] != "HS504":
-                episode.ended = step
-                self._past.append(self._episodes.pop(key))
-                self._tell(episode)
+        for key in list(self._episodes):
+            if key not in now and key[0] not in _APART:
+                self._stop(key, step)
+
+    def _stop(self, key: tuple[str, str], step: int) -> None:
+        episode = self._episodes.pop(key)
+        episode.ended = step
+        self._past.append(episode)
+        self._tell(episode)
 
     def _start(self, episode: Episode) -> None:
         self._episodes[episode.finding.code, episode.finding.where] = episode

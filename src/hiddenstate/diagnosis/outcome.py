@@ -1,4 +1,7 @@
-"""What one call of a model gave: its result, the calls of its recurrent layers, and every operation it made."""
+"""What one call of a model gave: its result, the calls of its recurrent layers, every operation it made.
+
+And how far two such outcomes, or two tensors, are apart.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,6 @@ from torch.overrides import TorchFunctionMode
 
 from ..cells import Call, Layer, Listener, Proceed, around, listen, may_be_recomputed
 from ..state import Path, State, tensors
-from .difference import same
 from .inputs import ModelInputs
 
 _OURS = (str(FilePath(torch.__file__).parent), str(FilePath(__file__).parents[1]))
@@ -27,7 +29,7 @@ _QUIET = {"size", "dim", "get:dtype", "get:device", "get:shape", "get:requires_g
 
 SIGMOIDS = {"sigmoid", "sigmoid_", "hardsigmoid"}  # operations that make a gate
 # Operations on one tensor after which each value is still one of the values before.
-_PASSING = frozenset(
+PASSING = frozenset(
     {
         *("view", "reshape", "chunk", "split", "unbind", "squeeze", "unsqueeze", "transpose", "permute", "flatten"),
         *("__getitem__", "contiguous", "expand", "expand_as", "to", "float", "clone", "movedim", "narrow", "select"),
@@ -205,7 +207,7 @@ class Makers(dict[int, Operation]):
         """Return the tensor whose values these are, looking through operations that only rearrange."""
         for _ in range(12):
             operation = self.get(id(tensor))
-            if operation is None or operation.name not in _PASSING or not operation.inputs:
+            if operation is None or operation.name not in PASSING or not operation.inputs:
                 break
             tensor = operation.inputs[0]
         return tensor
@@ -243,7 +245,55 @@ def line() -> str:
         name = frame.f_code.co_filename
         if name == _CALLER:
             return ""  # nothing of the user's stands between the call of the model and this operation
-        if not name.startswith(_OURS) and not name.startswith("<frozen"):
+        if is_users(name):
             return f"{FilePath(name).name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def is_users(file: str) -> bool:
+    """Say whether a file is neither torch's nor ours."""
+    return not file.startswith((*_OURS, "<frozen"))
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Say whether two tensors hold the same values, NaN being equal to NaN."""
+    return a.shape == b.shape and bool(_equal(a, b).all())
+
+
+def change(old: Tensor, new: Tensor) -> Tensor:
+    """Return the size of the change of each entry, zero where both are the same NaN or Inf."""
+    gap = (new.detach().double() - old.detach().double()).abs()
+    return torch.where(_equal(old, new), torch.zeros_like(gap), gap).nan_to_num(nan=float("inf")).cpu()
+
+
+def eps(tensor: Tensor) -> float:
+    """Return the precision of a tensor's numbers."""
+    return float(torch.finfo(tensor.dtype).eps)
+
+
+def gap(a: Outcome, b: Outcome) -> float:
+    """Return the largest difference between two calls' results, relative to their size; inf for other shapes."""
+    return apart(a.result, b.result)
+
+
+def apart(a: Any, b: Any) -> float:
+    """Return the largest difference between two nested values, relative to their size; inf for other shapes."""
+    worst = 0.0
+    ours, theirs = ({path: t for path, t in tensors(each).items() if t.numel()} for each in (a, b))
+    if ours.keys() != theirs.keys():
+        return float("inf")
+    for path, old in ours.items():
+        new = theirs[path]
+        if old.shape != new.shape:
+            return float("inf")
+        if same(old, new):
+            continue
+        size = float(old.detach().abs().double().nan_to_num(posinf=0.0, neginf=0.0).max()) or 1.0
+        gaps = (old.detach().double() - new.detach().double()).abs().nan_to_num(nan=float("inf"))
+        worst = max(worst, float(gaps.max()) / size)
+    return worst
+
+
+def _equal(a: Tensor, b: Tensor) -> Tensor:
+    return (a == b) | ((a != a) & (b != b))

@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch.distributions import Distribution
 
 from ..carry import Carry
-from ..cells import Layer, Snapshot, as_layer, has_own_code, layers, random_streams_kept, seed, unheard
+from ..cells import (
+    Layer,
+    Snapshot,
+    as_layer,
+    attributes,
+    has_own_code,
+    layers,
+    plain_object,
+    random_streams_kept,
+    seed,
+    unheard,
+)
 from ..errors import NotRecurrent
+from ..measure import Survey
 from ..state import Path, mapped
 from .inputs import Excerpt, ModelInputs
 from .outcome import LayerCalls, Operations, Outcome, Tracer, collected
 from .thresholds import Thresholds
-from .unregistered import Unregistered, unregistered
 
-RESETS = ("reset", "reset_state", "reset_hidden")
+# What people call a method by which a new sequence begins; `init_hidden(batch)` mostly returns a state, and sets none.
+_BEGINS = re.compile(
+    r"^_?(reset|clear|flush|forget|zero|init|initialize|start|begin|new)_?(all_?)?"
+    r"((rnn|lstm|gru|cell|hidden|recurrent|internal)_?)?"
+    r"(states?|hiddens?|h|memory|memories|mem|cells?|cache|context|history|carry|buffers?|sequences?|episode|net|neurons?)?$",
+    re.IGNORECASE,
+)
 Measured = TypeVar("Measured", bound="PatientProbe")
 
 
@@ -54,6 +73,7 @@ class Patient:
     assumed: list[str] = field(default_factory=list)
     alone: bool = False  # a cell or layer by itself, rather than a model around one
     excerpt: Excerpt | None = None  # where the inputs are a piece of what the user gave
+    survey: Survey | None = None  # the states of a whole data set, where the inputs are its first batch
     unbatched: bool = False  # an input of two axes that the layers read as one sequence
 
     def __post_init__(self) -> None:
@@ -69,7 +89,8 @@ class Patient:
                 for layer in layers(thing.value):
                     name = f"{thing.name}.{layer.name}" if layer.name else thing.name
                     self.layers.append(Layer(name, layer.module, layer.adapter))
-        self.seen: list[Layer] = []  # what recurs by itself, beside the layers that types tell of
+        self.resets = _resets(self.model)  # by name; what they do is for a probe to find out
+        self.seen: list[Layer] = []  # what recurs beside the layers that are known by their types
         self.doubts: list[str] = []  # what could not be told
         self.snapshot = Snapshot(self.model, *others)
         self.whole = self.inputs  # those that the targets belong to: as the user gave them, unless both were cut
@@ -101,15 +122,24 @@ class Patient:
         finally:
             self._declared = before
 
+    def looked_at(self) -> str:
+        """Return what the evidence of states says of a whole data set, "" where there is one input alone."""
+        return "" if self.survey is None else f" of {self.survey.batches} batches"
+
     def look(self) -> None:
-        """Watch one call for what recurs in it beside the layers that types tell of."""
+        """Watch one call for what recurs in it beside the layers that are known by their types."""
         if has_own_code(self.model) and not self.alone:
             try:
+                positional, named = self.inputs.calling.parted(self.inputs.own_args())
                 with unheard(), torch.no_grad():
-                    found = layers(self.model, *copied(self.inputs.args))
+                    found = layers(self.model, *positional, **named)
             except Exception:  # the model itself fails: the examination will say so
                 return
-            self.seen = [layer for layer in found if layer.seen is not None]
+            known = {layer.module for layer in self.layers}
+            stepped = [each for each in found if each.seen is not None and each.kind == "cell"]
+            # A module that is handed back what it gave is a cell like others.
+            self.layers += [each for each in stepped if each.module not in known]
+            self.seen = [each for each in found if each.seen is not None and each not in stepped]
             self.doubts = found.doubts()
         for layer in self.seen:
             self.assumed.append(
@@ -140,13 +170,13 @@ class Patient:
                     self.carry.load_state_dict(kept)
 
     @contextmanager
-    def afresh(self) -> Iterator[None]:
+    def afresh(self, rows: int | None = None) -> Iterator[None]:
         """Begin from the state the user's model was found in; what is called inside goes on from call to call."""
         self.snapshot.restore()
         with ExitStack() as stack:
             if self.carry is not None:
                 stack.enter_context(self.carry.fresh())
-            self._reset()
+            self._reset(self.inputs.batch if rows is None else rows)
             # Nothing is put back at the end: a backward pass may still need what the call left behind.
             yield
 
@@ -173,46 +203,125 @@ class Patient:
             calls = stack.enter_context(collected(self.model, self.layers, leaves=grad)) if collect else LayerCalls()
             seed(number)
             tracer = stack.enter_context(Tracer()) if trace else None
-            result = self.model(*(inputs.args if own else copied(inputs.args)))
-        return Outcome(result, inputs, calls, tracer.trace if tracer is not None else Operations())
+            result = inputs.calling(self.model, inputs.args if own else inputs.own_args())
+        return Outcome(readable(result), inputs, calls, tracer.trace if tracer is not None else Operations())
+
+    def call_after_reset(self) -> Outcome:
+        """Call the model once more, after the methods by which a new sequence begins."""
+        self._reset(self.inputs.batch)
+        return self.call()
 
     def run(self, inputs: ModelInputs | None = None, **how: Any) -> Outcome:
         """Call the model once, from the state it was found in."""
-        with self.afresh():
+        with self.afresh((self.inputs if inputs is None else inputs).batch):
             return self.call(inputs, **how)
+
+    @property
+    def quantized(self) -> bool:
+        """Whether modules compute in whole numbers, whose scale they take from what they are given."""
+        return any("quantized" in type(module).__module__ for module in self.model.modules())
 
     @property
     def optimized(self) -> set[int]:
         """The ids of all parameters that an optimizer holds."""
         return {id(p) for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]}
 
-    @property
-    def reset_method(self) -> str:
-        """The method by which the model says that it keeps its state on purpose, "" where it has none."""
-        return next((name for name in RESETS if callable(getattr(self.model, name, None))), "")
-
-    def _reset(self) -> None:
-        name = self.reset_method
-        if not name:
-            return
-        method = getattr(self.model, name)
-        try:
-            needed = [
-                p
-                for p in inspect.signature(method).parameters.values()
-                if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-            ]
-            method(*[self.inputs.batch] * len(needed))
-        except Exception:  # then the state it was found in has to do
-            self.snapshot.restore()
+    def _reset(self, rows: int) -> None:
+        for name, method in list(self.resets.items()):
+            before = [p._version for p in self.model.parameters()]
+            try:
+                needed = [
+                    p
+                    for p in inspect.signature(method).parameters.values()
+                    if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+                ]
+                method(*[rows] * len(needed))
+            except Exception:  # then the state it was found in has to do
+                self.snapshot.restore()
+            if before != [p._version for p in self.model.parameters()]:  # it begins with new weights, no new sequence
+                del self.resets[name]
+                self.snapshot.restore()
+                self._reset(rows)
+                return
 
 
-def copied(args: Any) -> Any:
-    """Return the same arguments in tensors of their own."""
+def _resets(model: nn.Module) -> dict[str, Callable[..., Any]]:
+    """Return the methods by which a new sequence may begin, those of the model itself or else of modules in it."""
+    found: dict[str, Callable[..., Any]] = {}
+    for prefix, module in model.named_modules():
+        if type(module).__module__.partition(".")[0] == "torch":
+            continue
+        names = [name for name in dir(type(module)) if _BEGINS.match(name) and callable(getattr(type(module), name))]
+        found.update({f"{prefix}.{name}" if prefix else name: getattr(module, name) for name in names})
+        if names and not prefix:
+            return found
+    return found
 
-    def copy(_: Path, end: Any) -> Any:
-        if isinstance(end, PackedSequence):
-            return end._replace(data=end.data.clone())
-        return end.clone() if isinstance(end, Tensor) else end
 
-    return mapped(args, copy)
+def readable(result: Any, depth: int = 0) -> Any:
+    """Return a result with objects that hold tensors, such as distributions, as dicts of what they hold."""
+
+    def opened(_: Path, end: Any) -> Any:
+        if depth < 3 and (isinstance(end, Distribution) or (plain_object(end) and not isinstance(end, Tensor))):
+            held = {name: value for name, value in vars(end).items() if not name.startswith("__")}
+            return readable(held, depth + 1)
+        return end
+
+    return mapped(result, opened)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unregistered:
+    """A module or tensor that `.to()`, `.parameters()` and `state_dict()` do not see."""
+
+    name: str  # as one would write it: encoder.cells[0]
+    value: Any
+    holder: str  # the attribute that holds it: encoder.cells
+    direct: bool  # an attribute of a module itself, rather than inside a list, dict or object
+
+
+def unregistered(model: nn.Module) -> list[Unregistered]:
+    """Return what is held in plain attributes, lists, dicts and objects, and registered nowhere."""
+    known = {id(module) for module in model.modules()}
+    known |= {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    found: list[Unregistered] = []
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):  # it keeps all it holds out of sight
+            continue
+        for attribute, value in attributes(module).items():
+            if attribute in _TORCH_OWN or attribute.startswith("_flat_weight"):
+                continue
+            holder = f"{prefix}.{attribute}" if prefix else attribute
+            for name, thing, direct in _inside(value, holder, 0):
+                if id(thing) not in known and id(thing) not in seen:
+                    seen.add(id(thing))
+                    found.append(Unregistered(name, thing, holder, direct))
+    return found
+
+
+_TORCH_OWN = set(nn.Module().__dict__) | {"_all_weights", "_flat_weights"}
+
+
+def _inside(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any, bool]]:
+    if isinstance(value, nn.Module | Tensor):
+        yield name, value, depth == 0
+    elif depth > 3:
+        return
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _inside(inner, f"{name}[{key!r}]", depth + 1)
+    elif isinstance(value, list | tuple | set):
+        for place, inner in enumerate(value):
+            yield from _inside(inner, f"{name}[{place}]", depth + 1)
+    elif isinstance(value, partial):
+        yield from _inside((*value.args, *value.keywords.values()), f"{name}.args", depth + 1)
+    elif plain_object(value):
+        for attribute, inner in vars(value).items():
+            yield from _inside(inner, f"{name}.{attribute}", depth + 1)
+
+
+def held_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return all tensors that a model holds and that are no parameters, by the name one would write."""
+    held = {thing.name: thing.value for thing in unregistered(model) if isinstance(thing.value, Tensor)}
+    return {**held, **{name: buffer for name, buffer in model.named_buffers() if isinstance(buffer, Tensor)}}

@@ -34,6 +34,7 @@ class Rule:
     check: Callable[[Patient], Symptom | Sequence[Symptom] | None]  # silent where all is well
     probes: tuple[type[PatientProbe], ...] = ()  # all that `check` asks the patient for
     explains: tuple[str, ...] = ()  # codes that are left out where this one is an error or a warning
+    monitored: bool = False  # only a training run shows it, and `Monitor` tells it
     static: bool = False  # `check` has something to say of a model that cannot be called, too
     check_whole: Callable[[Outcome], Symptom | None] | None = None  # of the whole input, where a piece is examined
     check_failure: Callable[[Patient, str], Symptom | None] | None = None  # of a model whose plain call raised this

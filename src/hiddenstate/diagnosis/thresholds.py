@@ -15,12 +15,14 @@ class Thresholds:
     leak: float = 1e-4  # HS101, HS102: a foreign change, relative to the change of what was touched
     reach: float = 1e-6  # HS103, HS104: a change of the output, relative to its size
     padding: float = 1e-3  # HS106: a change of the output, relative to the change that real steps make
+    row_order: float = 1e-3  # HS110: how far a row's output is from its own after rows were moved, relative to its size
     split: float = 1e-3  # HS108: difference between pieces and whole, relative to the size of the whole
     saturated: float = 0.95  # HS402: |h| from which a tanh counts as saturated
     saturated_share: float = 0.5  # HS402: share of saturated values
     saturated_gates: float = 0.9  # HS402: share of gate values beyond 0.05 and 0.95
     dead: float = 1e-5  # HS403: a unit that varies less than this is dead
     dead_share: float = 0.5  # HS403: share of dead units
+    some_dead: float = 0.2  # HS403: share of dead units that is worth a note
     dead_share_relu: float = 0.9  # HS403: the same where a ReLU makes zeros on purpose
     identical: float = 1e-6  # HS404, HS405: spread relative to the size of the state
     vanishing: float = 1e-6  # HS501: first-to-last gradient ratio

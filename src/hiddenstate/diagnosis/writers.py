@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .monitor import Episode
 
 
-class Writer(Protocol):
+class MonitorWriter(Protocol):
     """What a Monitor writes to."""
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -23,7 +23,7 @@ class Writer(Protocol):
         """Take a finding that began, or ended, at this step."""
 
     def close(self) -> None:
-        """Be done."""
+        """Take no more, and close what was opened."""
 
 
 class CsvWriter:

@@ -1650,12 +1650,6 @@ def scheduled_sampling_decoder_cell_zero_init_outputs():
 
 
 @healthy
-def no_recurrence_at_all():
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), (torch.randn(6, 10, 8),), {}
-
-
-@healthy
 def complex_numbers():
     class M(nn.Module):
         def __init__(self):

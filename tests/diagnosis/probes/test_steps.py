@@ -4,17 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from hiddenstate.diagnosis.admission import admit, settle
 from hiddenstate.diagnosis.probes.steps import Directions
-from hiddenstate.diagnosis.thresholds import Thresholds
 from tests.diagnosis.patients.healthy import HEALTHY, TurnedByHand
 from tests.diagnosis.patients.sick import SICK
+from tests.support.admitted import admitted
 
 
-def seen(model, *inputs, lengths=None):
-    patient = admit(model, inputs, lengths=lengths, batch_axis=0, thresholds=Thresholds())
-    with patient.undisturbed():
-        settle(patient, patient.run(collect=True), 0.0)
+def seen(model, *inputs, **options):
+    with admitted(model, *inputs, **options) as patient:
         return patient[Directions]
 
 
@@ -29,7 +26,7 @@ def test_two_layers_by_hand_run_in_opposite_directions(name):
 
 def test_padding_that_is_turned_to_the_front_hides_nothing():
     model, inputs, options = SICK["padding flipped to the front"][1]()
-    assert seen(model, *inputs, **options) == {"fwd": "forwards", "bwd": "backwards"}
+    assert seen(model, *inputs, **options) == {"model.fwd": "forwards", "model.bwd": "backwards"}
 
 
 def test_rows_of_any_length_turn_within_it():

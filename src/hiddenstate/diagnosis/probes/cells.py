@@ -11,9 +11,8 @@ from torch import Tensor
 
 from ...cells import Call, Layer, unheard
 from ...state import State, tensors
-from ..difference import same
 from ..inputs import another_state, spread
-from ..outcome import Operations, Tracer
+from ..outcome import SIGMOIDS, Operations, Tracer, same
 from ..patient import Patient, PatientProbe
 from .calls import PlainCall
 from .gradients import Backward, projected
@@ -29,6 +28,7 @@ class Trial:
     by_input: float | None  # how far another input moves what it returns, relative to its size
     by_part: dict[str, float]  # the same for each part of the state
     cut: str  # "" or what shows that no gradient reaches the state
+    kept: str = ""  # a part that a gate is applied to, and that comes out as it went in
 
 
 class CellTrials(tuple[Trial, ...], PatientProbe):
@@ -79,7 +79,29 @@ def _trial(patient: Patient, layer: Layer, call: Call) -> Trial:
             if state[part].is_floating_point():
                 changed = State({**dict(state), part: another_state(state[part], 31 + k)}, state.batch_axis)
                 by_part[part] = _moved(old, _step(call, changed))
-    return Trial(layer.name or "the cell", layer, call, by_input, by_part, _cut(patient, call, by_part))
+        kept = _kept(call, state, x)
+    return Trial(layer.name or "the cell", layer, call, by_input, by_part, _cut(patient, call, by_part), kept)
+
+
+def _kept(call: Call, state: State, x: Tensor) -> str:
+    """Return a part that a gate is applied to, and that comes out as it went in, "" where there is none.
+
+    A context that a cell hands along for later steps comes out as it went in too, and no gate is applied to it.
+    """
+    if len(state) < 2:
+        return ""
+    with Tracer() as tracer:
+        result = _step(call, state, x)
+    after = call.layer.to_state(call.layer.split(result)[1], batch=call.rows)
+    made = tracer.trace.makers()
+    for name, part in state.items():
+        if name not in after or not part.is_floating_point() or not same(after[name], part):
+            continue
+        products = [o for o in tracer.trace.named("mul", "__mul__", "__rmul__") if any(t is part for t in o.inputs)]
+        gates = [made.origin(t) for o in products for t in o.inputs if t is not part]
+        if any(gate is not None and gate.name in SIGMOIDS for gate in gates):
+            return name
+    return ""
 
 
 def _other(x: Tensor) -> Tensor:
@@ -128,6 +150,7 @@ class StepCalls:
 
     calls: list[Call]
     with_graph: list[Call] = field(default_factory=list)
+    fed: int | None = None  # the step of the input that all calls are fed, where it is one and the same
 
     @property
     def parts(self) -> list[str]:
@@ -184,8 +207,21 @@ class SteppedCells(dict[str, StepCalls], PatientProbe):
                     graph = patient[Backward].outcome.calls.of(layer)
                 except Exception:  # reported where gradients are asked for
                     graph = []
-                found[layer.label] = StepCalls(calls, graph)
+                found[layer.label] = StepCalls(calls, graph, _one_step_of(patient, calls))
         return found
+
+
+def _one_step_of(patient: Patient, calls: list[Call]) -> int | None:
+    """Return the step of the input that all calls are fed; None where they are fed several, or something else."""
+    inputs, first = patient.inputs, calls[0].input
+    argument, x = inputs.argument(inputs.main), inputs.get(inputs.main)
+    if not isinstance(x, Tensor) or not isinstance(first, Tensor) or argument.time is None or not inputs.batched:
+        return None
+    if any(not isinstance(call.input, Tensor) or not same(call.input, first) for call in calls):
+        return None
+    steps = x.movedim((argument.rows or 0, argument.time), (0, 1))  # (batch, time, ...)
+    alike = [t for t in range(steps.shape[1]) if same(steps[:, t], first)]
+    return alike[0] if len(alike) == 1 else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,6 +231,7 @@ class Drive:
     name: str
     bounds: dict[str, float]  # part -> largest |value| on the way
     traces: list[Operations]  # of a few steps with inputs of ordinary size
+    hard: Operations  # of one with inputs of size 100, from the first of those states
     states: list[State]  # the states those steps were given
     results: list[Any]
     next_state: Tensor  # the first part of the state after the last of them
@@ -239,4 +276,7 @@ def _drive(trial: Trial) -> Drive:
         states.append(given)
         results.append(result)
     after = layer.to_state(layer.split(results[-1])[1], batch=call.rows)
-    return Drive(trial.name, bounds, traces, states, results, next(iter(after.values())))
+    noise = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
+    with Tracer() as tracer:
+        _step(call, states[0], 100 * noise)
+    return Drive(trial.name, bounds, traces, tracer.trace, states, results, next(iter(after.values())))

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...cells import Layer
+from ...cells import Call, Layer
 from ...state import tensors
-from ..difference import change, eps
-from ..outcome import Outcome
+from ..outcome import Outcome, change, eps
 from ..patient import Patient, PatientProbe
-from .calls import FewerRows, PlainCall
-from .layout import OutputLayout, OutputTensor, by_rows
+from .calls import FewerRows, OutputLayout, OutputTensor, PlainCall, attempt, by_rows
+from .states import RecordedStates, recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +45,161 @@ def patterns(batch: int) -> Tensor:
     return torch.cat([codes.bool(), ~codes.bool()])
 
 
+class RowTrials(tuple[tuple[Tensor, Outcome], ...], PatientProbe):
+    """Calls with half of the rows replaced: which rows (batch,), and what came of it."""
+
+    @classmethod
+    def measure(cls, patient: Patient) -> RowTrials:
+        """Replace rows of the input by halves."""
+        inputs = patient.inputs
+        if not inputs.batched or inputs.batch < 2:
+            return cls()
+        masks = enumerate(patterns(inputs.batch))
+        return cls((mask, patient.run(inputs.other_rows(mask, seed=k), collect=True)) for k, mask in masks)
+
+
 class RowInfluences(tuple[Influence, ...], PatientProbe):
     """For each output that has rows, how much they follow rows of the input that are not theirs."""
 
     @classmethod
     def measure(cls, patient: Patient) -> RowInfluences:
-        """Replace rows of the input by halves, and see which rows of each output change."""
-        inputs = patient.inputs
+        """See which rows of each output change where rows of the input do."""
         leaves = [leaf for leaf in patient[OutputLayout].leaves if leaf.rows is not None]
-        if not inputs.batched or inputs.batch < 2 or not leaves:
+        if not leaves or not patient[RowTrials]:
             return cls()
-        before = patient[PlainCall]
-        masks = patterns(inputs.batch)
-        runs = [(mask, patient.run(inputs.other_rows(mask, seed=k))) for k, mask in enumerate(masks)]
-        return cls(_best_order(leaf, before, runs, patient) for leaf in leaves)
+        return cls(_best_order(leaf, patient[PlainCall], list(patient[RowTrials]), patient) for leaf in leaves)
+
+
+@dataclass(frozen=True, slots=True)
+class StateInfluence:
+    """How much the states of a layer follow rows of the input that are not theirs."""
+
+    layer: str
+    share: float  # the largest foreign change, relative to the largest change of all
+    row: int
+    others: int  # how many rows changed without having been touched
+
+
+class StateInfluences(tuple[StateInfluence, ...], PatientProbe):
+    """Layers whose states mix rows, also where nothing of it is left in the output."""
+
+    @classmethod
+    def measure(cls, patient: Patient) -> StateInfluences:
+        """See which rows of each layer's states change where rows of the input do."""
+        fewer, batch = patient[FewerRows].outcome, patient.inputs.batch
+        if not patient[RowTrials] or fewer is None:
+            return cls()
+        found = []
+        for layer in patient.layers:
+            old, less = patient[PlainCall].calls.of(layer), fewer.calls.of(layer)
+            # Rows of the layer are rows of the input: there is one less of them where the input has one less.
+            if not old or len(less) != len(old) or old[0].rows != batch or less[0].rows != batch - 1:
+                continue
+            trials = [(mask, _states(run.calls.of(layer))) for mask, run in patient[RowTrials]]
+            found.append(_state_influence(layer.label, _states(old), trials, patient))
+        if not patient.layers and patient.seen:
+            found += _in_loops(patient)
+        return cls(each for each in found if each is not None)
+
+
+def _states(calls: list[Call]) -> Tensor:
+    """Return what a layer starts from, and gives at each step: (batch, numbers)."""
+    parts = [] if not calls or calls[0].given is None else list(calls[0].given.items())
+    given = calls[0].given if calls else None
+    first = [] if given is None else [part.detach().movedim(given.batch_axis[name], 0) for name, part in parts]
+    pieces = [*first, *(call.output.detach() for call in calls)]
+    flat = [piece.flatten(1).double() for piece in pieces if len(piece) == len(pieces[-1])]
+    return torch.cat(flat, dim=1) if flat else torch.zeros(0, 0)
+
+
+def _in_loops(patient: Patient) -> list[StateInfluence | None]:
+    """Look at loops that are written out in forward, which are known by what they do."""
+    plain, batch = patient[RecordedStates], patient.inputs.batch
+    tracks = {name: track.h for name, track in plain.items() if len(track.h) == batch}
+    if not tracks:
+        return []
+    half = torch.arange(batch) < (batch + 1) // 2
+    trials = [
+        (mask, recorded(patient, patient.inputs.other_rows(mask, seed=k), gates=False))
+        for k, mask in enumerate((half, ~half))
+    ]
+    return [
+        _state_influence(
+            name,
+            h.flatten(1).double(),
+            [(mask, t[name].h.flatten(1).double()) for mask, t in trials if name in t],
+            patient,
+        )
+        for name, h in tracks.items()
+    ]
+
+
+def _state_influence(
+    name: str, old: Tensor, trials: list[tuple[Tensor, Tensor]], patient: Patient
+) -> StateInfluence | None:
+    fits = [(mask, change(old, new).max(1).values) for mask, new in trials if new.shape == old.shape]
+    if not fits or not old.numel():
+        return None
+    touched, changed = (torch.stack(each) for each in zip(*fits, strict=True))  # (patterns, batch)
+    largest = float(changed.max())
+    limit = max(1e-5 * float(old.abs().nan_to_num(posinf=0.0).max()), patient.thresholds.leak * largest)
+    foreign = changed.masked_fill(touched, 0).max(0).values
+    if not largest > 0 or not float(foreign.max()) > limit:
+        return None
+    sources = _sources(changed > limit, touched)
+    if sources is not None and sorted(sources) == list(range(len(sources))):
+        return None  # rows in another order, as packing by length makes them
+    return StateInfluence(name, float(foreign.max()) / largest, int(foreign.argmax()), int((foreign > limit).sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignMarks(PatientProbe):
+    """An argument with one mark for each row, such as whether its episode is over, that acts on other rows."""
+
+    name: str = ""  # "" where there is none
+    row: int = 0  # of the output, that changed
+    share: float = 0.0  # of the output's size
+    whole: bool = False  # it holds whole numbers
+
+    @classmethod
+    def measure(cls, patient: Patient) -> ForeignMarks:
+        """Mark all rows but one as that one is marked, and see whether it changes."""
+        inputs = patient.inputs
+        marks = [a for a in inputs.arguments if a.rows is not None and a.kind in ("mask", "other")]
+        marks = [a for a in marks if isinstance(inputs.get(a.path), Tensor)]
+        if not inputs.batched or inputs.batch < 3 or not marks:
+            return cls()
+        for argument in marks:
+            values = inputs.get(argument.path)
+            rows = values.movedim(argument.rows or 0, 0)
+            for row in range(min(inputs.batch, _KEPT)):
+                # All rows but one are marked as that one is: as an index, marks of any two kinds would pick the same.
+                alike = rows[row : row + 1].expand_as(rows).movedim(0, argument.rows or 0)
+                found = attempt(patient, inputs.put(argument.path, alike.contiguous()))
+                hit = None if found is None else _foreign(patient, found, torch.arange(inputs.batch) != row)
+                if hit is not None:
+                    whole = not values.is_floating_point() and values.dtype != torch.bool
+                    return cls(inputs.name(argument.path) or "an argument", *hit, whole)
+        return cls()
+
+
+_KEPT = 4  # rows that are tried one by one
+
+
+def _foreign(patient: Patient, run: Outcome, mask: Tensor) -> tuple[int, float] | None:
+    """Return an output row that was not touched and changed, and by how much of the output's size."""
+    for leaf in patient[OutputLayout].leaves:
+        old, new = patient[PlainCall].outputs[leaf.path], run.outputs.get(leaf.path)
+        if leaf.rows is None or leaf.merged or new is None or new.shape != old.shape:
+            continue
+        gaps = (
+            change(*(by_rows(t, leaf, patient.inputs.batch) for t in (old, new))).reshape(len(mask), -1).max(1).values
+        )
+        size = float(old.detach().abs().nan_to_num(posinf=0.0, neginf=0.0).max()) or 1.0
+        gaps = gaps.masked_fill(mask, 0) / size
+        if float(gaps.max()) > patient.thresholds.leak:
+            return int(gaps.argmax()), float(gaps.max())
+    return None
 
 
 def _best_order(leaf: OutputTensor, before: Outcome, runs: list[tuple[Tensor, Outcome]], patient: Patient) -> Influence:
@@ -112,21 +252,12 @@ class RowMixing(PatientProbe):
     name: str = ""  # of the operation, "" where none was found
     line: str = ""
     of_state: bool = False  # it was applied to the final state of a layer
-
-    @property
-    def reshapes(self) -> bool:
-        """Whether rows were joined with steps by another shape."""
-        return self.name in ("view", "reshape", "flatten", "unflatten", "view_as")
-
-    @property
-    def softmax(self) -> bool:
-        """Whether it is a softmax over the rows."""
-        return self.name in ("softmax", "log_softmax")
+    shape: tuple[int, ...] = ()  # of what it was applied to
 
     @property
     def where(self) -> str:
         """The line, or where that is unknown what stands in its place."""
-        return self.line or (self.name if self.reshapes or self.softmax else "the model")
+        return self.line or self.name or "the model"
 
     @classmethod
     def measure(cls, patient: Patient) -> RowMixing:
@@ -142,7 +273,8 @@ class RowMixing(PatientProbe):
                     break
                 outs = zip(_floats(a.outputs), _floats(b.outputs), strict=False)
                 if any(x.shape == y.shape and _mixed(x, y, mask) for x, y in outs):
-                    return cls(a.name, a.line, any(id(tensor) in states for tensor in a.inputs))
+                    shape = tuple(a.inputs[0].shape) if a.inputs else ()
+                    return cls(a.name, a.line, any(id(tensor) in states for tensor in a.inputs), shape)
         return cls()
 
 

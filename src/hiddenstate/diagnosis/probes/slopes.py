@@ -11,6 +11,7 @@ from torch import Tensor
 from ...cells import Call, unheard
 from ..outcome import steps_of_rows
 from ..patient import Patient, PatientProbe
+from .calls import PlainCall
 from .cells import SteppedCells
 from .gradients import Backward, gradients, projected
 
@@ -60,17 +61,25 @@ class Slopes(tuple[Slope, ...], PatientProbe):
             sizes = _stepped(steps.with_graph)
             if sizes is not None:
                 found.append(_slope(patient, name, sizes))
+        if not patient[PlainCall].calls and patient.seen and patient[Backward].connected:
+            sizes = patient[Backward].steps.get("the input")  # a loop that is written out: of the last output
+            if sizes is not None and patient.inputs.lengths is None and sizes.shape[1] > 1:
+                found.append(_slope(patient, patient.seen[0].label, sizes.double().norm(dim=0)))
         return cls(slope for slope in found if slope is not None)
 
 
 def _slope(patient: Patient, name: str, sizes: Tensor) -> Slope | None:
     """Compare the first steps with the last of `sizes (time,)`."""
+    reached = sizes.nonzero()[:, 0]
+    sizes = sizes[: int(reached[-1]) + 1] if len(reached) else sizes  # a state may not follow the last steps yet
+    if len(sizes) < 2:
+        return None
     first, last = float(sizes[0]), float(sizes[-1])
     real = sizes[sizes > 0]
     if first == 0 and len(real) and float(real.min()) > 1e-30 * last:
         return None  # not faded, but cut: by a reset, a mask, or a detach
     if not (first >= 0 and last > 0):
-        return Slope(name, float("inf"), len(sizes), float("inf")) if first > 0 and last == 0 else None
+        return None
     factor, piece = per_step(sizes), patient.excerpt
     left_out = piece.all_steps - piece.steps if piece is not None and piece.steps == len(sizes) else 0
     beyond = math.exp(max(-700.0, min(700.0, left_out * math.log(factor)))) if left_out and factor > 0 else 1.0
@@ -108,10 +117,10 @@ def _stepped(calls: list[Call]) -> Tensor | None:
     if len(calls) < 2:
         return None
     inputs = [call.input for call in calls if isinstance(call.input, Tensor)]
-    last = next(iter(calls[-1].state.values()))
-    if not last.requires_grad or not all(x.requires_grad for x in inputs):
+    last = [part for part in calls[-1].state.values() if part.requires_grad]
+    if not last or not all(x.requires_grad for x in inputs):
         return None
-    found = gradients(projected(last), inputs)
+    found = gradients(torch.stack([projected(part) for part in last]).sum(), inputs)
     sizes = [0.0 if g is None else float(g.double().norm()) for g in found]
     return torch.tensor(sizes, dtype=torch.float64)
 

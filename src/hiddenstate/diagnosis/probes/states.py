@@ -10,7 +10,9 @@ from torch import Tensor
 from ...measure import saturation
 from ...recording import Trajectory, record
 from ..inputs import ModelInputs
+from ..outcome import SIGMOIDS
 from ..patient import Patient, PatientProbe
+from .calls import TracedCall
 
 
 class RecordedStates(dict[str, Trajectory], PatientProbe):
@@ -19,7 +21,7 @@ class RecordedStates(dict[str, Trajectory], PatientProbe):
     @classmethod
     def measure(cls, patient: Patient) -> RecordedStates:
         """Record the plain call."""
-        return cls(_recorded(patient, patient.inputs, gates=True))
+        return cls(recorded(patient, patient.inputs, gates=True))
 
     def finite(self) -> dict[str, Trajectory]:
         """Return the tracks that hold numbers, and no NaN or Inf among them."""
@@ -34,10 +36,11 @@ class VariedStates(dict[str, Trajectory], PatientProbe):
         """Record a call with other values everywhere."""
         inputs = patient.inputs
         everywhere = torch.ones(inputs.batch, dtype=torch.bool)
-        return cls(_recorded(patient, inputs.other_rows(everywhere, seed=101), gates=False))
+        return cls(recorded(patient, inputs.other_rows(everywhere, seed=101), gates=False))
 
 
-def _recorded(patient: Patient, inputs: ModelInputs, *, gates: bool) -> dict[str, Trajectory]:
+def recorded(patient: Patient, inputs: ModelInputs, *, gates: bool) -> dict[str, Trajectory]:
+    """Return every track of one call that holds states of real numbers."""
     if not patient.layers and not patient.seen:
         return {}
     with patient.afresh():
@@ -81,13 +84,37 @@ class SaturatedStates(PatientProbe):
         """Measure the saturation of every track of the plain call."""
         limits = patient.thresholds
         for name, track in patient[RecordedStates].finite().items():
-            measured = saturation(track, limits.saturated)
+            everywhere = patient.survey.saturation.get(name) if patient.survey is not None else None
+            measured = everywhere or saturation(track, limits.saturated)
             gates = [gate.share for key, gate in measured.gates.items() if gate.range == "sigmoid" and key]
             by_gates = sum(gates) / len(gates) if gates else 0.0
             by_states = measured.share > limits.saturated_share and (track.kind in _BOUNDED or measured.max_abs <= 1)
             if by_states or by_gates > limits.saturated_gates:
                 return cls(name, measured.share, by_gates, measured.mean_abs, by_states)
-        return cls()
+        return cls._of_own_gates(patient)
+
+    @classmethod
+    def _of_own_gates(cls, patient: Patient) -> SaturatedStates:
+        """Look at the sigmoids that a loop of the user's makes at each step."""
+        lines: dict[str, list[Tensor]] = {}
+        trace = patient[TracedCall].trace
+        made = trace.makers()
+        # A gate is a factor of something; other sigmoids are slopes for spikes, or outputs.
+        factors = {
+            id(made.source(t)) for o in trace.named("mul", "__mul__", "__rmul__", "addcmul", "lerp") for t in o.inputs
+        }
+        for operation in trace:
+            gate = operation.name in SIGMOIDS and id(operation.output) in factors
+            rows = isinstance(operation.output, Tensor) and operation.output.shape[:1] == (patient.inputs.batch,)
+            if gate and operation.line and rows:  # a factor that is the same for all rows is a decay, and no gate
+                lines.setdefault(operation.line, []).append(operation.output.detach().flatten())
+        gates = [torch.cat(values) for values in lines.values() if len(values) >= max(3, patient.inputs.steps - 1)]
+        if not gates:
+            return cls()
+        together = torch.cat(gates)
+        share = float(((together < 0.05) | (together > 0.95)).float().mean())
+        line = next(line for line, values in lines.items() if len(values) >= 3)
+        return cls(line, 0.0, share, 0.0) if share > patient.thresholds.saturated_gates else cls()
 
 
 _BOUNDED = ("lstm", "gru", "rnn", "lstm_cell", "gru_cell", "rnn_cell")  # torch's own: |h| ≤ 1

@@ -20,6 +20,7 @@ from .hs204_one_batch_size import RULE as HS204
 from .hs205_not_registered import RULE as HS205
 from .hs206_initial_state_untrained import RULE as HS206
 from .hs207_changed_in_place import RULE as HS207
+from .hs208_validation_leaks import RULE as HS208
 from .hs301_double_nonlinearity import RULE as HS301
 from .hs302_unused_gate import RULE as HS302
 from .hs303_identical_gates import RULE as HS303
@@ -34,6 +35,7 @@ from .hs501_vanishing_gradient import RULE as HS501
 from .hs502_exploding_gradient import RULE as HS502
 from .hs503_no_gradient import RULE as HS503
 from .hs504_not_in_optimizer import RULE as HS504
+from .hs505_clipped_too_late import RULE as HS505
 
 # In the order in which they are run: gravest and most specific first.
 RULES: tuple[Rule, ...] = (
@@ -68,6 +70,10 @@ RULES: tuple[Rule, ...] = (
     HS501,
     HS503,
     HS305,
+    HS208,
+    HS505,
 )
 
-__all__ = ["RULES"]
+TITLES = {rule.code: rule.title for rule in RULES}
+
+__all__ = ["RULES", "TITLES"]

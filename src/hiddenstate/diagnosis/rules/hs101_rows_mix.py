@@ -56,7 +56,7 @@ from torch import nn
 from ...state import spelled
 from ..patient import Patient
 from ..probes.calls import PlainCall
-from ..probes.rows import MisreadLayer, RowInfluences, RowlessOutput, RowMixing
+from ..probes.rows import ForeignMarks, MisreadLayer, RowInfluences, RowlessOutput, RowMixing, StateInfluences
 from ..rule import Rule, Symptom
 
 
@@ -66,26 +66,29 @@ def check(patient: Patient) -> Symptom | None:
         return _perhaps_steps(patient)
     found = [influence for influence in patient[RowInfluences] if influence.leaks]
     if not found:
-        return _without_rows(patient)
+        return _without_rows(patient) or _in_the_states(patient) or _by_marks(patient)
     worst = max(found, key=lambda influence: influence.share)
     if worst.permuted:
         return None  # every row is whole, though in another place: HS110
     where, cause, advice = _place(patient)
     evidence = (
         f"output{spelled(worst.leaf.path)} row {worst.row} changed when only other rows of the input did, by "
-        f"{worst.share:.2g} of the largest change (limit {worst.limit:.1g}); so did {worst.others} of "
+        f"{worst.share:.2g} of the largest change (limit {patient.thresholds.leak:.0e}); so did {worst.others} of "
         f"{patient.inputs.batch} rows. Eval mode."
     )
     batch_norm = any(
         isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is None for m in patient.model.modules()
     )
+    if patient.quantized:
+        cause = "the scale of eight bits is taken from the values of all rows of the batch"
+        advice = "torch.ao.quantization.quantize(...) with scales from data that were kept, where rows must not matter"
     return Symptom(
-        "note" if batch_norm else "error",
+        "note" if batch_norm or patient.quantized else "error",
         where,
         evidence,
         "a BatchNorm without running statistics uses those of the batch, also in eval mode" if batch_norm else cause,
         advice,
-        {"share": worst.share, "limit": worst.limit, "rows": worst.others},
+        {"share": worst.share, "limit": patient.thresholds.leak, "rows": worst.others},
     )
 
 
@@ -120,21 +123,87 @@ def _place(patient: Patient) -> tuple[str, str, str]:
             f"{fix}. If the input is (time, batch, feature) on purpose: hs.diagnose(..., batch_axis=1).",
         )
     mixing = patient[RowMixing]
-    name = mixing.name
-    if mixing.reshapes:
+    cause, advice = _by_operation(patient, mixing)
+    return mixing.where, cause, advice
+
+
+def _by_operation(patient: Patient, mixing: RowMixing) -> tuple[str, str]:
+    """Return what an operation does to the rows, and what to write in its place."""
+    name, shape, steps = mixing.name, mixing.shape, patient.inputs.steps
+    if name in _RESHAPES:
         return (
-            mixing.where,
             f"`{name}` joins rows and steps that are not neighbors in memory: it does not swap axes",
             "swap axes with x.transpose(0, 1) (or permute), and only then view or reshape; for h_n: "
             "h_n.transpose(0, 1).reshape(batch, -1)",
         )
-    if mixing.softmax:
-        return mixing.where, f"`{name}` runs over the batch axis", f"torch.{name}(logits, dim=-1)"
+    if name in _TAKES:
+        return (
+            f"`{name}` takes single rows of the batch, as if its first axis were time",
+            "x[:, t] takes step t of all rows: for t in range(x.size(1)): h = self.cell(x[:, t], h). If the input is "
+            "(time, batch, feature) on purpose: hs.diagnose(..., batch_axis=1).",
+        )
+    # Over the last axis, or where that has a single entry, as scores of attention do, over the steps.
+    axis = 1 if len(shape) > 2 and shape[-1] == 1 and shape[1] == steps else -1
+    if name in ("softmax", "log_softmax", "sparsemax"):
+        return f"`{name}` runs over the rows of the batch", f"torch.{name}(logits, dim={axis})"
+    if name in ("batch_norm", "instance_norm"):
+        return (
+            f"`{name}` uses the statistics of this batch, in eval mode too",
+            "nn.LayerNorm(units) in its place, or F.batch_norm(..., training=self.training) with running statistics",
+        )
+    if name in _STATISTICS:
+        alone = len(shape) > 1 and shape[-1] == 1
+        return (
+            f"`{name}` runs over the rows of the batch",
+            "numbers of the training data in its place, kept as buffers: (x - self.mean) / self.std"
+            if alone
+            else f"x.{name}(dim=-1, keepdim=True) within each row, or numbers of the training data, kept as buffers",
+        )
     what = f"`{name}` is the first operation that lets rows meet" if name else "some operation lets rows meet"
-    return (
-        mixing.where,
-        f"{what}; usually a mean, norm, softmax or reshape over the batch axis",
-        "let it run over the last axis: dim=-1, and swap axes with transpose, not view",
+    return what, "keep rows apart: each operation over axis 1 or later, and x.transpose(0, 1) before one that wants it"
+
+
+_RESHAPES = ("view", "reshape", "flatten", "unflatten", "view_as")
+_TAKES = ("__getitem__", "select", "unbind", "__iter__", "index_select")
+_STATISTICS = ("mean", "std", "var", "norm", "max", "min", "amax", "amin", "sum", "median", "std_mean", "var_mean")
+
+
+def _in_the_states(patient: Patient) -> Symptom | None:
+    """Report states that mix rows, where nothing of it is left in the output."""
+    if not patient[StateInfluences]:
+        return None
+    worst = max(patient[StateInfluences], key=lambda influence: influence.share)
+    mixing = patient[RowMixing]
+    cause, advice = _by_operation(patient, mixing)
+    limit = patient.thresholds.leak
+    return Symptom(
+        "error",
+        f"{worst.layer} ({mixing.line})" if mixing.line else worst.layer,
+        f"row {worst.row} of its states changed when only other rows of the input did, by {worst.share:.2g} of the "
+        f"largest change (limit {limit:.0e}); so did {worst.others} of {patient.inputs.batch} rows. In the output it "
+        f"has faded. Eval mode.",
+        cause,
+        advice,
+        {"share": worst.share, "limit": limit, "rows": worst.others},
+    )
+
+
+def _by_marks(patient: Patient) -> Symptom | None:
+    """Report marks of one row that act on others, as whole numbers do that are taken for an index."""
+    seen = patient[ForeignMarks]
+    if not seen.name:
+        return None
+    limit = patient.thresholds.leak
+    return Symptom(
+        "error",
+        seen.name,
+        f"output row {seen.row} changed when only `{seen.name}` of other rows did, by {seen.share:.2g} of the output's "
+        f"size (limit {limit:.0e}). Eval mode.",
+        f"whole numbers are an index: h[:, {seen.name}] takes rows 0 and 1, whichever rows are marked"
+        if seen.whole
+        else "what is said of one row is applied to others",
+        f"h = h * (1 - {seen.name}.float()).view(1, -1, 1), or h[:, {seen.name}.bool()] = 0 on a clone of h",
+        {"share": seen.share, "limit": limit},
     )
 
 
@@ -154,7 +223,7 @@ RULE = Rule(
     "HS101",
     "samples of a batch influence each other",
     check,
-    probes=(MisreadLayer, PlainCall, RowInfluences, RowMixing, RowlessOutput),
+    probes=(ForeignMarks, MisreadLayer, PlainCall, RowInfluences, RowMixing, RowlessOutput, StateInfluences),
     explains=(
         *("HS102", "HS103", "HS104", "HS105", "HS106", "HS107", "HS108"),
         *("HS110", "HS302", "HS404", "HS405", "HS501", "HS502", "HS503"),

@@ -56,10 +56,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ...cells import Call
 from ...state import tensors
-from ..difference import change, eps, same
+from ..outcome import Operation, change, eps, same
 from ..patient import Patient
-from ..probes.calls import PlainCall, TracedCall
-from ..probes.layout import OutputLayout, by_rows
+from ..probes.calls import OutputLayout, PlainCall, TracedCall, by_rows
 from ..probes.steps import Directions
 from ..rule import Rule, Symptom
 
@@ -71,29 +70,112 @@ def check(patient: Patient) -> Symptom | None:
     seen = _leak(patient)
     if seen is None or not seen.cuts or _decodes(patient):
         return None
-    local = seen.back <= max(3, patient.inputs.steps // 3) and seen.back < patient.inputs.steps - 1
-    reason = _allowed(patient)
-    summed = _sums_to_one_over_time(patient)
-    cause = (
-        summed
-        or reason
-        or (
-            "the input is shifted or mixed with its neighbors before the recurrence"
-            if local
-            else "a mean, norm, softmax, flip or the final state is taken over all steps and given to each of them"
-        )
-    )
+    first = _looking_ahead(patient)
+    summed, attention = _sums_to_one_over_time(patient), _upside_down(patient)
+    reason = "" if attention else _allowed(patient)
+    cause, advice = _explained(patient, first, seen.back)
+    if summed or attention or reason:
+        cause = summed or attention or reason
+        advice = "torch.softmax(logits, dim=-1)  # over the classes" if summed else _MASK
+        if reason.startswith("a convolution"):
+            advice = "F.pad(x, (kernel_size - 1, 0)) before a convolution without padding looks at the past alone"
+    if patient.quantized:
+        reason = cause = "the scale of eight bits is taken from the values of all steps"
     unsure = reason or (patient[OutputLayout].guessed and not _normalizes_time(patient))
+    limit = patient.thresholds.leak
+    noise = f", and {seen.limit:.1g} for what rounding may do" if seen.limit > limit else ""
     return Symptom(
         "note" if unsure and not summed else "error",
-        _looking_ahead(patient) or "the model",
+        (first.line if first is not None else "") or "the model",
         f"with all steps after a cut replaced, outputs up to {seen.back} steps before it changed, by "
-        f"{seen.share:.2g} of the largest change (limit {seen.limit:.1g}), at {seen.cuts} of {seen.tried} cuts.",
+        f"{seen.share:.2g} of the largest change (limit {limit:.0e}{noise}), at {seen.cuts} of {seen.tried} cuts.",
         cause,
-        "softmax over the classes: dim=-1; statistics over the past only: x.cumsum(1) / steps; a mask on attention: "
-        "scores.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)",
-        {"share": seen.share, "limit": seen.limit, "steps": seen.back},
+        advice,
+        {"share": seen.share, "limit": limit, "steps": seen.back},
     )
+
+
+_MASK = "scores.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf) before the softmax, or is_causal=True"
+_STATISTICS = {
+    *("mean", "std", "var", "norm", "max", "min", "amax", "amin", "sum", "median", "std_mean", "var_mean", "softmax"),
+    *("layer_norm", "batch_norm", "instance_norm", "group_norm", "log_softmax", "logsumexp", "adaptive_avg_pool1d"),
+}
+
+
+def _explained(patient: Patient, first: Operation | None, back: int) -> tuple[str, str]:
+    """Return the cause and the way out, by the operation that looks ahead and by how far it does."""
+    ways = set(patient[Directions].values())
+    if ways == {"backwards"}:
+        return (
+            "the layer runs from the last step to the first, so that each of its outputs has seen all later steps",
+            "for t in range(x.size(1)): h = self.cell(x[:, t], h)  # from the first step to the last",
+        )
+    name = first.name if first is not None else ""
+    steps = (patient.inputs.steps,)
+    over = [o for o in patient[TracedCall].trace if o.name in _STATISTICS and isinstance(o.output, Tensor) and o.inputs]
+    over = [o for o in over if o.inputs[0].shape[1:2] == steps and o.output.shape[1:2] != steps]
+    name = over[0].name if over and name not in _STATISTICS and back > 3 else name
+    if name in _STATISTICS:
+        return (
+            f"`{name}` runs over all steps, and each of them is given the result",
+            "over the features: dim=-1; or over the past alone: x.cumsum(1) / torch.arange(1, T + 1).view(1, -1, 1)",
+        )
+    if name in (
+        "diff",
+        "roll",
+        "flip",
+        "cat",
+        "stack",
+        "__getitem__",
+        "narrow",
+        "gather",
+        "index_select",
+        "pad",
+        "shift",
+    ):
+        if back <= 3:
+            fed = _input_is_ahead(patient)
+            return (
+                f"`{name}` puts {'the input' if fed else 'the output'} of a later step in the place of an earlier one",
+                "the step before: torch.cat([x[:, :1] * 0, x[:, :-1]], dim=1)"
+                if fed
+                else "out, _ = self.rnn(x); return self.head(out)  # each step in its own place",
+            )
+        return (
+            f"`{name}` lets each step have what comes after it",
+            "from the past alone: x.cumsum(1) without a flip, out[:, t] in the place of out[:, -1]",
+        )
+    what = f"`{name}` is the first operation whose result at a step follows later ones" if name else "some operation"
+    return (
+        f"{what}: the final state, or something over all steps, is given to each of them"
+        if name
+        else "something over all steps, or the final state, is given to each of them",
+        "use at each step what is known by then: the layer's own output, out, _ = self.rnn(x); self.head(out)",
+    )
+
+
+def _input_is_ahead(patient: Patient) -> bool:
+    """Whether what enters the first layer follows later steps already."""
+    inputs, aligned = patient.inputs, patient[OutputLayout].aligned
+    cut = (inputs.steps + 1) // 2
+    mask = (torch.arange(inputs.steps) >= cut).expand(inputs.batch, -1)
+    new = patient.run(inputs.other_steps(mask, aligned, seed=cut), collect=True).calls
+    for a, b in zip(patient[PlainCall].calls[:1], new[:1], strict=False):
+        if a.x.shape == b.x.shape and a.x.is_floating_point() and a.x.shape[1] == inputs.steps:
+            return bool((change(a.x, b.x)[:, :cut] > 0).any())
+    return True
+
+
+def _upside_down(patient: Patient) -> str:
+    """Return the cause where the weights of attention leave out the past and keep the future, "" where not."""
+    for operation in patient[TracedCall].trace.named("softmax"):
+        weights = operation.output
+        if weights.dim() < 2 or weights.shape[-1] != weights.shape[-2] or weights.shape[-1] < 3:
+            continue
+        if weights.tril(-1).any() or not weights.triu(1).any():
+            continue
+        return "the mask of the attention is upside down: each step sees itself and later ones, and no earlier one"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +223,8 @@ def _leak(patient: Patient) -> _Leak | None:
     return _Leak(share, limit, back, hit, tried) if tried else None
 
 
-def _looking_ahead(patient: Patient) -> str:
-    """Return the line of the first operation whose steps follow later steps of the input, "" where none is seen."""
+def _looking_ahead(patient: Patient) -> Operation | None:
+    """Return the first operation whose steps follow later steps of the input, None where none is seen."""
     inputs, aligned = patient.inputs, patient[OutputLayout].aligned
     steps = inputs.argument(aligned[0]).steps if aligned else 0
     cut = (steps + 1) // 2
@@ -154,8 +236,8 @@ def _looking_ahead(patient: Patient) -> str:
             break
         pair = (a.output, b.output)
         if all(isinstance(t, Tensor) and t.is_floating_point() for t in pair) and _ahead(*pair, steps=steps, cut=cut):
-            return a.line
-    return ""
+            return a
+    return None
 
 
 def _ahead(old: Tensor, new: Tensor, *, steps: int, cut: int) -> bool:

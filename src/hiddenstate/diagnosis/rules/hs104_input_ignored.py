@@ -46,15 +46,18 @@ x = torch.randn(4, 10, 3)
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from ...state import Path, spelled
-from ..difference import gap
-from ..outcome import Outcome
+from ..inputs import Argument
+from ..outcome import Outcome, gap, same
 from ..patient import Patient
-from ..probes.calls import PlainCall
-from ..probes.cells import CellTrials
-from ..probes.layout import OutputLayout
+from ..probes.calls import OutputLayout, PlainCall, TracedCall
+from ..probes.cells import CellTrials, SteppedCells
+from ..probes.gradients import reaches_input
 from ..probes.steps import Reach
 from ..rule import Rule, Symptom
 
@@ -63,27 +66,69 @@ def check(patient: Patient) -> Symptom | None:
     """The input does not reach the output."""
     limit = patient.thresholds.reach
     for trial in patient[CellTrials]:
-        if trial.by_input == 0:
+        if trial.by_input is not None and trial.by_input <= limit:
             return Symptom(
                 "error",
                 trial.name,
-                "the cell's next state and output are the same whatever input it is given (change 0, limit 1e-06).",
+                f"the cell's next state and output are the same whatever input it is given (change "
+                f"{trial.by_input:.2g}, limit {limit:.0e}).",
                 "the term with the input is missing from the cell",
                 "h = torch.tanh(self.input(x) + self.recurrent(h))",
                 {"change": 0.0, "limit": limit},
             )
     seen = patient[Reach]
-    if seen.all is not None and seen.all <= limit and _nothing_moves(patient):
+    if seen.all is not None and seen.all <= limit and _nothing_moves(patient) and not reaches_input(patient):
+        where, cause, advice = _lost(patient)
         return Symptom(
             "error",
-            patient[PlainCall].calls.labels,
+            where or patient[PlainCall].calls.labels,
             f"with every step of the input replaced, the output moved by {seen.all:.2g} of its size "
             f"(limit {limit:.0e}).",
-            "the output is computed from something else: another variable, a constant, a first state",
-            "follow x through forward: each result must be passed on, as in x = self.embed(x); out, _ = self.lstm(x)",
+            cause,
+            advice,
             {"change": seen.all, "limit": limit},
         )
-    return _second_input_unused(patient) or _one_step_late(patient)
+    return (
+        _second_input_unused(patient) or _one_step_fed(patient) or _first_step_only(patient) or _one_step_late(patient)
+    )
+
+
+def _lost(patient: Patient) -> tuple[str, str, str]:
+    """Return the line at which what the input says is lost, why, and what to write there."""
+    rows = torch.ones(patient.inputs.batch, dtype=torch.bool)
+    old, new = patient[TracedCall].trace, patient.run(patient.inputs.other_rows(rows, seed=9), trace=True).trace
+    last = None
+    for a, b in zip(old, new, strict=False):
+        if a.name != b.name:
+            break
+        came = any(x.shape != y.shape or not same(x, y) for x, y in zip(a.inputs, b.inputs, strict=False))
+        went = any(x.shape != y.shape or not same(x, y) for x, y in zip(a.outputs, b.outputs, strict=False))
+        if came and not went and a.outputs:
+            last = a
+    if last is None:
+        return (
+            "",
+            "the output is computed from something else: another variable, a constant, a first state",
+            "follow x through forward: each result must be passed on, as in x = self.embed(x); out, _ = self.lstm(x)",
+        )
+    shape = tuple(last.inputs[0].shape)
+    if last.name in ("layer_norm", "group_norm", "instance_norm", "softmax") and shape[-1:] == (1,):
+        return last.line, f"`{last.name}` over a single feature makes every input the same", "x  # as it is, without it"
+    if last.name in ("mul", "__mul__", "__rmul__", "masked_fill", "where"):
+        return last.line, f"`{last.name}` leaves nothing of it: a mask or factor of 0", "x * mask  # 1 where it is real"
+    if last.name in ("zeros_like", "ones_like", "new_zeros", "rand_like", "randn_like", "empty_like", "full_like"):
+        return last.line, f"`{last.name}` takes the shape of it, and no value", "out, _ = self.lstm(x)  # with x itself"
+    if last.name in ("long", "int", "round", "floor", "to", "clamp", "trunc", "sign"):
+        return (
+            last.line,
+            f"`{last.name}` rounds all of it away: fractions below 1 are the same whole number",
+            "tokens are whole numbers before they get here: (vocabulary * x).long(), or nn.Linear for fractions",
+        )
+    return (
+        last.line,
+        f"`{last.name}` gives the same whatever it is given",
+        "follow x through forward: each result must be passed on, as in x = self.embed(x); out, _ = self.lstm(x)",
+    )
 
 
 def _nothing_moves(patient: Patient) -> bool:
@@ -93,25 +138,45 @@ def _nothing_moves(patient: Patient) -> bool:
 
 
 def _second_input_unused(patient: Patient) -> Symptom | None:
-    """Report a second sequence that no output follows."""
+    """Report one of several sequences that no output follows."""
     limit = patient.thresholds.reach
-    for argument in patient.inputs.arguments:
-        if argument.kind != "sequence" or argument.path == patient.inputs.main or argument.time is None:
-            continue
+    sequences = [a for a in patient.inputs.arguments if a.kind == "sequence" and a.time is not None]
+    sequences += [
+        a for a in patient.inputs.arguments if a.kind == "features" and isinstance(_value(patient, a), Tensor)
+    ]
+    for argument in sequences if len(sequences) > 1 else ():
         # Teacher forcing is for training only: an input counts as unused when neither mode uses it.
         if gap(*_replaced_everywhere(patient, argument.path)) > limit:
             continue
         if gap(*_replaced_everywhere(patient, argument.path, train=True)) > limit:
             continue
+        if argument.path == patient.inputs.main and not _runs_a_layer(patient, argument.path):
+            continue  # only its size is asked for, as that of encoder_outputs in a decoder without attention
         return Symptom(
             "warning",
-            f"input{spelled(argument.path)}",
+            _named(patient, argument.path),
             f"with every step of this input replaced, no output moved, in eval and in training (0, limit {limit:.0e}).",
-            "it is overwritten or mistaken for another variable in forward",
-            "use it: b = self.tower(second)",
+            "what is made of it is dropped, overwritten or mistaken for another variable in forward: an encoder's "
+            "state, for one, that the decoder is not handed",
+            "# hand on what is made of it: _, state = self.encoder(source); out, _ = self.decoder(target, state)",
             {"change": 0.0, "limit": limit},
         )
     return None
+
+
+def _runs_a_layer(patient: Patient, path: Path) -> bool:
+    """Whether a recurrent layer of the model follows this input."""
+    inputs = patient.inputs
+    mask = torch.ones(inputs.batch, max(inputs.argument(path).steps, 1), dtype=torch.bool)
+    other = patient.run(inputs.other_steps(mask, (path,), seed=5), collect=True)
+    pairs = zip(patient[PlainCall].calls, other.calls, strict=False)
+    return any(a.output.shape != b.output.shape or not torch.equal(a.output, b.output) for a, b in pairs)
+
+
+def _named(patient: Patient, path: Path) -> str:
+    """Return an argument by its name, where it has one."""
+    name = patient.inputs.name(path)
+    return f"{name} (input{spelled(path)})" if name else f"input{spelled(path)}"
 
 
 def _replaced_everywhere(patient: Patient, path: Path, *, train: bool = False) -> tuple[Outcome, Outcome]:
@@ -120,7 +185,55 @@ def _replaced_everywhere(patient: Patient, path: Path, *, train: bool = False) -
     argument = inputs.argument(path)
     mask = torch.ones(inputs.batch, max(argument.steps, 1), dtype=torch.bool)
     plain = patient.run(train=train) if train else patient[PlainCall]
+    if argument.kind == "features":
+        rows = inputs.other_rows(torch.ones(inputs.batch, dtype=torch.bool), seed=5)
+        return plain, patient.run(inputs.put(path, rows.get(path)), train=train)
     return plain, patient.run(inputs.other_steps(mask, (path,), seed=5), train=train)
+
+
+def _value(patient: Patient, argument: Argument) -> Any:
+    return patient.inputs.get(argument.path)
+
+
+def _one_step_fed(patient: Patient) -> Symptom | None:
+    """Report a cell that is fed one and the same step of the input at every step."""
+    for name, steps in patient[SteppedCells].items():
+        if steps.fed is None:
+            continue
+        return Symptom(
+            "error",
+            name,
+            f"called {len(steps.calls)} times in one forward, and each time fed step {steps.fed} of the input: "
+            f"{len(steps.calls)} of {len(steps.calls)} calls (limit: 1).",
+            "the index of time stands still in the loop",
+            "for t in range(x.size(1)): h = self.cell(x[:, t], h)",
+            {"calls": len(steps.calls), "limit": 1.0},
+        )
+    return None
+
+
+def _first_step_only(patient: Patient) -> Symptom | None:
+    """Report a model that goes on for as many steps as its input has, and reads the first of them alone."""
+    inputs, seen, limit = patient.inputs, patient[Reach], patient.thresholds.reach
+    if inputs.steps < 3 or seen.last is None or seen.last > limit or not seen.earlier:
+        return None
+    later = (torch.arange(inputs.steps) > 0) & inputs.valid
+    others = [inputs.other_steps(later, (inputs.main,), seed=seed) for seed in (6, 8)]
+    # In training too, where targets may be read along.
+    for train, changed in zip((False, True), others, strict=True):
+        plain = patient.run(train=True, collect=True) if train else patient[PlainCall]
+        other = patient.run(changed, train=train, collect=True)
+        if gap(plain, other) > limit or any(not same(a.x, b.x) for a, b in zip(plain.calls, other.calls, strict=False)):
+            return None  # a layer that is fed the other steps, and does not follow them, has another fault
+    return Symptom(
+        "error",
+        patient[PlainCall].calls.labels,
+        f"with all of {inputs.steps} steps but the first replaced, no output moved, in eval and in training (0, limit "
+        f"{limit:.0e}).",
+        "the first step is fed at every step: the index of time stands still",
+        "for t in range(x.size(1)): h = self.cell(x[:, t], h)",
+        {"change": 0.0, "limit": limit},
+    )
 
 
 def _one_step_late(patient: Patient) -> Symptom | None:
@@ -132,7 +245,8 @@ def _one_step_late(patient: Patient) -> Symptom | None:
     if seen.last is None or seen.last > patient.thresholds.reach:
         return None
     return Symptom(
-        "note",
+        # A model that shifts its input has no use for the last step; one that steps through it and drops it has.
+        "warning" if seen.last_is_dropped else "note",
         patient[PlainCall].calls.labels,
         f"the last output does not follow the last step of the input (moved by {seen.last:.2g}), only earlier ones.",
         "the output is taken before the state is updated, or the input is shifted inside the model",
@@ -145,6 +259,6 @@ RULE = Rule(
     "HS104",
     "input ignored",
     check,
-    probes=(CellTrials, OutputLayout, PlainCall, Reach),
-    explains=("HS302", "HS404", "HS405", "HS503"),
+    probes=(CellTrials, OutputLayout, PlainCall, Reach, SteppedCells, TracedCall),
+    explains=("HS103", "HS302", "HS404", "HS405", "HS503"),
 )

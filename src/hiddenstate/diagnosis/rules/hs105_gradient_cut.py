@@ -4,8 +4,8 @@ Earlier inputs change the output, but no gradient reaches them: the model uses i
 
 **How it is known.** Replaced inputs move the output (as for HS103), and the gradient of the output to them is exactly
 zero. For a cell in a loop, the state that enters a step is asked whether it still has the graph with which it left the
-step before; a cell of your own is differentiated by itself. Detaching between chunks of several steps is truncation,
-and is not told.
+step before; a cell of your own is differentiated by itself. Detaching between chunks of several steps is truncation:
+a note says how far gradients reach.
 
 **Limit.** Exactly zero.
 
@@ -52,11 +52,12 @@ from __future__ import annotations
 
 import torch
 
+from ..graphs import cut_spans
 from ..patient import Patient
-from ..probes.calls import PlainCall, TracedCall
+from ..probes.calls import OutputLayout, PlainCall, TracedCall
 from ..probes.cells import CellTrials, SteppedCells
 from ..probes.gradients import Backward, backward_to_steps
-from ..probes.layout import OutputLayout
+from ..probes.states import SaturatedStates
 from ..probes.steps import Reach
 from ..rule import Rule, Symptom
 
@@ -67,37 +68,58 @@ def check(patient: Patient) -> Symptom | None:
         return None
     for trial in patient[CellTrials]:
         if trial.cut:
-            return _cut(trial.name, "inside the cell", trial.cut, _line_of_cut(patient))
+            return _cut(patient, trial.name, "inside the cell", trial.cut)
     for name, steps in patient[SteppedCells].items():
         cuts = steps.detached()
         if cuts and cuts == len(steps.calls) - 1:
             seen = f"the state that enters the cell has no graph at {cuts} of {cuts} steps"
-            return _cut(name, "between two steps", seen, _line_of_cut(patient))
-    return _whole_cut(patient)
+            return _cut(patient, name, "between two steps", seen)
+    return _whole_cut(patient) or _truncated(patient)
+
+
+def _truncated(patient: Patient) -> Symptom | None:
+    """Note how far gradients reach back, where a state loses its graph now and then."""
+    calls = patient[Backward].outcome.calls
+    for layer in patient.layers:
+        spans = cut_spans(calls.of(layer))
+        reach, steps = max(spans, default=0), sum(spans)
+        if reach < steps:
+            line = _line_of_cut(patient)
+            return Symptom(
+                "note",
+                f"{layer.label} ({line})" if line else layer.label,
+                f"gradients reach back {reach} of {steps} steps (limit: all).",
+                "the state is handed on without its graph inside forward: detach(), .data or torch.no_grad()",
+                "# hand the state on as it is within forward, and detach it between batches; or leave it as truncation",
+                {"reach": reach, "steps": steps},
+            )
+    return None
 
 
 def _whole_cut(patient: Patient) -> Symptom | None:
     """Report earlier steps that move the final output, and get no gradient from it."""
     seen = patient[Reach]
-    if not seen.earlier or seen.earlier <= patient.thresholds.reach:
-        return None
+    if not seen.earlier or seen.earlier <= patient.thresholds.reach or patient[SaturatedStates].track:
+        return None  # saturated, a gradient may well underflow to 0 on its way
     found = patient[Backward]
     if not found.connected:
         seen_text = f"earlier steps move the last output by {seen.earlier:.2g} of its size, and it has no graph at all"
-        return _cut("the model", "before it is returned", seen_text, _line_of_cut(patient))
+        return _cut(patient, "the model", "before it is returned", seen_text)
     if not found.steps or _reaches_back(found) or _cut_now_and_then(patient):
         return None
     text = f"earlier steps move the last output by {seen.earlier:.2g} of its size, and their gradient is exactly 0"
-    return _cut(patient[PlainCall].calls.labels, "between two steps", text, _line_of_cut(patient))
+    after = all(not bool(sizes.any()) for sizes in found.steps.values())  # not even the last step gets one
+    return _cut(patient, patient[PlainCall].calls.labels, "after the layer" if after else "between two steps", text)
 
 
 def _reaches_back(found: Backward) -> bool:
-    """Whether the gradient of a final output reaches any step before the last."""
+    """Whether the gradient of a final output reaches any step before the last, or nothing has two steps to tell it."""
     inputs = found.outcome.inputs
     largest = 0.0
-    for sizes in found.steps.values():
-        if sizes.shape[1] < 2:
-            continue
+    several = [sizes for sizes in found.steps.values() if sizes.shape[1] > 1]
+    if not several:
+        return True
+    for sizes in several:
         fits = len(inputs.last) == len(sizes) and sizes.shape[1] == inputs.steps
         ends = inputs.last.clamp(max=sizes.shape[1] - 1) if fits else torch.full((len(sizes),), sizes.shape[1] - 1)
         earlier = torch.arange(sizes.shape[1]).unsqueeze(0) < ends.unsqueeze(1)
@@ -119,7 +141,7 @@ def _cut_now_and_then(patient: Patient) -> bool:
 
 def _trainable(patient: Patient) -> bool:
     mine = [p for layer in patient.layers for p in layer.module.parameters()] or list(patient.model.parameters())
-    return any(parameter.requires_grad for parameter in mine)
+    return any(parameter.requires_grad for parameter in mine) and not patient.quantized  # whole numbers have no slope
 
 
 def _line_of_cut(patient: Patient) -> str:
@@ -128,13 +150,26 @@ def _line_of_cut(patient: Patient) -> str:
     return next((operation.line for operation in operations if operation.line), "")
 
 
-def _cut(where: str, place: str, seen: str, line: str) -> Symptom:
+def _cut(patient: Patient, where: str, place: str, seen: str) -> Symptom:
+    line = _line_of_cut(patient)
+    hard = [] if line else patient[TracedCall].trace.named("argmax", "one_hot", "round", "sign", "topk", "heaviside")
+    cause = f"the graph is cut {place}: detach(), .data, torch.no_grad(), .item() or torch.tensor(...) on the way"
+    advice = "hand the state on as it is: h = self.cell(x_t, h); detach only between batches, outside forward"
+    if place == "after the layer":
+        advice = "return self.head(out)  # with out as the layer gave it, and no detach in between"
+    if hard:
+        line = hard[0].line
+        cause = f"`{hard[0].name}` has no gradient, and all that is handed on goes through it"
+        name = hard[0].name
+        advice = "soft = logits.softmax(-1); s = hard + soft - soft.detach(), or F.gumbel_softmax(logits, hard=True)"
+        if name in ("round", "sign", "heaviside"):
+            advice = f"h = h + (torch.{name}(h) - h).detach()  # straight through: its value, and a slope of 1"
     return Symptom(
         "error",
         f"{where} ({line})" if line else where,
         f"{seen} (limit: above 0).",
-        f"the graph is cut {place}: detach(), .data, torch.no_grad(), .item() or torch.tensor(...) on the way",
-        "hand the state on as it is: h = self.cell(x_t, h); detach only between batches, outside forward",
+        cause,
+        advice,
         {"gradient": 0.0, "limit": 0.0},
     )
 
@@ -143,6 +178,6 @@ RULE = Rule(
     "HS105",
     "gradient cut",
     check,
-    probes=(Backward, CellTrials, OutputLayout, PlainCall, Reach, SteppedCells, TracedCall),
+    probes=(Backward, CellTrials, OutputLayout, PlainCall, Reach, SaturatedStates, SteppedCells, TracedCall),
     explains=("HS302", "HS501", "HS503"),
 )

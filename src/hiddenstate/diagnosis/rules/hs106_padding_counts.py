@@ -60,13 +60,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ...state import tensors
-from ..difference import change, eps
 from ..inputs import ModelInputs
-from ..outcome import Outcome
+from ..outcome import Outcome, change, eps
 from ..patient import Patient
-from ..probes.calls import OtherSeed, PlainCall
+from ..probes.calls import OtherSeed, OutputLayout, OutputTensor, PlainCall, TracedCall, attempt, by_rows
 from ..probes.gradients import gradients
-from ..probes.layout import OutputLayout, OutputTensor, by_rows
 from ..probes.steps import Directions
 from ..rule import Rule, Symptom
 
@@ -81,31 +79,87 @@ def check(patient: Patient) -> Symptom | None:
     leaf = patient[OutputLayout].main
     if leaf is None or inputs.argument(inputs.main).time is None or patient[OtherSeed].gap > 0:
         return None
-    for what, measure in (("other values in it", _other_values), ("more of it", _more), ("none of it", _trimmed)):
+    seen = False
+    for what, measure in (("more", _more), ("no", _trimmed), ("other values in the", _other_values)):
+        if seen and measure is _other_values and _marked(inputs):
+            break
         moved = measure(patient, leaf)
+        seen = seen or moved is not None
         if moved is not None and moved > patient.thresholds.padding:
-            return _symptom(patient, what, moved)
+            return _symptom(patient, leaf, f"with {what} padding", moved)
     return _in_the_loss(patient, leaf)
 
 
-def _symptom(patient: Patient, what: str, moved: float) -> Symptom:
+def _marked(inputs: ModelInputs) -> bool:
+    """Whether padding is one value throughout, by which a model may know it: that value is not for us to change."""
+    argument = inputs.argument(inputs.main)
+    assert argument.rows is not None
+    assert argument.time is not None
+    x = inputs.get(inputs.main).movedim((argument.rows, argument.time), (0, 1))
+    padding = x[~inputs.valid.to(x.device)]
+    return bool(padding.numel()) and bool((padding == padding.flatten()[0]).all())
+
+
+def _symptom(patient: Patient, leaf: OutputTensor, what: str, moved: float) -> Symptom:
     convolved = any(isinstance(module, nn.modules.conv._ConvNd) for module in patient.model.modules())
-    both = any(c.layer.fused and c.layer.spec.bidirectional for c in patient[PlainCall].calls)
-    both = both or "backwards" in patient[Directions].values()
-    cause = "the last column is taken, or steps are averaged, as if every row had all steps"
-    if both:
-        cause = "the reverse direction begins in the padding"
+    causes, advice = [], []
+    if _reaches_layers(patient):
+        causes.append(
+            "the reverse direction begins in the padding" if _runs_backwards(patient) else "the layer reads it"
+        )
+        advice.append("pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)")
+    if not leaf.stepwise:
+        names = {operation.name for operation in patient[TracedCall].trace}
+        names -= {"softmax"} if names & {"masked_fill", "masked_fill_"} else set()  # its scores are masked already
+        pooled = next((each for each in _POOLS if each in names), "")
+        says = f"`{pooled}` runs over padded steps too" if pooled else "the last column is taken for the last step"
+        causes.append(f"{says}, or is divided by the number of all steps" if pooled == "sum" else says)
+        advice.append(_POOLS.get(pooled, "out[torch.arange(len(out)), lengths - 1]"))
     if convolved:
-        cause = "a convolution reaches into the padding"
+        causes, advice = ["a convolution reaches into the padding"], ["x * mask.unsqueeze(-1) after each convolution"]
     return Symptom(
         "note" if convolved else "error",
         patient[PlainCall].calls.labels,
-        f"{what} moves the output at real steps by {moved:.2g} of its size (limit {patient.thresholds.padding:.1g}).",
-        cause,
-        "pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False), or "
-        "out[torch.arange(len(out)), lengths - 1]; for means a mask: hs.pool.Mean()(out, lengths)",
+        f"{what}, the output at real steps moves by {moved:.2g} of its size (limit {patient.thresholds.padding:.1g}).",
+        ", and ".join(causes) or "what is returned at real steps follows padded ones",
+        ", and ".join(advice) or "out * mask.unsqueeze(-1), with mask = torch.arange(T) < lengths.unsqueeze(1)",
         {"moved": moved, "limit": patient.thresholds.padding},
     )
+
+
+_MAX = "out.masked_fill(torch.arange(T)[None, :, None] >= lengths[:, None, None], -torch.inf).amax(1)"
+_POOLS = {  # operations over the steps, and what leaves padded ones out
+    "mean": "hs.pool.Mean()(out, lengths)",
+    "max": _MAX,
+    "amax": _MAX,
+    "adaptive_max_pool1d": _MAX,
+    "adaptive_avg_pool1d": "hs.pool.Mean()(out, lengths)",
+    "avg_pool1d": "hs.pool.Mean()(out, lengths)",
+    "softmax": "scores.masked_fill(torch.arange(T) >= lengths.unsqueeze(1), -torch.inf) before the softmax",
+    "sum": "(out * mask.unsqueeze(-1)).sum(1) / lengths.unsqueeze(1), with mask = torch.arange(T) < lengths[:, None]",
+}
+
+
+def _runs_backwards(patient: Patient) -> bool:
+    both = any(c.layer.fused and c.layer.spec.bidirectional for c in patient[PlainCall].calls)
+    return both or "backwards" in patient[Directions].values()
+
+
+def _reaches_layers(patient: Patient) -> bool:
+    """Whether the states of a layer at real steps follow padding."""
+    inputs, longer = patient.inputs, _padded(patient.inputs)
+    run = None if longer is None else attempt(patient, longer)
+    if run is None:
+        free = replace(inputs, pad_token=None)
+        run = attempt(patient, free.other_steps(~inputs.valid, (inputs.main,), seed=7))
+    for a, b in zip(patient[PlainCall].calls, run.calls if run is not None else (), strict=False):
+        steps = min(a.steps, b.steps, inputs.steps)
+        if a.rows != inputs.batch or b.rows != a.rows or not a.layer.fused:
+            continue
+        gaps = change(a.output[:, :steps], b.output[:, :steps]).flatten(2).amax(2)[inputs.valid[:, :steps]]
+        if bool((gaps > 1e-4).any()):
+            return True
+    return False
 
 
 def _moved(patient: Patient, leaf: OutputTensor, run: Outcome) -> float | None:
@@ -249,4 +303,4 @@ def _in_the_loss(patient: Patient, leaf: OutputTensor) -> Symptom | None:
     )
 
 
-RULE = Rule("HS106", "padding counts", check, probes=(Directions, OtherSeed, OutputLayout, PlainCall))
+RULE = Rule("HS106", "padding counts", check, probes=(Directions, OtherSeed, OutputLayout, PlainCall, TracedCall))

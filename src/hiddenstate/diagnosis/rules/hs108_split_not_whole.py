@@ -56,10 +56,10 @@ import torch
 from torch import Tensor, nn
 
 from ...state import tensors
-from ..inputs import ModelInputs, state_named
+from ..calling import state_named
+from ..inputs import ModelInputs
 from ..patient import Patient
-from ..probes.calls import OtherSeed, PlainCall, RepeatedCall
-from ..probes.layout import OutputLayout, by_rows
+from ..probes.calls import OtherSeed, OutputLayout, PlainCall, RepeatedCall, by_rows
 from ..rule import Rule, Symptom
 
 
@@ -80,7 +80,7 @@ def check(patient: Patient) -> Symptom | None:
     calls = patient[PlainCall].calls
     if any(call.layer.fused and call.layer.spec.bidirectional for call in calls):
         return None  # its reverse direction begins at the end of each piece, and nobody expects otherwise
-    if patient.carry is not None or patient.reset_method:
+    if patient.carry is not None or patient[RepeatedCall].reset:
         return _carried(patient)
     place = _state_argument(patient)
     if place is None or not isinstance(patient[PlainCall].result, tuple) or len(patient[PlainCall].result) != 2:
@@ -187,8 +187,11 @@ def _broken(patient: Patient, seen: str, gap: float, cut: int) -> Symptom:
         f"{seen}, by {gap:.2g} of its size (limit {limit:.1g}).",
         "a convolution sees the edge of each piece"
         if convolved
-        else "the state is ignored, not returned as it ended, or returned in another form than it is taken in",
-        "out, state = self.lstm(x, state); return self.head(out), state; hs.check_split(model, x) names the layer",
+        else "the state is ignored, not returned as it ended, or in another form than it is taken in; or something "
+        "beside it starts anew in each piece: positions, a window of earlier inputs",
+        "z = torch.cat([kept, x], dim=1); kept = z[:, -(kernel_size - 1):]  # carry the last inputs along, unpadded"
+        if convolved
+        else "out, state = self.lstm(x, state); return self.head(out), state  # and all else that goes on",
         {"gap": gap, "limit": limit, "cut": cut},
     )
 

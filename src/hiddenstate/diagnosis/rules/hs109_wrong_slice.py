@@ -49,7 +49,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from ...cells import Call
-from ..difference import same
+from ..outcome import same
 from ..patient import Patient
 from ..probes.calls import FewerRows, PlainCall
 from ..probes.cells import SteppedCells
@@ -112,7 +112,7 @@ def _wrong_layer(arrival: Arrival) -> Symptom | None:
             "warning",
             arrival.call.layer.label,
             f"of the two directions of the last layer, only the {way} one is used: 1 of 2 (needed: 2).",
-            "h_n[-1] of a bidirectional layer is its reverse direction alone",
+            f"h_n[{-1 if way == 'reverse' else -2}] of a bidirectional layer is its {way} direction alone",
             "torch.cat([h_n[-2], h_n[-1]], dim=1), and a head with twice the units",
             {"used": 1.0},
         )

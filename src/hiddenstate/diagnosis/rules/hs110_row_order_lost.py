@@ -6,7 +6,7 @@ belong together.
 **How it is known.** Each output row follows exactly one input row, and not its own; and moving the rows of the input
 must move those of the output. The second also works on data that are sorted already, where the mistake leaves no trace.
 
-**Limit.** `1e-3` of the output's size.
+**Limit.** `row_order = 1e-3` of the output's size.
 
 ## Sick
 
@@ -55,11 +55,11 @@ options = {"lengths": lengths}
 from __future__ import annotations
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
-from ..difference import change
+from ..outcome import change
 from ..patient import Patient
-from ..probes.calls import TracedCall
-from ..probes.layout import OutputLayout, by_rows
+from ..probes.calls import OtherSeed, OutputLayout, TracedCall, by_rows
 from ..probes.rows import RowInfluences
 from ..rule import Rule, Symptom
 
@@ -74,6 +74,8 @@ def check(patient: Patient) -> Symptom | None:
     lengths_in = [argument for argument in inputs.arguments if argument.kind == "lengths" and argument.rows is not None]
     if not inputs.batched or inputs.batch < 3 or any(i.leaks for i in patient[RowInfluences]) or not lengths_in:
         return None
+    if patient[OtherSeed].gap > 0:
+        return None  # what is drawn stays where it was when the rows are moved
     return _after_permuting(patient)
 
 
@@ -98,7 +100,8 @@ def _after_permuting(patient: Patient) -> Symptom | None:
             continue
         moved, still = change(old[order], new), change(old, new)
         size = float(old.abs().nan_to_num(posinf=0.0).max()) or 1.0
-        if float(moved.max()) > 1e-3 * size and float(change(old[order], old).max()) > 1e-3 * size:
+        limit = patient.thresholds.row_order * size
+        if float(moved.max()) > limit and float(change(old[order], old).max()) > limit:
             what = "are where they were" if float(still.max()) <= 1e-4 * size else "do not follow"
             return _lost(
                 patient,
@@ -109,15 +112,30 @@ def _after_permuting(patient: Patient) -> Symptom | None:
 
 
 def _lost(patient: Patient, seen: str, number: float) -> Symptom:
-    sorts = patient[TracedCall].trace.named("sort", "argsort")
+    sorts = patient[TracedCall].trace.named("sort", "argsort", "topk")
+    packed = [call.input for call in patient[TracedCall].calls if isinstance(call.input, PackedSequence)]
+    lost = [p for p in packed if p.unsorted_indices is None]
+    rebuilt = bool(lost) and len(lost) < len(packed)  # one of several has its indices no more
+    if rebuilt:
+        cause = "a PackedSequence is made anew from its data and batch_sizes: the indices that put rows back are lost"
+        advice = "packed = packed._replace(data=self.dropout(packed.data))  # keeps sorted_indices and unsorted_indices"
+    elif not sorts and not packed:
+        cause = "the rows come out in another order than they went in: a flip, roll or index over the batch axis"
+        advice = "out.flip(1) turns the steps round; axis 0 of (batch, time, unit) holds the rows"
+    else:
+        cause = "the rows are put in another order for packing, and its inverse is not what the result goes through"
+        advice = (
+            "out[order.argsort()] puts rows back that x[order] has moved; or let torch do both: "
+            "pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)"
+        )
+    limit = patient.thresholds.row_order
     return Symptom(
         "error",
         next((operation.line for operation in sorts if operation.line), "the model"),
-        f"{seen} ({number:.2g} of the output's size, limit 0.001).",
-        "the rows were sorted by length for packing, and the result was never put back in order",
-        "pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False) keeps the order by itself; "
-        "otherwise out[order.argsort()]",
-        {"share": number, "limit": 1e-3},
+        f"{seen} ({number:.2g} of the output's size, limit {limit:g}).",
+        cause,
+        advice,
+        {"share": number, "limit": limit},
     )
 
 
@@ -125,6 +143,6 @@ RULE = Rule(
     "HS110",
     "row order lost around packing",
     check,
-    probes=(OutputLayout, RowInfluences, TracedCall),
+    probes=(OtherSeed, OutputLayout, RowInfluences, TracedCall),
     explains=("HS101", "HS106", "HS204"),
 )

@@ -2,9 +2,9 @@
 
 The model keeps a state between calls, so that a result depends on what was asked before.
 
-**How it is known.** The same input twice in eval mode, with the same seed, gives another output. A model that has a
-method `reset`, `reset_state` or `reset_hidden` keeps its state on purpose: it gets a note that names the method. So
-does a model that `hs.Carry` carries.
+**How it is known.** The same input twice in eval mode, with the same seed, gives another output. Where a method that is
+called like it (`reset`, `reset_states`, `init_sequence`, `clear_memory`, also of modules inside) brings the first one
+back, the state is kept on purpose: a note names the method. So it is with a model that `hs.Carry` carries.
 
 **Limit.** Exactly zero.
 
@@ -64,13 +64,18 @@ def check(patient: Patient) -> Symptom | None:
     severity: Severity = "note"
     if patient.carry is not None:
         cause, advice = "an hs.Carry is attached, which carries the state", "carry.reset() starts anew"
-    elif patient.reset_method:
-        cause = f"the model keeps its state between calls on purpose: it has {patient.reset_method}()"
-        advice = f"call model.{patient.reset_method}() before each new sequence, also before validation"
+    elif seen.reset:
+        cause = f"the model keeps its state between calls on purpose: after {seen.reset}() it starts anew"
+        advice = f"call model.{seen.reset}() before each new sequence, also before validation"
     else:
         severity = "error"
         cause = f"a state is kept in the model between calls ({names}), and nothing says when a new sequence begins"
-        advice = "start each call anew (out, _ = self.lstm(x)), or give the model a method reset_state() and call it"
+        if seen.tried:
+            cause = f"a state is kept in the model between calls ({names}), and {seen.tried}() does not bring it back"
+        advice = (
+            "start each call anew: out, _ = self.lstm(x), and let `with hs.Carry(model):` carry the state where "
+            "batches go on; or give the model a method reset_state() that sets it to None, and call it"
+        )
     size = "another shape" if seen.gap == float("inf") else f"{seen.gap:.2g} of the output's size"
     return Symptom(
         severity,

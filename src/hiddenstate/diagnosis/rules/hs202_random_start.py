@@ -47,8 +47,9 @@ x = torch.randn(4, 10, 3)
 
 from __future__ import annotations
 
-from ..difference import same
-from ..outcome import LayerCalls, Operation
+from torch import nn
+
+from ..outcome import LayerCalls, Operation, same
 from ..patient import Patient
 from ..probes.calls import OtherSeed, TracedCall
 from ..rule import Rule, Symptom
@@ -86,13 +87,24 @@ def check(patient: Patient) -> Symptom | None:
             "only: if self.training",
             numbers,
         )
+    made = [o for o in operations if o.name in _DRAWS and o.inputs and isinstance(o.inputs[0], nn.Parameter)]
+    if made:
+        return Symptom(
+            "error",
+            made[0].line or "the model",
+            evidence,
+            "a module with weights is made in forward: they are drawn anew at each call, and never trained",
+            "self.head = nn.Linear(units, classes)  # in __init__; forward only calls it",
+            numbers,
+            title="random in eval",
+        )
     if dropped:
         return Symptom(
             "error",
             dropped[0].line or "the model",
             evidence,
-            "a functional dropout is active in eval mode: it does not know the model's mode",
-            "F.dropout(x, p, training=self.training), or an nn.Dropout",
+            "a dropout is active in eval mode: a functional one that is not told the mode, or a module made in forward",
+            "F.dropout(x, p, training=self.training), or self.drop = nn.Dropout(p) in __init__",
             numbers,
             title="random in eval",
         )

@@ -55,10 +55,10 @@ from __future__ import annotations
 from typing import Any
 
 from ...state import tensors
+from ..advice import detaching
 from ..outcome import Outcome
-from ..patient import Patient
+from ..patient import Patient, held_tensors
 from ..rule import Rule, Symptom
-from ..unregistered import held_tensors
 
 
 def check(patient: Patient) -> Symptom | None:
@@ -70,13 +70,20 @@ def check(patient: Patient) -> Symptom | None:
     shared = len(first & second)
     if not shared:
         return None
+    made_once = [name for name in holders if not len(first) < len(second) < len(third)]
+    if made_once:
+        return None  # what is kept was made with the model, and not by its calls
+    # A model that is called step by step goes on through the graph of the steps before, until it is reset.
+    stepped = bool(patient.resets) and patient.inputs.argument(patient.inputs.main).time is None
     return Symptom(
-        "error",
+        "note" if stepped else "error",
         ", ".join(holders) or "the model",
         f"the graph of three calls in a row has {len(first)}, {len(second)}, {len(third)} nodes, and the second "
         f"holds {shared} of the first (limit 0): a second backward fails, or takes ever longer.",
-        "a state is kept from call to call with its graph",
-        "keep it without: self.hidden = tuple(part.detach() for part in hidden)",
+        f"a state is kept from call to call with its graph, until {next(iter(patient.resets))}()"
+        if stepped
+        else "a state is kept from call to call with its graph",
+        detaching(holders, patient.layers),
         {"shared": shared, "first": len(first), "second": len(second), "third": len(third)},
     )
 

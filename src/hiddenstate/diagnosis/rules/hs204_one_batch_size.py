@@ -48,10 +48,16 @@ x = torch.randn(4, 10, 3)
 from __future__ import annotations
 
 import re
+from pathlib import Path as FilePath
 
-from ...state import tensors
+from torch import Tensor, nn
+
+from ...cells import Layer
+from ...state import ends, tensors
+from ..calling import is_state
+from ..outcome import is_users
 from ..patient import Patient
-from ..probes.layout import OutputLayout
+from ..probes.calls import OutputLayout, TracedCall
 from ..rule import Rule, Symptom
 
 
@@ -64,7 +70,8 @@ def check(patient: Patient) -> Symptom | None:
         try:
             run = patient.run(inputs.select(range(count)))
         except Exception as error:  # the finding itself
-            return _one_size(patient, count, f"{count} rows raise {type(error).__name__}: {_short(error)}")
+            raised = f"{count} rows raise {type(error).__name__}: {_short(error)}"
+            return _one_size(patient, count, raised, line=_line_of(error))
         if count > 1:
             continue
         results = tensors(run.result)  # where one number has no axis left
@@ -74,7 +81,12 @@ def check(patient: Patient) -> Symptom | None:
             expected = [1 if axis == leaf.rows else size for axis, size in enumerate(leaf.shape)]
             seen = tuple(results[leaf.path].shape)
             if len(seen) < len(expected):
-                return _one_size(patient, 1, f"1 row gives shape {seen} instead of {tuple(expected)}", squeezed=True)
+                return _one_size(
+                    patient,
+                    1,
+                    f"1 row gives shape {seen} instead of {tuple(expected)}",
+                    squeezed=_squeezed_axis(patient),
+                )
     return None
 
 
@@ -83,6 +95,10 @@ def _another_size(patient: Patient, error: str) -> Symptom | None:
     inputs = patient.inputs
     if not inputs.batched:
         return None
+    for path, end in ends(inputs.args):
+        fused = [layer for layer in patient.layers if layer.fused and isinstance(layer.module, nn.RNNBase)]
+        if path[0] and fused and inputs.argument(path).rows is None and is_state(inputs.name(path) or "state", end):
+            return _wrong_state(patient, fused[0], inputs.name(path) or "the state", end)
     named = [v for m in patient.model.modules() for k, v in vars(m).items() if "batch" in k.lower() and type(v) is int]
     numbers = [int(number) for number in re.findall(r"\d+", error)]
     for count in dict.fromkeys([*named, *numbers]):
@@ -96,25 +112,64 @@ def _another_size(patient: Patient, error: str) -> Symptom | None:
     return None
 
 
-def _one_size(patient: Patient, count: int, seen: str, *, squeezed: bool = False, runs: bool = True) -> Symptom:
-    cause = (
-        "squeeze() without an axis drops the batch axis as well once it has one row"
-        if squeezed
-        else "a state or a reshape is made for a fixed number of rows; the last batch of an epoch is often smaller"
+def _wrong_state(patient: Patient, layer: Layer, name: str, state: Tensor) -> Symptom:
+    spec, rows = layer.spec, patient.inputs.batch
+    needed = (spec.layers * spec.directions, rows, spec.sizes[spec.parts[0]])
+    return Symptom(
+        "error",
+        name,
+        f"it has shape {tuple(state.shape)}, and {layer.label} with {rows} rows of input wants {needed}.",
+        "a state of torch's layers is (layers × directions, batch, unit), also with batch_first=True",
+        f"torch.zeros{needed}, or none at all",
+        {"rows": rows},
+        title="a state of another shape",
     )
-    advice = (
-        "name the axis: out.squeeze(-1)"
-        if squeezed
-        else "make the state from the input: h0 = x.new_zeros(layers, x.size(0), units), or pass none at all"
-    )
+
+
+def _one_size(
+    patient: Patient, count: int, seen: str, *, squeezed: str = "", runs: bool = True, line: str = ""
+) -> Symptom:
+    cause = "a number of rows is written down: the last batch of an epoch is often smaller"
+    advice = "take it from the input: range(x.size(0)), out.reshape(x.size(0), -1), x.new_zeros(1, x.size(0), units)"
+    rows = patient.inputs.batch
+    learned = [n for n, p in patient.model.named_parameters() if p.dim() == 3 and p.shape[1] == rows and p.shape[0] < 5]
+    if learned:
+        name = learned[0].rpartition(".")[2]
+        cause = f"the learned first state {learned[0]} has {rows} rows of its own"
+        advice = (
+            f"self.{name} = nn.Parameter(torch.zeros(1, 1, n)), and self.{name}.expand(-1, x.size(0), -1).contiguous()"
+        )
+    if squeezed:
+        cause = "squeeze() without an axis drops the batch axis as well once it has one row"
+        advice = f"name the axis: out.squeeze({squeezed})"
     return Symptom(
         "warning" if squeezed else "error",
-        "the model",
-        f"{patient.inputs.batch} rows {'run' if runs else 'do not run'}, {seen} (needed: any number of rows).",
+        line or "the model",
+        f"{rows} rows {'run' if runs else 'do not run'}, {seen} (needed: any number of rows).",
         cause,
         advice,
         {"rows": count},
     )
+
+
+def _squeezed_axis(patient: Patient) -> str:
+    """Return the axis that a squeeze without one drops when there are several rows."""
+    for operation in patient[TracedCall].trace.named("squeeze"):
+        if len(operation.args) == 1 and not operation.kwargs and operation.inputs:
+            ones = [axis for axis, size in enumerate(operation.inputs[0].shape) if size == 1]
+            return str(ones[0] if ones and ones[0] == 0 else -1)
+    return "-1"
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the line of the user's code that raised."""
+    trace, found = error.__traceback__, ""
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if is_users(name):
+            found = f"{FilePath(name).name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
 
 
 def _short(error: Exception) -> str:
@@ -122,4 +177,4 @@ def _short(error: Exception) -> str:
     return text[0][:160] if text else ""
 
 
-RULE = Rule("HS204", "one batch size only", check, probes=(OutputLayout,), check_failure=_another_size)
+RULE = Rule("HS204", "one batch size only", check, probes=(OutputLayout, TracedCall), check_failure=_another_size)

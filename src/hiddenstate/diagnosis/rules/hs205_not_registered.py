@@ -4,9 +4,10 @@ Modules, parameters or tensors are held where `nn.Module` does not look: `.to()`
 does not train them, `state_dict()` does not save them.
 
 **How it is known.** Attributes, lists, dicts and plain objects are searched for modules and tensors that are registered
-nowhere. A plain tensor is told only when forward uses it and no call replaces it.
+nowhere. A plain tensor is told only when forward uses it and no call replaces it: a weight or a first state by a
+warning, other constants by a note, and one that forward brings to the input's device (`.to(x.device)`) not at all.
 
-**Limit.** None left out. A plain tensor is a warning.
+**Limit.** None left out.
 
 ## Sick
 
@@ -51,13 +52,38 @@ x = torch.randn(4, 10, 3)
 
 from __future__ import annotations
 
+import re
+
+import torch
 from torch import Tensor, nn
 
 from ...state import tensors
-from ..patient import Patient
-from ..probes.calls import PlainCall, TracedCall
+from ..calling import state_named
+from ..outcome import Operation
+from ..patient import Patient, Unregistered, unregistered
+from ..probes.calls import RepeatedCall, TracedCall
 from ..rule import Rule, Symptom
-from ..unregistered import Unregistered, unregistered
+
+_WEIGHT = re.compile(r"^[Ww]_?[a-z]{0,2}$|[Ww]eight|[Kk]ernel|[Pp]eep")
+_MOVES = {"to", "type_as", "cuda", "cpu", "get:device", "get:dtype", "new_zeros", "new_ones", "new_tensor", "__len__"}
+_PRODUCTS = {
+    "mul",
+    "__mul__",
+    "__rmul__",
+    "conv1d",
+    "conv2d",
+    "matmul",
+    "__matmul__",
+    "__rmatmul__",
+    "mm",
+    "bmm",
+    "addmm",
+    "linear",
+    "einsum",
+    "baddbmm",
+    "mv",
+    "addmv",
+}
 
 
 def check(patient: Patient) -> Symptom | None:
@@ -73,7 +99,7 @@ def check(patient: Patient) -> Symptom | None:
             "a plain list or dict of modules is invisible to nn.Module"
             if not modules[0].direct
             else "the attribute was set without registering the module",
-            f"self.{holder.rpartition('.')[2]} = nn.ModuleList([...])",
+            f"self.{holder.rpartition('.')[2]} = {_container(modules[0])}",
         )
     parameters = [thing for thing in patient.unregistered if isinstance(thing.value, nn.Parameter)]
     if parameters:
@@ -82,9 +108,37 @@ def check(patient: Patient) -> Symptom | None:
             holder,
             f"{len(parameters)} parameters in {holder}, of which parameters() returns 0 (needed: all).",
             "a plain list or dict of parameters is invisible to nn.Module",
-            f"self.{holder.rpartition('.')[2]} = nn.ParameterList([...])",
+            f"self.{holder.rpartition('.')[2]} = "
+            f"{'nn.ParameterDict({...})' if _by_key(parameters[0]) else 'nn.ParameterList([...])'}",
+        )
+    raw = [t for t in patient.unregistered if isinstance(t.value, Tensor) and t.value.is_leaf and t.value.requires_grad]
+    if raw:
+        names = ", ".join(thing.name for thing in raw)
+        return _missed(
+            names,
+            f"{len(raw)} tensors want a gradient, and parameters() returns 0 of them (needed: all).",
+            "a tensor with requires_grad=True in an attribute is no parameter",
+            "; ".join(
+                f"self.{t.name.rpartition('.')[2]} = nn.Parameter(self.{t.name.rpartition('.')[2]}.detach())"
+                for t in raw[:3]
+            ),
         )
     return _plain_tensor(patient)
+
+
+def _by_key(thing: Unregistered) -> bool:
+    return thing.name[len(thing.holder) :].startswith("['")
+
+
+def _container(thing: Unregistered) -> str:
+    """Return what registers a module where a plain attribute, list, dict or object holds it."""
+    if thing.direct:
+        return "module  # as an attribute of an nn.Module, after super().__init__()"
+    if _by_key(thing):
+        return "nn.ModuleDict({...})"
+    return (
+        "nn.ModuleList([...])" if thing.name[len(thing.holder) :].startswith("[") else "...  # a subclass of nn.Module"
+    )
 
 
 def _trainable(thing: Unregistered) -> bool:
@@ -102,23 +156,44 @@ def _missed(holder: str, evidence: str, cause: str, advice: str) -> Symptom:
 def _plain_tensor(patient: Patient) -> Symptom | None:
     """Report a tensor in a plain attribute that forward uses, and that no call replaces."""
     held = [t for t in patient.unregistered if isinstance(t.value, Tensor) and t.value.dim() > 0 and t.value.is_leaf]
-    if not held or patient.reset_method:
+    if not held or patient[RepeatedCall].reset:
         return None
-    used = {id(tensor) for operation in patient[TracedCall].trace for tensor in operation.inputs}
-    used |= {id(part) for call in patient[PlainCall].calls for part in tensors(call.given_native).values()}
+    trace = patient[TracedCall].trace
+    weights: list[Unregistered] = []
+    constants: list[Unregistered] = []
     after = {id(thing.value) for thing in _still_there(patient)}
+    states = [part for call in patient[TracedCall].calls for part in tensors(call.given_native).values()]
     for thing in held:
-        if id(thing.value) in used and id(thing.value) in after:
-            return Symptom(
-                "warning",
-                thing.name,
-                f"a tensor of shape {tuple(thing.value.shape)} is used by forward and is neither parameter nor buffer: "
-                f"0 of 1 follow the model to another device (needed: 1).",
-                "a tensor in a plain attribute stays behind when the model moves, and is not saved with it",
-                f"self.register_buffer({thing.holder.rpartition('.')[2]!r}, tensor), or nn.Parameter(tensor)",
-                {"registered": 0.0},
-            )
-    return None
+        used = [o for o in trace if any(tensor is thing.value for tensor in o.inputs)]
+        starts = any(trace.makers().source(part) is thing.value for part in states)
+        if id(thing.value) not in after or not (used or starts):
+            continue
+        if used and not starts and all(operation.name in _MOVES for operation in used):
+            continue  # it is brought to where the input is: a constant
+        # A constant is made again with the model; a weight or a state is not.
+        name = thing.holder.rpartition(".")[2]
+        grave = starts or _is_weight(name, thing.value, used) or state_named(name)
+        (weights if grave else constants).append(thing)
+    told = weights or constants
+    if not told:
+        return None
+    names = ", ".join(thing.name for thing in told)
+    return Symptom(
+        "warning" if weights else "note",
+        names,
+        f"{len(told)} tensors, {names} of shape {tuple(told[0].value.shape)}, are used by forward and are neither "
+        f"parameters nor buffers: 0 of {len(told)} follow the model to another device (needed: all).",
+        "a tensor in a plain attribute stays behind when the model moves, and is not saved with it",
+        "; ".join(f"self.register_buffer({t.holder.rpartition('.')[2]!r}, tensor)" for t in told[:4])
+        + ", or nn.Parameter(tensor) where it is to be trained",
+        {"registered": 0.0},
+    )
+
+
+def _is_weight(name: str, tensor: Tensor, used: list[Operation]) -> bool:
+    """Whether a tensor is a factor of a product, or called a weight, and its numbers were drawn: no few that repeat."""
+    drawn = tensor.is_floating_point() and tensor.numel() > 3 and 2 * len(torch.unique(tensor)) > tensor.numel()
+    return drawn and (bool(_WEIGHT.search(name)) or any(operation.name in _PRODUCTS for operation in used))
 
 
 def _still_there(patient: Patient) -> list[Unregistered]:
@@ -129,5 +204,5 @@ def _still_there(patient: Patient) -> list[Unregistered]:
 
 
 RULE = Rule(
-    "HS205", "not registered", check, probes=(PlainCall, TracedCall), explains=("HS202", "HS503", "HS504"), static=True
+    "HS205", "not registered", check, probes=(RepeatedCall, TracedCall), explains=("HS503", "HS504"), static=True
 )

@@ -47,30 +47,57 @@ import re
 
 from torch import Tensor, nn
 
+from ..calling import state_named
 from ..patient import Patient
-from ..probes.parameters import ParameterGradients
+from ..probes.calls import TracedCall
+from ..probes.gradients import ParameterGradients
 from ..rule import Rule, Symptom
 
 _STATE = r"(h|c|hx|cx|hs|hidden|cell|state|s|h0|c0|hidden_state|cell_state)"
 
 
-_FIRST = r"(init|initial|start|first|learned|default|zero)"
+_FIRST = r"(init|initial|start|first|learned|learnable|trainable|default|zero)"
 
 
-_INITIAL = re.compile(rf"(^|[._]){_STATE}_?(0|{_FIRST})$|(^|[._]){_FIRST}_?{_STATE}$|initial_", re.IGNORECASE)
+_INITIAL = re.compile(
+    rf"(^|[._]){_STATE}s?_?(0|{_FIRST})$|(^|[._]){_FIRST}_?{_STATE}s?$|initial_|(^|[._])(init|initial|start)s?$",
+    re.IGNORECASE,
+)
 
 
 def check(patient: Patient) -> Symptom | None:
     """A first state that wants to be learned and is not."""
     for thing in patient.unregistered:
         value = thing.value
-        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.is_leaf and value.requires_grad:
+        if not isinstance(value, Tensor) or isinstance(value, nn.Parameter) or not value.requires_grad:
+            continue
+        name = thing.holder.rpartition(".")[2]
+        if not value.is_leaf and _INITIAL.search(name):
+            return _untrained(
+                thing.name,
+                "what is stored is the result of an operation on a parameter, and no parameter: 0 of 1 (needed: 1).",
+                "nn.Parameter(...) times a number, or the like, is a plain tensor with a graph",
+                f"self.{name} = nn.Parameter(0.1 * torch.randn({', '.join(map(str, value.shape))}))",
+            )
+        if value.is_leaf and (_INITIAL.search(name) or state_named(name)):
             return _untrained(
                 thing.name,
                 "it wants a gradient, and is not among the parameters() of the model: 0 of 1 (needed: 1).",
                 "a tensor with requires_grad=True in an attribute is no parameter",
-                f"self.{thing.holder.rpartition('.')[2]} = nn.Parameter(torch.zeros(...))",
+                f"self.{name} = nn.Parameter(torch.zeros({', '.join(map(str, value.shape))}))",
             )
+    wanting = [name for name, buffer in patient.model.named_buffers() if buffer.requires_grad and buffer.is_leaf]
+    if wanting:
+        name, shape = wanting[0].rpartition(".")[2], tuple(patient.model.get_buffer(wanting[0]).shape)
+        return _untrained(
+            wanting[0],
+            "it wants a gradient, and is a buffer: parameters() returns 0 of 1 (needed: 1).",
+            "a buffer is saved and moved with the model, and never trained",
+            f"self.{name} = nn.Parameter(torch.zeros{shape})",
+        )
+    found = _outside_the_optimizer(patient)
+    if found is not None:
+        return found
     names = {name: p for name, p in patient.model.named_parameters() if p.requires_grad and _INITIAL.search(name)}
     if not names:
         return None
@@ -84,16 +111,36 @@ def check(patient: Patient) -> Symptom | None:
                 "make the optimizer after the model is complete: optimizer = Adam(model.parameters())",
             )
     gradients = patient[ParameterGradients]
-    for name in names:
-        if gradients.sizes.get(name) == 0 and gradients.usable:
-            return _untrained(
-                name,
-                f"its gradient is {'missing' if name in gradients.missing else 'exactly 0'} on {gradients.batches} "
-                f"batches (limit: above 0).",
-                "it is detached, read through .data, or overwritten on the way to the layer",
-                "h0 = self.h0.expand(-1, x.size(0), -1).contiguous(), without detach or .data",
-            )
-    return None
+    lost = [name for name in names if gradients.sizes.get(name) == 0 and gradients.usable]
+    if not lost:
+        return None
+    cut = patient[TracedCall].trace.named("detach", "detach_", "get:data", "numpy", "tolist", "item")
+    first = lost[0].rpartition(".")[2]
+    return _untrained(
+        ", ".join(lost),
+        f"{len(lost)} of {len(names)} first states have {'no' if lost[0] in gradients.missing else 'a'} gradient"
+        f"{'' if lost[0] in gradients.missing else ' of exactly 0'} on {gradients.batches} batches (limit: above 0).",
+        "it is detached or read through .data on the way to the layer"
+        if cut
+        else "it is never handed to the layer, or overwritten on the way",
+        f"out, _ = self.rnn(x, self.{first}.expand(-1, x.size(0), -1).contiguous())  # handed in, and not detached",
+    )
+
+
+def _outside_the_optimizer(patient: Patient) -> Symptom | None:
+    """Report an `hs.Learned` that a Carry starts from, and that no optimizer knows."""
+    learned = None if patient.carry is None else patient.carry.init
+    if not isinstance(learned, nn.Module) or not patient.optimizers:
+        return None
+    missing = [name for name, p in learned.named_parameters() if p.requires_grad and id(p) not in patient.optimized]
+    if not missing:
+        return None
+    return _untrained(
+        f"init of the Carry, {type(learned).__name__}",
+        f"{len(missing)} of its parameters are in 0 of the optimizer's groups (needed: 1).",
+        "it is a module of its own, beside the model: model.parameters() does not hold it",
+        "optimizer = torch.optim.Adam([*model.parameters(), *learned.parameters()])",
+    )
 
 
 def _untrained(where: str, evidence: str, cause: str, advice: str) -> Symptom:
@@ -104,6 +151,6 @@ RULE = Rule(
     "HS206",
     "learned initial state that is not trained",
     check,
-    probes=(ParameterGradients,),
+    probes=(ParameterGradients, TracedCall),
     explains=("HS205", "HS302", "HS503", "HS504"),
 )

@@ -47,8 +47,9 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor, nn
 
-from ..outcome import Operations, Tracer
+from ..outcome import PASSING, Operation, Operations, Tracer
 from ..patient import Patient
 from ..probes.calls import TracedCall
 from ..probes.cells import CellDrives
@@ -65,6 +66,12 @@ _TWICE = {
     ("log_softmax", "softmax"),
     ("softmax", "cross_entropy"),
     ("sigmoid", "binary_cross_entropy_with_logits"),
+    ("tanh", "relu"),
+    ("tanh", "sigmoid"),
+}
+_OF_TANH = {  # what is left of the values of a tanh
+    "relu": ("0 ≤ value ≤ 1, and no gradient for half of all values", "one of them: torch.tanh keeps the sign"),
+    "sigmoid": ("0.27 ≤ value ≤ 0.73", "torch.sigmoid alone for a gate or a probability, torch.tanh alone for a state"),
 }
 
 
@@ -75,7 +82,7 @@ def check(patient: Patient) -> Symptom | None:
         found = _twice_in_a_row(trace)
         if found is not None:
             return found
-    found = _in_the_loss(patient)
+    found = _in_the_loss(patient) or _after_a_layer(patient)
     if found is not None:
         return found
     for drive in patient[CellDrives]:
@@ -105,12 +112,61 @@ def _twice_in_a_row(trace: Operations, first_index: int = 0) -> Symptom | None:
             operation.kwargs.get("dim") or operation.args[1:2]
         ):
             continue  # over two axes, as routing and matching do
+        if inner.name.rstrip("_") == "tanh" and outer in _OF_TANH:
+            return _of_tanh(operation, f"the result of `tanh`{f' ({inner.line})' if inner.line else ''}", outer)
         bound = {"tanh": "|value| ≤ 0.7616", "sigmoid": "0.5 ≤ value ≤ 0.7311"}.get(outer, "nearly uniform values")
+        where = inner.line if first_index and inner.line else operation.line or outer  # of a loss: in the model
         return _double(
-            operation.line or outer,
+            where,
             f"`{outer}` is applied to the result of `{inner.name}`{f' ({inner.line})' if inner.line else ''}: {bound} "
             f"(needed: 1 non-linearity, found 2).",
             outer,
+        )
+    return None
+
+
+def _of_tanh(operation: Operation, what: str, outer: str) -> Symptom:
+    """Note a second non-linearity of another kind, which leaves a part of the range of a tanh."""
+    left, way_out = _OF_TANH[outer]
+    return Symptom(
+        "note",
+        operation.line or outer,
+        f"`{outer}` is applied to {what}: {left} (needed: 1 non-linearity, found 2).",
+        "a result that was squashed already goes through a second non-linearity",
+        f"# {way_out}",
+        {"times": 2},
+    )
+
+
+def _after_a_layer(patient: Patient) -> Symptom | None:
+    """Report a tanh of what a layer of torch's returns, which lies within ±1 already."""
+    run = patient[TracedCall]
+    made = run.trace.makers()
+    outputs = {id(call.output_native): call for call in run.calls if isinstance(call.output_native, Tensor)}
+    users: dict[int, set[str]] = {}
+    for operation in run.trace:
+        for source in {id(made.source(tensor)) for tensor in operation.inputs} & outputs.keys():
+            users.setdefault(source, set()).add(operation.name)
+    for operation in run.trace.named("tanh", "tanh_", "relu", "relu_", "sigmoid", "sigmoid_"):
+        call = outputs.get(id(made.source(operation.inputs[0])))
+        module = None if call is None else call.layer.module
+        if not isinstance(module, nn.RNN | nn.LSTM | nn.GRU) or getattr(module, "nonlinearity", "") == "relu":
+            continue
+        # Scores of attention are taken of a tanh, beside the states themselves.
+        name = operation.name.rstrip("_")
+        if name in _OF_TANH:
+            return _of_tanh(operation, f"the output of an nn.{type(module).__name__}, which is within ±1", name)
+        others = users[id(made.source(operation.inputs[0]))] - PASSING - {"tanh", "tanh_"}
+        twice = isinstance(module, nn.RNN) and not others
+        kind = type(module).__name__
+        return Symptom(
+            "warning" if twice else "note",
+            operation.line or "tanh",
+            f"`tanh` is applied to the output of an nn.{kind}, which is {'a tanh' if twice else 'within ±1'} already: "
+            f"|value| ≤ 0.7616 (needed: 1 non-linearity, found 2).",
+            "a result that was squashed already is squashed again, which flattens it and its gradient",
+            "out, _ = self.rnn(x); return self.head(out)  # without torch.tanh",
+            {"times": 2},
         )
     return None
 
@@ -131,7 +187,9 @@ def _double(where: str, evidence: str, name: str) -> Symptom:
     advice = {
         "cross_entropy": "return the logits: nn.CrossEntropyLoss applies log_softmax itself",
         "binary_cross_entropy_with_logits": "return the logits, or use nn.BCELoss with the sigmoid",
-    }.get(name, f"apply it once: h = torch.{name}(self.input(x) + self.recurrent(h))")
+        "softmax": "leave one of the two softmax out: weights = torch.softmax(scores, dim=1), of scores as they are",
+        "log_softmax": "return the logits as they are, and apply log_softmax once",
+    }.get(name, f"leave one of the two torch.{name} out: h = torch.{name}(...), of a sum as it is")
     return Symptom(
         "warning",
         where,

@@ -50,19 +50,26 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ..difference import same
-from ..outcome import SIGMOIDS, Operation, Operations
+from ..outcome import SIGMOIDS, Operation, Operations, same
 from ..patient import Patient
-from ..probes.cells import CellDrives, Drive
+from ..probes.calls import TracedCall
+from ..probes.cells import CellDrives
 from ..rule import Rule, Symptom
 
 
 def check(patient: Patient) -> Symptom | None:
     """Two gates that are always the same."""
     for drive in patient[CellDrives]:
-        found = _identical(drive)
+        found = _identical([_gates(trace) for trace in drive.traces], drive.traces)
         if found:
             return _twins(drive.name, *found)
+    if patient.seen and not patient[CellDrives]:  # a loop that is written out: as many gates at each of its steps
+        trace, steps = patient[TracedCall].trace, patient.inputs.steps
+        gates, each = _gates(trace), len(_gates(trace)) // max(1, steps)
+        if steps > 2 and each > 1 and len(gates) == each * steps:
+            found = _identical([gates[k * each : (k + 1) * each] for k in range(steps)], [trace] * steps)
+            if found:
+                return _twins(patient.seen[0].label, *found)
     for layer in patient.layers:
         module = layer.module
         if isinstance(module, nn.RNNBase | nn.RNNCellBase):
@@ -72,14 +79,17 @@ def check(patient: Patient) -> Symptom | None:
     return None
 
 
-def _identical(drive: Drive) -> tuple[str, str] | None:
+def _gates(trace: Operations) -> list[Operation]:
+    return [o for o in trace if o.name in SIGMOIDS and isinstance(o.output, Tensor)]
+
+
+def _identical(steps: list[list[Operation]], traces: list[Operations]) -> tuple[str, str] | None:
     """Return two squashed values that are equal in every traced step and come from different places."""
-    steps = [[o for o in trace if o.name in SIGMOIDS and isinstance(o.output, Tensor)] for trace in drive.traces]
     if not steps or len({len(step) for step in steps}) != 1:
         return None
     for a in range(len(steps[0])):
         for b in range(a + 1, len(steps[0])):
-            if all(_twin_operations(step[a], step[b], trace) for step, trace in zip(steps, drive.traces, strict=True)):
+            if all(_twin_operations(step[a], step[b], trace) for step, trace in zip(steps, traces, strict=True)):
                 return steps[0][a].line, steps[0][b].line
     return None
 
@@ -126,4 +136,4 @@ def _twins(where: str, first: str, second: str) -> Symptom:
     )
 
 
-RULE = Rule("HS303", "two gates always identical", check, probes=(CellDrives,), explains=("HS302", "HS503"))
+RULE = Rule("HS303", "two gates always identical", check, probes=(CellDrives, TracedCall), explains=("HS302", "HS503"))

@@ -58,6 +58,7 @@ from ..probes.states import RecordedStates
 from ..rule import Rule, Symptom
 
 _LINEAR = {"linear", "add", "__add__", "__radd__", "matmul", "__matmul__", "addmm", "mm", "sub", "__sub__", "addmm_"}
+_OPEN = {"relu", "relu_", "softplus", "exp", "conv1d", "conv2d"}  # no bound above, or none at all
 
 
 def check(patient: Patient) -> Symptom | None:
@@ -71,7 +72,7 @@ def check(patient: Patient) -> Symptom | None:
                 operation.line or drive.name,
                 f"a state is multiplied by a gate that goes from {low:.2g} to {high:.2g} (limits 0 and 1), in "
                 f"a cell with other gates that are squashed.",
-                "the sigmoid on this gate is missing",
+                "this gate is not squashed to [0, 1]: the sigmoid is missing, or another function stands in its place",
                 "f = torch.sigmoid(self.forget(xh))",
                 {"low": low, "high": high, "limit": 1.0},
             )
@@ -83,7 +84,7 @@ def check(patient: Patient) -> Symptom | None:
 
 def _raw_gate(drive: Drive) -> tuple[Operation, float, float] | None:
     """Return a product of a state with a sum that nothing squashes, and the ends of its range."""
-    for trace, state in zip(drive.traces, drive.states, strict=True):
+    for trace, state in [*zip(drive.traces, drive.states, strict=True), (drive.hard, drive.states[0])]:
         if not any(operation.name in SIGMOIDS for operation in trace):
             return None
         made = trace.makers()
@@ -95,7 +96,7 @@ def _raw_gate(drive: Drive) -> tuple[Operation, float, float] | None:
             for gate, value in ((a, b), (b, a)):
                 maker = made.origin(gate)
                 # A raw sum or linear map, on a state that was handed in as it is.
-                if id(made.source(value)) not in parts or maker is None or maker.name not in _LINEAR:
+                if id(made.source(value)) not in parts or maker is None or maker.name not in _LINEAR | _OPEN:
                     continue
                 low, high = float(gate.min()), float(gate.max())
                 if (low < -0.01 or high > 1.01) and gate.shape[-1:] == value.shape[-1:]:

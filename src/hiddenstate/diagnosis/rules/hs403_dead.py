@@ -42,8 +42,11 @@ x = torch.randn(4, 10, 3)
 from __future__ import annotations
 
 from ..patient import Patient
+from ..probes.calls import PlainCall, TracedCall
 from ..probes.states import RecordedStates, VariedStates, real
 from ..rule import Rule, Severity, Symptom
+
+_STEPS = 32  # of all rows: over fewer some units may well be still
 
 
 def check(patient: Patient) -> Symptom | None:
@@ -58,18 +61,35 @@ def check(patient: Patient) -> Symptom | None:
             again = patient[VariedStates].get(name)
             if again is not None and bool(again.h.any()):
                 continue
-            return _dead(name, f"all {values.numel()} values of the state are exactly 0 (limit: some)", "error", 1.0)
+            return _dead(
+                patient, name, f"all {values.numel()} values of the state are exactly 0 (limit: some)", "error", 1.0
+            )
         if len(values) < 8:
             continue
-        share = float(((values.amax(0) - values.amin(0)) < limits.dead).float().mean())
-        off = float((values.abs().amax(0) == 0).float().mean())
-        limit = limits.dead_share_relu if off > 0 else limits.dead_share
+        low, high = values.amin(0), values.amax(0)
+        if patient.survey is not None and name in patient.survey.statistics:  # all batches, rather than one
+            low, high = patient.survey.statistics[name].min, patient.survey.statistics[name].max
+        share = float((high - low < limits.dead).float().mean())
+        off = float(((low == 0) & (high == 0)).float().mean())
+        limit = limits.dead_share_relu if off > 0 and _has_relu(patient) else limits.dead_share
         if share > limit and values.shape[1] > 1 and _still_dead(patient, name, limits.dead, limit):
             return _dead(
+                patient,
                 name,
-                f"{share:.0%} of {values.shape[1]} units vary by less than {limits.dead:g} over all rows and steps "
-                f"(limit {limit:.0%})",
+                f"{share:.0%} of {values.shape[1]} units vary by less than {limits.dead:g} over all rows and steps"
+                f"{patient.looked_at()} (limit {limit:.0%})",
                 "warning",
+                share,
+            )
+        count = round(share * values.shape[1])
+        enough = count > 1 and len(values) >= _STEPS
+        if enough and share > limits.some_dead and _still_dead(patient, name, limits.dead, limits.some_dead):
+            return _dead(
+                patient,
+                name,
+                f"{count} of {values.shape[1]} units vary by less than {limits.dead:g} over all rows and steps"
+                f"{patient.looked_at()} (limit {limits.some_dead:.0%})",
+                "note",
                 share,
             )
     return None
@@ -84,14 +104,46 @@ def _still_dead(patient: Patient, name: str, dead: float, limit: float) -> bool:
     return float(((values.amax(0) - values.amin(0)) < dead).float().mean()) > limit
 
 
-def _dead(where: str, seen: str, severity: Severity, share: float) -> Symptom:
-    return Symptom(
-        severity,
-        where,
-        f"{seen}.",
-        "weights of zero, a ReLU pushed below zero for good, or an input that is all zero",
-        "nn.init.xavier_uniform_(layer.weight_ih_l0); a smaller learning rate; tanh instead of ReLU",
-        {"share": share},
+def _has_relu(patient: Patient) -> bool:
+    """Whether a ReLU makes zeros on purpose."""
+    layers = any(getattr(layer.module, "nonlinearity", "") == "relu" for layer in patient.layers)
+    return layers or bool(patient[TracedCall].trace.named("relu", "relu_", "leaky_relu", "threshold", "clamp", "relu6"))
+
+
+def _dead(patient: Patient, where: str, seen: str, severity: Severity, share: float) -> Symptom:
+    cause, advice = _cause(patient, where)
+    return Symptom(severity, where, f"{seen}.", cause, advice, {"share": share})
+
+
+def _cause(patient: Patient, track: str) -> tuple[str, str]:
+    """Return what holds the units still, as far as gates, weights and inputs tell, and what lets them go."""
+    trajectory = patient[RecordedStates].get(track)
+    layer = next((each for each in patient.layers if not each.name or track.startswith(each.name)), None)
+    path = "model" if layer is None or not layer.name else f"model.{layer.name}"
+    if layer is None or not hasattr(layer.module, "reset_parameters"):  # a cell of one's own is made of others
+        again = f"[m.reset_parameters() for m in {path}.modules() if hasattr(m, 'reset_parameters')]"
+    else:
+        again = f"{path}.reset_parameters()"
+    gates = {} if trajectory is None else trajectory.gates
+    if "output" in gates and float(gates["output"].max()) < 1e-3:
+        return (
+            "the output gate is shut: its largest value is below 0.001",
+            f"{again}  # its bias, above all",
+        )
+    calls = [] if layer is None else patient[PlainCall].calls.of(layer)
+    if calls and not bool(calls[0].x.any()):
+        return "all that enters the layer is zero", "follow x to the layer: with hs.record(model) as rec: model(x)"
+    weights = [] if layer is None else list(layer.module.parameters())
+    if weights and not any(bool(p.any()) for p in weights):
+        return "all weights of the layer are zero", again
+    if _has_relu(patient):
+        return (
+            "a ReLU is below zero for good, for any input: biases or weights have been pushed there",
+            f"{again}  # and a smaller learning rate",
+        )
+    return (
+        "rows of the weights are zero, by pruning or initialization, or so small that nothing moves these units",
+        f"{again}  # or prune.remove, and fewer units",
     )
 
 
@@ -99,6 +151,6 @@ RULE = Rule(
     "HS403",
     "dead or all zero",
     check,
-    probes=(RecordedStates, VariedStates),
+    probes=(PlainCall, RecordedStates, TracedCall, VariedStates),
     explains=("HS103", "HS104", "HS302", "HS303", "HS501", "HS503"),
 )

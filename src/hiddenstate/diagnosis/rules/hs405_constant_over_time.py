@@ -2,7 +2,8 @@
 
 A state that does not change from step to step, though the input does.
 
-**How it is known.** A call in which all steps hold different values.
+**How it is known.** A call in which all steps hold different values. In a cell of your own, a part that a gate is
+applied to and that comes out of a step as it went in.
 
 **Limit.** `identical = 1e-6`: the spread over steps, relative to the size of the state.
 
@@ -70,24 +71,49 @@ x = torch.randn(4, 10, 3)
 from __future__ import annotations
 
 from ..patient import Patient
-from ..probes.states import ConstantStates
+from ..probes.cells import CellTrials
+from ..probes.states import ConstantStates, RecordedStates
 from ..rule import Rule, Symptom
 
 
 def check(patient: Patient) -> Symptom | None:
     """A state does not change from step to step, though the input does."""
     seen, limit = patient[ConstantStates], patient.thresholds.identical
+    for trial in patient[CellTrials]:
+        if trial.kept:
+            return Symptom(
+                "warning",
+                f"{trial.name} part {trial.kept}",
+                f"part {trial.kept!r} of the state comes out of a step as it went in: 0 of its values change (needed: "
+                f"those that the gates let through).",
+                f"the new {trial.kept} is computed, and the old one is returned",
+                f"c = f * c + i * g; h = o * torch.tanh(c); return h, c  # the same {trial.kept} in both",
+                {"spread": 0.0, "limit": limit},
+            )
     if not seen.track:
         return None
+    gates = patient[RecordedStates][seen.track].gates if seen.track in patient[RecordedStates] else {}
+    shut = "update" in gates and float(gates["update"].min()) > 0.999
+    shut = shut or ("forget" in gates and float(gates["forget"].min()) > 0.999 and float(gates["input"].max()) < 1e-3)
     return Symptom(
         "warning",
         seen.track,
         f"over {seen.steps} steps of different input the state changes by {seen.spread:.2g} of its size at most "
         f"(limit {limit:.0e}).",
-        "the state is never updated, or the same step is fed again and again",
-        "hand each step in: for x_t in x.unbind(1): h = self.cell(x_t, h)",
+        "the gates keep the old state and let nothing new in, at every step"
+        if shut
+        else "the state is never updated, or the same step is fed again and again",
+        "module.reset_parameters()  # of this layer: its biases, above all"
+        if shut
+        else "hand each step in: for x_t in x.unbind(1): h = self.cell(x_t, h)",
         {"spread": seen.spread, "limit": limit},
     )
 
 
-RULE = Rule("HS405", "constant over time", check, probes=(ConstantStates,), explains=("HS403", "HS404"))
+RULE = Rule(
+    "HS405",
+    "constant over time",
+    check,
+    probes=(CellTrials, ConstantStates, RecordedStates),
+    explains=("HS302", "HS403", "HS404", "HS501"),
+)

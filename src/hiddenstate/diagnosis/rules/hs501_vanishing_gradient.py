@@ -46,6 +46,7 @@ x = 0.1 * torch.randn(4, 30, 3)
 
 from __future__ import annotations
 
+from ..advice import remembering
 from ..patient import Patient
 from ..probes.slopes import FADING, Slopes, over_all_steps
 from ..rule import Rule, Symptom
@@ -68,8 +69,7 @@ def check(patient: Patient) -> Symptom | None:
         f"{over_all_steps(patient, worst, crossed=worst.ratio < limit)}.",
         "each step passes on less than it gets: small recurrent weights, saturated units, or a forget gate "
         "that is half shut",
-        "with torch.no_grad(): lstm.bias_hh_l0[units:2 * units].fill_(1.0) opens the forget gate; "
-        "nn.init.orthogonal_(rnn.weight_hh_l0) for a plain RNN; shorter sequences",
+        remembering(next((layer for layer in patient.layers if layer.label == worst.name), None)),
         {"ratio": worst.ratio, "limit": limit, "per_step": worst.per_step},
     )
 

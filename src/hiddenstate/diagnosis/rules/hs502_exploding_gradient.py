@@ -43,6 +43,8 @@ x = torch.randn(4, 30, 3)
 
 from __future__ import annotations
 
+from torch import nn
+
 from ..patient import Patient
 from ..probes.slopes import Slopes, over_all_steps
 from ..rule import Rule, Symptom
@@ -61,10 +63,19 @@ def check(patient: Patient) -> Symptom | None:
         f"the gradient of the last state at the first of {worst.steps} steps is {worst.ratio:.2g} times that "
         f"at the last (limit {limit:.0e}); a factor of {worst.per_step:.2f} per step"
         f"{over_all_steps(patient, worst, crossed=worst.ratio > limit)}.",
-        "the recurrent weights amplify: their spectral radius is above 1",
-        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0); nn.init.orthogonal_(rnn.weight_hh_l0)",
+        "each step amplifies: the recurrent weights, or a factor on the old state, are above 1",
+        _calming(patient, worst.name),
         {"ratio": worst.ratio, "limit": limit, "per_step": worst.per_step},
     )
+
+
+def _calming(patient: Patient, name: str) -> str:
+    """Return how a layer is kept from amplifying."""
+    layer = next((each for each in patient.layers if each.label == name), None)
+    path = "model" if layer is None or not layer.name else f"model.{layer.name}"
+    if layer is not None and isinstance(layer.module, nn.RNNBase):
+        return f"{path}.reset_parameters()  # or nn.init.orthogonal_ on each weight_hh; and clip_grad_norm_ in training"
+    return "h = torch.tanh(self.input(x) + self.recurrent(h))  # a bound, or factors on the old h of at most 1"
 
 
 RULE = Rule("HS502", "gradient explodes through time", check, probes=(Slopes,), explains=("HS104", "HS304"))

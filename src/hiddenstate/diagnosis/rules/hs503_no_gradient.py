@@ -43,9 +43,10 @@ x = torch.randn(4, 10, 3)
 
 from __future__ import annotations
 
+from ..advice import freezing
 from ..patient import Patient
-from ..probes.calls import PlainCall, TracedCall
-from ..probes.parameters import ParameterGradients, in_torch_layers, matters
+from ..probes.calls import PlainCall, RepeatedCall, TracedCall
+from ..probes.gradients import ParameterGradients, in_torch_layers, matters, meets_zeros
 from ..rule import Rule, Symptom
 
 _MOST = 12  # suspects that are tried one by one
@@ -57,32 +58,36 @@ def check(patient: Patient) -> Symptom | None:
     if not found.usable:
         return None
     without: list[str] = []
+    named = dict(patient.model.named_parameters())
     whole = in_torch_layers(patient.model)
     for name, size in found.sizes.items():
         # An exact zero that other values lift is a unit that is off, such as a ReLU, and not a lost parameter.
         # A torch layer of one step that starts from zeros has a recurrent weight without effect, and no fault.
+        # So has one that only ever meets zeros, such as spikes that have not come yet.
         off = name not in whole and len(without) < _MOST
-        if size == 0 and (name in found.missing or (off and not matters(patient, name))):
+        idle = size == 0 and name not in found.missing and off and not meets_zeros(patient, named[name])
+        if size == 0 and (name in found.missing or (idle and not matters(patient, name))):
             without.append(name)
     if not without:
         return None
     entered = {id(t) for operation in patient[TracedCall].trace for t in operation.inputs}
-    named = dict(patient.model.named_parameters())
     called = [name for name in without if id(named[name]) in entered]
     shown = ", ".join(without[:3]) + (", …" if len(without) > 3 else "")
-    cause = (
-        "what they give is detached, converted or made under torch.no_grad() before it reaches the output"
-        if called
-        else "they are never used in forward: a layer left over, or another one used in its place"
-    )
+    cause = "they are never used in forward: a layer left over, or another one used in its place"
+    if called:
+        cause = "what they give is dropped or overwritten, or detached or made under torch.no_grad(), before the output"
+    if called and patient.loss is not None and any(matters(patient, name) for name in called[:2]):
+        cause = "the model returns what they give, and the loss does not use it, or cuts it from the graph"
     return Symptom(
         "warning",
         shown,
         f"{len(without)} of {len(found.sizes)} parameters have no gradient on {found.batches} batches (limit 0).",
         cause,
-        "use the layer, remove it, or freeze it on purpose: layer.requires_grad_(False)",
+        freezing(without, patient.model),
         {"without": len(without), "limit": 0.0},
     )
 
 
-RULE = Rule("HS503", "parameters without gradient", check, probes=(ParameterGradients, PlainCall, TracedCall))
+RULE = Rule(
+    "HS503", "parameters without gradient", check, probes=(ParameterGradients, PlainCall, RepeatedCall, TracedCall)
+)

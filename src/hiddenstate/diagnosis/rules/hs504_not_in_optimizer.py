@@ -65,10 +65,12 @@ def check(patient: Patient) -> Symptom | None:
         "error",
         shown,
         f"{len(missing)} of {total} parameters that want a gradient are in no group of the optimizer (limit 0).",
-        "the optimizer was made before these layers, or of an older copy of the model"
+        "its groups leave them out, or it was made before these layers were"
         if len(missing) < total
         else "the optimizer holds the parameters of another model, or of this one before it was replaced",
-        "optimizer = torch.optim.Adam(model.parameters()), after the model is complete",
+        f"optimizer.add_param_group({{'params': [p for n, p in model.named_parameters() if n in {missing[:8]!r}]}})"
+        if len(missing) <= 8 and len(missing) < total
+        else "optimizer = torch.optim.Adam(model.parameters()), after the model is complete",
         {"missing": len(missing), "limit": 0.0},
     )
 

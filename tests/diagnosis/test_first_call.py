@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import hiddenstate as hs
-from hiddenstate.diagnosis import budget
-from tests.diagnosis.patients.healthy import HEALTHY, floats
+from hiddenstate.diagnosis import first_call
+from tests.diagnosis.patients.healthy import HEALTHY, Classifier, floats
 from tests.diagnosis.patients.sick import SICK
 
 
@@ -15,7 +15,7 @@ from tests.diagnosis.patients.sick import SICK
 def costly(monkeypatch):
     """Every model costs too much: four rows and five steps are all that is left, of however few."""
     for name, value in {"FREE": -1.0, "SECONDS": 0.0, "SHORT": 5, "STEPS": 5}.items():
-        monkeypatch.setattr(budget, name, value)
+        monkeypatch.setattr(first_call, name, value)
 
 
 def cut_of(report):
@@ -115,29 +115,29 @@ def test_a_hole_in_the_data_is_found_wherever_it_is():
 
 
 def test_a_short_input_is_never_cut_whatever_it_costs(monkeypatch):
-    monkeypatch.setattr(budget, "FREE", -1.0)
-    monkeypatch.setattr(budget, "SECONDS", 0.0)
+    monkeypatch.setattr(first_call, "FREE", -1.0)
+    monkeypatch.setattr(first_call, "SECONDS", 0.0)
     assert cut_of(hs.diagnose(Tagger(), floats(4, 64, 3))) == ""
     assert cut_of(hs.diagnose(Tagger(), floats(4, 65, 3))).endswith("measured on 32 of 65 steps")
     assert cut_of(hs.diagnose(Tagger(), floats(5, 64, 3))).endswith("measured on 4 of 5 rows")
 
 
 def test_a_cheap_model_is_never_cut(monkeypatch):
-    monkeypatch.setattr(budget, "FREE", 1e9)
+    monkeypatch.setattr(first_call, "FREE", 1e9)
     assert cut_of(hs.diagnose(Tagger(), floats(4, 200, 3))) == ""
 
 
 def test_what_the_time_allows_is_kept(monkeypatch):
-    monkeypatch.setattr(budget, "FREE", -1.0)
-    monkeypatch.setattr(budget, "SECONDS", 1e9)
+    monkeypatch.setattr(first_call, "FREE", -1.0)
+    monkeypatch.setattr(first_call, "SECONDS", 1e9)
     assert cut_of(hs.diagnose(Tagger(), floats(16, 100, 3))) == ""
 
 
 @pytest.mark.parametrize(("budgeted", "expected"), [(2.0, (4, 64)), (4.0, (8, 100)), (0.1, (4, 32))])
 def test_steps_come_before_rows(monkeypatch, budgeted, expected):
-    monkeypatch.setattr(budget, "FREE", -1.0)
-    monkeypatch.setattr(budget, "SECONDS", budgeted)
-    monkeypatch.setattr(budget, "timed", lambda run: (run(), 1.0 if expected[1] < 100 else 0.64))
+    monkeypatch.setattr(first_call, "FREE", -1.0)
+    monkeypatch.setattr(first_call, "SECONDS", budgeted)
+    monkeypatch.setattr(first_call, "timed", lambda run: (run(), 1.0 if expected[1] < 100 else 0.64))
     rows, steps = expected
     text = cut_of(hs.diagnose(Tagger(), floats(12, 100, 3)))
     assert f"{rows} of 12 rows" in text
@@ -184,3 +184,44 @@ def test_gradients_over_the_steps_that_were_left_out_are_a_note(scale, code):
     ratio = scale**79
     assert f"a factor of {scale:.2f} per step, which over all 80 steps would make {ratio:.2g}" in finding.evidence
     assert finding.evidence.endswith("Measured on 5 of 80 steps.")
+
+
+def test_a_row_alone_is_multiplied_and_many_rows_are_thinned_out():
+    assert any("4 were used" in line for line in hs.diagnose(Classifier(), floats(1, 9, 3)).assumed)
+    report = hs.diagnose(Classifier(), floats(40, 9, 3))
+    assert report.ok
+    assert any("16 of 40 rows were used" in line for line in report.assumed)
+
+
+def test_a_table_of_samples_read_as_one_sequence_is_noted():
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(5, 8, batch_first=True)
+            self.fc = nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.fc(self.lstm(x)[0])
+
+    report = hs.diagnose(Table(), torch.randn(16, 5))
+    assert report.ok
+    assert report.codes == ("HS101",)
+    assert "unsqueeze(1)" in report[0].advice
+
+
+def test_a_large_vocabulary_is_examined_with_a_few_rows():
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.gru, self.head = (
+                nn.Embedding(30_000, 4),
+                nn.GRU(4, 4, batch_first=True),
+                nn.Linear(4, 30_000),
+            )
+
+        def forward(self, x):
+            return self.head(self.gru(self.embed(x))[0])
+
+    report = hs.diagnose(Words(), torch.randint(30_000, (8, 9)))
+    assert report.ok, report.text()
+    assert any("4 of 8 rows" in line for line in report.assumed)

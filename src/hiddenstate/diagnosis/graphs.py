@@ -1,0 +1,98 @@
+"""Graphs from call to call: whether one reaches into those of calls whose backward pass has run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cells import Call, EndState
+from ..state import tensors
+
+_MARK = "hiddenstate.graph"  # in the metadata of graph nodes, which die with the graph and keep nothing alive
+_MOST = 100_000
+
+
+class _GraphMark:
+    """What is left on the nodes of some calls: whether a backward pass has gone through them since."""
+
+    def __init__(self) -> None:
+        self.run = False
+
+    def arrived(self, gradient: Tensor) -> None:
+        if not torch.is_grad_enabled():  # a gradient of a gradient is yet to come otherwise, and the graph is needed
+            self.run = True
+
+
+class GraphWatch:
+    """Follows the graphs of calls, of which no node may be met again after its backward pass."""
+
+    def __init__(self) -> None:
+        """Begin with no call."""
+        self._open = _GraphMark()
+
+    @property
+    def spent(self) -> bool:
+        """Whether a backward pass has gone through the calls so far: the next ones show whether anything is kept."""
+        return self._open.run
+
+    def call(self, given: Any, result: Any) -> int:
+        """Follow the graph of a call; return how many of its nodes were made by calls whose backward pass has run.
+
+        What leads to its arguments and was not made by such calls is the user's own, and may be used again.
+        """
+        now = _GraphMark() if self._open.run else self._open
+        outside: set[Any] = set()
+        spent = _walk(given, outside, mark=None) | _walk(result, outside, mark=now)
+        for tensor in tensors(result).values():
+            if tensor.grad_fn is not None:
+                tensor.register_hook(now.arrived)  # type: ignore[no-untyped-call]
+        self._open = now
+        return len(spent)
+
+
+def _walk(ends: Any, seen: set[Any], *, mark: _GraphMark | None) -> set[Any]:
+    """Visit what is new behind some tensors, mark it, and return the nodes whose backward pass has run."""
+    waiting = [tensor.grad_fn for tensor in tensors(ends).values() if tensor.grad_fn is not None]
+    spent: set[Any] = set()
+    while waiting and len(seen) < _MOST:
+        node: Any = waiting.pop()
+        if node in seen or type(node).__name__ == "AccumulateGrad":  # of parameters, which all calls share
+            continue
+        seen.add(node)
+        left = node.metadata.get(_MARK)
+        if left is not None and left.run:
+            spent.add(node)
+        elif left is not None:
+            continue  # made by calls that were followed already
+        elif mark is not None:
+            node.metadata[_MARK] = mark
+        waiting.extend(inner for inner, _ in node.next_functions if inner is not None)
+    return spent
+
+
+def cut_spans(calls: Iterable[Call]) -> list[int]:
+    """Return the steps of a layer's calls from one to the next that was handed the last state without its graph."""
+    spans, last = [0], None
+    for call in calls:
+        given = tensors(call.given_native).values()
+        cut = last is not None and last.mark is not None and bool(given) and all(p.grad_fn is None for p in given)
+        if cut and last is not None and last.handed_on(call.given_native):
+            spans.append(0)
+        spans[-1] += call.steps
+        last = EndState.of(call.state_native)
+    return spans
+
+
+def count_nodes(result: Any) -> int:
+    """Return how many nodes are behind a result."""
+    waiting = [tensor.grad_fn for tensor in tensors(result).values() if tensor.grad_fn is not None]
+    seen: set[Any] = set()
+    while waiting and len(seen) < _MOST:
+        node: Any = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            waiting.extend(inner for inner, _ in node.next_functions if inner is not None)
+    return len(seen)

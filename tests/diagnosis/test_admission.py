@@ -1,0 +1,161 @@
+"""Admission: arguments are read, or made up for a cell; what cannot be meant is refused."""
+
+import pytest
+import torch
+from torch import nn
+
+import hiddenstate as hs
+from hiddenstate.diagnosis.admission import read_inputs
+from hiddenstate.diagnosis.calling import calling
+from hiddenstate.state import ends
+from tests.diagnosis.patients.healthy import Classifier, floats
+from tests.support.cells import CELLS
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_healthy_cell_needs_no_input_and_gets_no_warning(name):
+    report = hs.diagnose(CELLS[name].cell())
+    assert report.ok, report.text()
+    assert report.failed == {}
+    assert "invented" in report.assumed[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: hs.diagnose("model"), "takes an nn.Module, but this is str"),
+        (lambda: hs.diagnose(nn.Linear(3, 3)), r"was given no inputs.*hs.diagnose\(model, x\)"),
+        (lambda: hs.diagnose(Classifier(), None), "none of the inputs is a tensor"),
+        (lambda: hs.diagnose(Classifier(), floats(), batch_axis=3), r"batch_axis is 3, but.*\(5, 9, 3\)"),
+        (lambda: hs.diagnose(Classifier(), floats(), lengths=[3, 4]), "lengths has 2 entries.*5 rows.*batch_axis=1"),
+        (lambda: hs.diagnose(Classifier(), torch.zeros(0, 9, 3)), "0 rows and 9 steps: there is nothing to look at"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(call, message):
+    with pytest.raises(hs.errors.BadInput, match=message):
+        call()
+
+
+def test_a_cell_is_examined_as_it_is_called():
+    x, h = torch.randn(6, 3), torch.zeros(6, 4)
+    report = hs.diagnose(nn.GRUCell(3, 4), x, h)
+    assert report.ok
+    assert "begins with it" in report.assumed[0]
+    assert hs.diagnose(nn.GRUCell(3, 4), torch.randn(6, 5, 3)).ok
+
+
+def test_unfamiliar_names_do_not_keep_a_cell_from_being_examined():
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.input_size, self.hidden_size = 3, 4
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 4)
+
+        def forward(self, x, y):
+            return torch.tanh(self.a(x))
+
+    assert hs.diagnose(Cell()).codes[0] == "HS103"
+
+
+class Any(nn.Module):
+    def forward(self, x, hidden=None, lengths=None, mask=None):
+        return x
+
+
+def read(*args, batch_axis=0, lengths=None):
+    return read_inputs(calling(Any(), args, {}), args, batch_axis=batch_axis, lengths=lengths)
+
+
+def test_states_lengths_and_masks_are_told_apart():
+    x, lengths = torch.randn(4, 6, 3), torch.tensor([6, 4, 2, 1])
+    state = (torch.zeros(2, 4, 5), torch.zeros(2, 4, 5))
+    mask = torch.arange(6) < lengths.unsqueeze(1)
+    inputs = read(x, state, lengths, mask, lengths=lengths)
+    assert {a.path: (a.kind, a.rows) for a in inputs.arguments} == {
+        (0,): ("sequence", 0),
+        (1, 0): ("state", 1),
+        (1, 1): ("state", 1),
+        (2,): ("lengths", 0),
+        (3,): ("mask", 0),
+    }
+    fewer = inputs.select([3, 1])
+    assert [tuple(end.shape) for _, end in ends(fewer.args)] == [(2, 6, 3), (2, 2, 5), (2, 2, 5), (2,), (2, 6)]
+    assert fewer.lengths.tolist() == fewer.args[2].tolist() == [1, 4]
+    cropped = inputs.crop(3, [(0,), (3,)])
+    assert cropped.args[2].tolist() == [3, 3, 2, 1]
+    assert cropped.args[3].shape == (4, 3)
+
+
+@pytest.mark.parametrize("told", [[6, 3, 2], torch.tensor([6, 3, 2])])
+def test_lengths_that_are_named_so_need_not_be_told_twice(told):
+    class Named(nn.Module):
+        def forward(self, x, seq_len, speaker):
+            return x
+
+    x = torch.randn(3, 6, 2)
+    by_name = read_inputs(calling(Named(), (x, told, None), {}), (x, told, None), batch_axis=0, lengths=None)
+    assert by_name.lengths.tolist() == [6, 3, 2]
+    other = read_inputs(calling(Named(), (x, None, told), {}), (x, None, told), batch_axis=0, lengths=None)
+    assert other.lengths is None  # whole numbers up to the steps, but nobody calls them lengths
+    assert (
+        read_inputs(
+            calling(Named(), (x, [7, 3, 2], None), {}), (x, [7, 3, 2], None), batch_axis=0, lengths=None
+        ).lengths
+        is None
+    )
+
+
+@pytest.mark.parametrize("told", [{"batch_axis": 1}, {"time_axis": 0}], ids=str)
+@pytest.mark.parametrize("name", ["tensor", "pair"])
+def test_a_healthy_cell_may_be_given_time_first(name, told):
+    report = hs.diagnose(CELLS[name].cell(torch.float32), torch.randn(12, 4, 3), **told)
+    assert report.ok, report.text()
+    assert hs.diagnose(nn.LSTMCell(3, 8), torch.randn(12, 4, 3), **told).ok
+    assert any("4 rows on axis 1" in each for each in report.assumed)
+
+
+class TimeFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.GRU(3, 8), nn.Linear(8, 2)
+
+    def forward(self, x, hidden=None):
+        return self.head(self.rnn(x, hidden)[0])
+
+
+def test_what_lies_beside_the_sequence_tells_where_its_rows_are():
+    x = torch.randn(12, 4, 3)
+    for more, told in (
+        (({"lengths": [12, 3, 7, 9]}, ()), "as lengths has so many"),
+        (({}, (torch.zeros(1, 4, 8),)), "as the state has so many"),
+    ):
+        report = hs.diagnose(TimeFirst(), x, *more[1], **more[0])
+        assert any(told in each for each in report.assumed)
+        assert "HS101" not in report.codes
+    doubted = hs.diagnose(TimeFirst(), x)
+    assert doubted.codes == ("HS101",)
+    assert "hs.diagnose(..., batch_axis=1)" in doubted[0].advice
+    assert hs.diagnose(TimeFirst(), x, time_axis=0).ok
+
+
+class Insists(TimeFirst):
+    def forward(self, x, hidden):
+        return self.head(self.rnn(x.transpose(0, 1), hidden)[0]).transpose(0, 1)
+
+
+class TakesApart(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(3, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x, hidden):
+        h, c = hidden
+        return self.head(self.rnn(x, (h, c))[0])
+
+
+def test_a_state_that_a_model_insists_on_is_handed_in_and_that_is_said():
+    for model, what in ((Insists(), "None was handed in"), (TakesApart(), "first states were handed in")):
+        report = hs.diagnose(model, torch.randn(4, 12, 3))
+        assert not report.broken
+        assert report.ok, report.text()
+        assert what in report.assumed[0]
