@@ -1,11 +1,12 @@
-"""What serving costs: the engine against bare calls, durable stores against memory, the server against an echo.
+"""What serving costs: the engine against bare calls, durable stores against memory, the server against others.
 
-python benchmarks/serve.py [engine|stores|stream|sessions ...]
+python benchmarks/serve.py [engine|stores|stream|fairness|sessions ...]
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import socket
 import subprocess
@@ -33,20 +34,32 @@ def engine() -> None:
     state = tuple(torch.zeros(1, SESSIONS, UNITS) for _ in range(2))
     rows = [(x[n].view(1, 1, -1), tuple(part[:, n : n + 1] for part in state)) for n in range(SESSIONS)]
     with Engine(served) as made, torch.no_grad():
-        names = [made.open() for _ in range(SESSIONS)]
+        names, inputs = [made.open() for _ in range(SESSIONS)], list(x)
 
         async def gathered() -> None:
-            await asyncio.gather(*(made.apush(name, row) for name, row in zip(names, x, strict=True)))
+            await asyncio.gather(*(made.apush(name, row) for name, row in zip(names, inputs, strict=True)))
 
-        pool = ThreadPoolExecutor(THREADS)
+        async def nothing() -> None:
+            async def one() -> None: ...
+
+            await asyncio.gather(*(one() for _ in names))
+
+        loop, pool = asyncio.new_event_loop(), ThreadPoolExecutor(THREADS)
         rivals = {
             "the bare model, one batched call": lambda: bare(x.unsqueeze(1), state),
             "engine.push_many": lambda: made.push_many(names, x),
-            "engine.apush, one coroutine each": lambda: asyncio.run(gathered()),
-            f"engine.push, from {THREADS} threads": lambda: list(pool.map(made.push, names, x)),
+            "engine.apush, one coroutine each": lambda: loop.run_until_complete(gathered()),
+            f"engine.push, from {THREADS} threads": lambda: list(pool.map(made.push, names, inputs)),
             "the bare model, one call for each": lambda: [bare(step, own) for step, own in rows],
         }
         found = compare(rivals, rounds=15)
+        overhead = {
+            "as many coroutines that do nothing": lambda: loop.run_until_complete(nothing()),
+            "as many calls of nothing in the threads": lambda: list(pool.map(lambda *given: None, names, inputs)),
+        }
+        alone_cost = compare(
+            {"the bare model, one batched call": rivals["the bare model, one batched call"], **overhead}
+        )
         pool.shutdown()
         pieces = torch.randn(SESSIONS, PIECE, UNITS)
         longer = {
@@ -56,12 +69,17 @@ def engine() -> None:
         pieced = compare(longer, rounds=15)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # so that processor time is work, and not one thread's waiting for the other
-        alone = compare(dict(list(rivals.items())[:2]), rounds=31, clock=time.process_time)
+        alone = compare(dict(list(rivals.items())[:3]), rounds=31, clock=time.process_time)
         torch.set_num_threads(threads)
+        loop.close()
     print(f"{SESSIONS} sessions, LSTM-{UNITS}, one step each\n{found}")
     ratios = found.ratios
     print(f"engine against the bare batched call: {1 / ratios['engine.push_many']:.2f} of its throughput (target 0.7)")
-    print(f"the same in processor time, with one thread: {1 / alone.ratios['engine.push_many']:.2f}")
+    print(f"coroutines: {1 / ratios['engine.apush, one coroutine each']:.2f} (target 0.5)")
+    print(f"{THREADS} threads: {1 / ratios[f'engine.push, from {THREADS} threads']:.2f} (target 0.25)")
+    print(f"{SESSIONS} coroutines and calls by themselves\n{alone_cost}")
+    print(f"push_many in processor time, with one thread: {1 / alone.ratios['engine.push_many']:.2f}")
+    print(f"coroutines so: {1 / alone.ratios['engine.apush, one coroutine each']:.2f}")
     each = ratios["the bare model, one call for each"]
     print(f"engine against one call for each: {each / ratios['engine.push_many']:.1f} times (target 15)")
     part = 1 / pieced.ratios["engine.push_many"]
@@ -90,30 +108,56 @@ def stores() -> None:
 _SERVER = """
 import sys
 import torch, uvicorn
+from fastapi import FastAPI, WebSocket
 from torch import nn
-port, kind = int(sys.argv[1]), sys.argv[2]
+port, kind, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 torch.set_num_threads(1)
-if kind == "echo":
-    from fastapi import FastAPI, WebSocket
-    app = FastAPI()
+model = nn.LSTM(64, 64, batch_first=True).eval()
+
+def step(data, state):
+    with torch.no_grad():
+        y, state = model(torch.frombuffer(bytearray(data[8:]), dtype=torch.float32).view(1, 1, 64), state)
+    return data[:8] + y.numpy().tobytes(), state
+
+if kind in ("memory", "sqlite"):
+    from hiddenstate.serve import Engine, app
+    store = "memory:" if kind == "memory" else f"sqlite:///{folder}/{port}.db"
+    app = app(Engine(model, store), new_sessions=1e9)
+else:
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+    app, states, pool = FastAPI(), {}, ThreadPoolExecutor(2)
+
     @app.websocket("/v1/sessions/{session}/stream")
-    async def echo(socket: WebSocket, session: str):
+    async def stream(socket: WebSocket, session: str):
         await socket.accept()
         await socket.send_text("{}")
+        state = None
         while True:
-            await socket.send_bytes(await socket.receive_bytes())
-else:
-    from hiddenstate.serve import Engine, app
-    app = app(Engine(nn.LSTM(64, 64, batch_first=True)), new_sessions=1e9)
+            data = await socket.receive_bytes()
+            if kind == "dict":  # the states of all sessions in a dict, the model called right there
+                data, states[session] = step(data, states.get(session))
+            elif kind == "connection":  # each connection has its state, and workers that call the model for it
+                data, state = await asyncio.get_running_loop().run_in_executor(pool, step, data, state)
+            await socket.send_bytes(data)
+
 uvicorn.run(app, port=port, log_level="critical", ws_per_message_deflate=False)
 """
 
 
 def stream() -> None:
-    """Frames of one step through WebSockets, several under way on each, against an echo server of the same stack."""
+    """Frames of one step through WebSockets against an echo server of the same stack, and against plain designs.
+
+    The plain ones batch nothing and keep nothing: their states are gone with the process.
+    """
+    for connections, window, frames in ((64, 1, 60), (32, 8, 200)):
+        kinds = ("echo", "memory", "sqlite", "dict", "connection")
+        _streamed(kinds, connections=connections, window=window, frames=frames)
+
+
+def _streamed(kinds: tuple[str, ...], *, connections: int, window: int, frames: int) -> None:
     from websockets.asyncio.client import connect
 
-    connections, frames, window = 32, 200, 8
     frame = bytes(8) + torch.randn(64).numpy().tobytes()
 
     async def talk(port: int, name: int) -> None:
@@ -135,20 +179,78 @@ def stream() -> None:
 
         return lambda: asyncio.run(all_of_them())
 
-    ports = {"echo": _free_port(), "hiddenstate": _free_port()}
-    servers = [subprocess.Popen([sys.executable, "-c", _SERVER, str(port), kind]) for kind, port in ports.items()]
-    try:
-        for port in ports.values():
-            _wait_for(port)
-        found = compare({kind: run(port) for kind, port in ports.items()}, rounds=11)
-        spent = [_processor_seconds(server.pid) for server in servers]
-    finally:
-        for server in servers:
-            server.terminate()
-            server.wait()
-    print(f"{connections} WebSockets, {frames} frames each, up to {window} under way, LSTM-64, memory store\n{found}")
-    print(f"server against echo: {1 / found.ratios['hiddenstate']:.2f} of its throughput (target 0.5)")
-    print(f"processor time of the servers, which had as many frames each: {spent[1] / spent[0]:.1f} times the echo's\n")
+    with tempfile.TemporaryDirectory() as folder:
+        ports = {kind: _free_port() for kind in kinds}
+        servers = {
+            kind: subprocess.Popen([sys.executable, "-c", _SERVER, str(port), kind, folder])
+            for kind, port in ports.items()
+        }
+        try:
+            for port in ports.values():
+                _wait_for(port)
+            found = compare({kind: run(port) for kind, port in ports.items()}, rounds=9)
+            spent = {kind: _processor_seconds(server.pid) for kind, server in servers.items()}
+        finally:
+            for server in servers.values():
+                server.terminate()
+                server.wait()
+    loop = "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"
+    print(f"{connections} WebSockets, {frames} frames each, {window} under way, LSTM-64, {loop} in the server\n{found}")
+    for kind in kinds[1:]:
+        work = spent[kind] / spent["echo"]
+        print(f"{kind}: {1 / found.ratios[kind]:.2f} of the echo's throughput, {work:.1f} times its processor time")
+    print()
+
+
+def fairness() -> None:
+    """How long a polite caller waits for its answers while another one floods the engine."""
+    count, rounds = 2000, 60
+    x = torch.randn(UNITS)
+    with Engine(nn.LSTM(UNITS, UNITS, batch_first=True), max_batch=64) as made:
+
+        async def measured(flood: Callable[[], Awaitable[None]] | None) -> list[float]:
+            task = None if flood is None else asyncio.ensure_future(flood())
+            await asyncio.sleep(0.2)
+            times = []
+            for _ in range(rounds):
+                began = time.perf_counter()
+                await made.apush("polite:a", x)
+                times.append(time.perf_counter() - began)
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            return sorted(times)
+
+        async def many_sessions() -> None:
+            async def pushing(name: str) -> None:
+                while True:
+                    await made.apush(name, x)
+
+            await asyncio.gather(*(pushing(f"flood:{n}") for n in range(count)))
+
+        async def one_session() -> None:
+            async def pushing() -> None:
+                while True:
+                    await made.apush("flood:0", x)
+
+            await asyncio.gather(*(pushing() for _ in range(count)))
+
+        async def main() -> None:
+            for n in range(count):
+                await made.aopen(f"flood:{n}")
+            await made.aopen("polite:a")
+            alone = await measured(None)
+            print(f"a polite caller, LSTM-{UNITS}, ticks of up to 64: alone {1e3 * alone[rounds // 2]:.1f} ms")
+            for name, flood in (("sessions", many_sessions), ("inputs to one session", one_session)):
+                times = await measured(flood)
+                tick = made.stats().tick_seconds
+                print(
+                    f"while another has {count} {name} waiting, {count / 64:.0f} ticks of {1e3 * tick:.1f} ms: "
+                    f"median {1e3 * times[rounds // 2]:.1f} ms, longest {1e3 * times[-1]:.1f} ms"
+                )
+
+        asyncio.run(main())
+    print()
 
 
 def sessions() -> None:
@@ -203,7 +305,7 @@ def _wait_for(port: int) -> None:
 
 def main() -> None:
     """Run the parts that are named, or all."""
-    parts = {part.__name__: part for part in (engine, stores, stream, sessions)}
+    parts = {part.__name__: part for part in (engine, stores, stream, fairness, sessions)}
     print(machine(), "\n")
     for name in sys.argv[1:] or parts:
         parts[name]()

@@ -8,9 +8,10 @@ from contextlib import suppress
 import pytest
 import torch
 
-from hiddenstate.errors import BadInput, SequenceGap, ServeError, SessionExists, SessionLost
+from hiddenstate.errors import BadInput, SequenceGap, ServeError, SessionExists, SessionLost, StoreFailed
 from hiddenstate.serve import Client, Engine
 from hiddenstate.serve.client import as_error
+from hiddenstate.serve.stores import MemoryStore
 from tests.support.models import Deep, TimeFirst
 from tests.support.redis import free_port
 from tests.support.web import serving
@@ -72,8 +73,8 @@ def test_errors_are_the_engines_own(client):
         client.push("a", torch.zeros(4))
     with pytest.raises(SessionLost, match="no session 'nobody'"):
         list(client.stream("nobody", [torch.zeros(1, 3)]))
-    with pytest.raises(BadInput, match="a name without slashes"):
-        client.open("a/b")
+    with pytest.raises(BadInput, match=r"the session is '\.\.', but a name is needed"):
+        client.open("..")
     with pytest.raises(BadInput, match="begins with http"):
         Client("localhost:8080")
 
@@ -155,6 +156,112 @@ def test_a_connection_that_breaks_again_and_again_loses_and_doubles_nothing(engi
             assert rough.broken > 1
             assert engine.info(name).seq == 40
             torch.testing.assert_close(torch.cat(got), wanted, **CLOSE)
+
+
+def _message(source: socket.socket) -> bytes:
+    """One whole request or answer."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        if not (more := source.recv(65536)):
+            return b""
+        data += more
+    head = data.partition(b"\r\n\r\n")[0]
+    sizes = [line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    size = len(head) + 4 + int(sizes[0] if sizes else 0)
+    while len(data) < size:
+        data += source.recv(65536)
+    return data
+
+
+class Lossy:
+    """A proxy that passes every request on, and loses the answers to the first tries of some."""
+
+    def __init__(self, port: int, *, lose: int) -> None:
+        self._target, self._lose, self.seen = port, lose, []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                outer, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(outer,), daemon=True).start()
+
+    def _serve(self, outer: socket.socket) -> None:
+        with suppress(OSError), outer, socket.create_connection(("127.0.0.1", self._target)) as inner:
+            while request := _message(outer):
+                inner.sendall(request)
+                answer = _message(inner)
+                line = request.split(b"\r\n")[0].split(b"?")[0]
+                self.seen.append(line)
+                if line.split()[0] in (b"PUT", b"POST", b"DELETE") and self.seen.count(line) <= self._lose:
+                    return
+                outer.sendall(answer)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.mark.parametrize("lose", [1, 2])
+def test_lost_answers_cost_time_only_and_leave_no_session_behind(engine, lose):
+    with serving(engine) as url:
+        lossy = Lossy(int(url.rpartition(":")[2]), lose=lose)
+        try:
+            with Client(lossy.url, patience=20) as client:
+                made = client.open()
+                assert client.open("a/b") == "a/b"
+                client.push("a/b", torch.zeros(3))
+                forked, named = client.fork("a/b"), client.fork("a/b", "c")
+                assert sorted(engine.sessions()) == sorted([made, "a/b", forked, named])
+                assert {engine.info(name).seq for name in (forked, named)} == {1}
+                for name in (made, "a/b", forked, named):
+                    client.close(name)
+        finally:
+            lossy.close()
+    assert len(lossy.seen) >= 2 * 8
+
+
+def test_a_session_of_somebody_else_is_not_taken_for_ones_own(engine):
+    with serving(engine) as url:
+        engine.open("a")
+        engine.push("a", torch.zeros(3))
+        engine.open("source")
+        lossy = Lossy(int(url.rpartition(":")[2]), lose=1)
+        try:
+            with Client(lossy.url, patience=20) as client:
+                with pytest.raises(SessionExists):
+                    client.open("a")
+                with pytest.raises(SessionExists):
+                    client.fork("source", "a")
+                with pytest.raises(SessionLost, match="no session 'nobody'"):
+                    client.info("nobody")
+        finally:
+            lossy.close()
+        with Client(url) as client, pytest.raises(SessionLost, match="no session 'nobody'"):
+            client.close("nobody")
+
+
+def test_a_stream_waits_for_a_store_that_is_away(oracle, tmp_path):
+    store, x = Away(), torch.randn(4, 3)
+    with Engine(copy.deepcopy(oracle), store) as engine, serving(engine) as url, Client(url, patience=20) as client:
+        client.open("a")
+        store.away = 3
+        got = torch.cat(list(client.stream("a", x.split(1))))
+        assert store.away == 0
+    torch.testing.assert_close(got, oracle(x.unsqueeze(0))[0].detach(), **CLOSE)
+
+
+class Away(MemoryStore):
+    """A store that does not answer some times."""
+
+    away = 0
+
+    def others_wrote(self) -> bool:
+        if self.away:
+            self.away -= 1
+            raise StoreFailed("away")
+        return False
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import hiddenstate as hs
 from hiddenstate.errors import (
     BadInput,
+    DeadlineExceeded,
     ModelFailed,
     Overloaded,
     SequenceGap,
@@ -728,7 +729,8 @@ def test_cancelled_closed_and_expiring_sessions_never_share_a_slot(seed):
                 x = torch.randn(chance.randint(1, 3), 3)
                 task = asyncio.ensure_future(engine.apush(name, x, len(seen) + 1))
                 if chance.random() < 0.3:
-                    await asyncio.sleep(chance.random() * 0.003)
+                    for _ in range(chance.randint(0, 60)):  # of the loop, while the engine works
+                        await asyncio.sleep(0)
                     task.cancel()
                     await asyncio.gather(task, return_exceptions=True)
                     out = await engine.apush(name, x, len(seen) + 1)  # applied now or before, but once
@@ -823,6 +825,41 @@ def test_an_answer_that_takes_too_long_is_a_timeout():
         model.gate.set()
         engine.push(session, torch.randn(3), 1)
         assert engine.info(session).seq == 1
+
+
+def test_an_input_whose_turn_does_not_come_in_time_is_never_applied():
+    class Held(Deep):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.entered = threading.Event(), threading.Event()
+            self.gate.set()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.entered.set()
+            self.gate.wait(10)
+            return super().forward(x)
+
+    model = Held()
+    with Engine(model) as engine:
+        session = engine.open()
+        model.gate.clear()
+        model.entered.clear()
+        first = threading.Thread(target=engine.push, args=(session, torch.randn(3)))
+        first.start()
+        model.entered.wait(10)
+        with pytest.raises(DeadlineExceeded, match=r"did not come within 0\.05 s, so it was not applied and"):
+            engine.push(session, torch.randn(3), timeout=0.05)
+
+        async def ask() -> None:
+            with pytest.raises(DeadlineExceeded, match=r"did not come within 0\.05 s"):
+                await engine.apush(session, torch.randn(3), timeout=0.05)
+
+        asyncio.run(ask())
+        model.gate.set()
+        first.join()
+        assert engine.info(session).seq == 1
+        engine.push(session, torch.randn(3), 2, timeout=10)
+        assert asyncio.run(engine.apush(session, torch.randn(3), 3, timeout=10)).shape == (2,)
 
 
 def test_what_a_caller_does_to_its_answer_does_not_change_the_kept_one(address):

@@ -1,12 +1,12 @@
 """What goes wrong in production: processes killed and paused, stores full, locked and gone, clients that vanish."""
 
+import asyncio
 import os
 import random
 import signal
 import socket
 import sqlite3
 import threading
-import time
 import uuid
 from contextlib import ExitStack
 
@@ -19,9 +19,10 @@ from hiddenstate.cells import listeners
 from hiddenstate.errors import Overloaded, StoreFailed
 from hiddenstate.serve import Client, Engine
 from hiddenstate.serve.stores.sqlite import SqliteStore
+from tests.support.deadline import wait_until
 from tests.support.models import Deep
 from tests.support.redis import RedisServer, free_port
-from tests.support.web import Nursery, kill, serving, wait_until
+from tests.support.web import Nursery, kill, serving
 
 pytestmark = pytest.mark.long
 
@@ -87,12 +88,23 @@ class Caller(threading.Thread):
 
 
 def under_load(urls: list[str], disturb) -> int:
-    """Let callers push while `disturb` does its worst, and return how many inputs were applied."""
+    """Let callers push while `disturb` does its worst, and return how many inputs were applied.
+
+    `disturb` is handed a function that waits until so many more inputs have been answered.
+    """
     callers = [Caller(urls, uuid.uuid4().hex, streams=place % 2 == 1) for place in range(CALLERS)]
     for caller in callers:
         caller.start()
     wait_until(lambda: all(caller.outputs or caller.error for caller in callers), seconds=60)
-    disturb()
+
+    def answered() -> int:
+        return sum(len(caller.outputs) for caller in callers)
+
+    def go_on(inputs: int) -> None:
+        wanted = answered() + inputs
+        wait_until(lambda: answered() >= wanted or any(caller.error for caller in callers), seconds=60)
+
+    disturb(go_on)
     for caller in callers:
         caller.enough.set()
     for caller in callers:
@@ -112,12 +124,12 @@ def test_killed_twenty_times_under_load_it_loses_and_doubles_nothing(kind, nurse
     port = free_port()
     alive = [nursery.start(port, store)]
 
-    def disturb() -> None:
+    def disturb(go_on) -> None:
         for _ in range(KILLS):
-            time.sleep(random.uniform(0.02, 0.2))
+            go_on(random.randint(1, 4 * CALLERS))
             kill(alive.pop())
             alive.append(nursery.start(port, store))
-        time.sleep(0.2)
+        go_on(CALLERS)
 
     try:
         assert under_load([f"http://127.0.0.1:{port}"], disturb) > KILLS
@@ -132,17 +144,24 @@ def test_of_two_workers_on_one_redis_one_is_paused_and_killed(nursery, redis_ser
     ports = [free_port(), free_port()]
     workers = [nursery.start(port, store) for port in ports]
 
-    def disturb() -> None:
-        for turn in range(4):
-            os.kill(workers[turn % 2], signal.SIGSTOP)
-            time.sleep(0.5)  # past its lease: the other one goes on with its sessions
-            os.kill(workers[turn % 2], signal.SIGCONT)
-            time.sleep(0.3)
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+
+    def disturb(go_on) -> None:
+        with Client(urls[0]) as first, Client(urls[1]) as second:
+            first.open("shared")
+            for turn in range(4):
+                paused, awake = (first, second) if turn % 2 == 0 else (second, first)
+                paused.push("shared", torch.randn(1, 3))
+                os.kill(workers[turn % 2], signal.SIGSTOP)
+                # Answered only past the lease of the one that is paused: the other one goes on with its sessions.
+                awake.push("shared", torch.randn(1, 3))
+                os.kill(workers[turn % 2], signal.SIGCONT)
+                go_on(CALLERS)
         kill(workers[1])
         workers[1] = nursery.start(ports[1], store)
 
     try:
-        under_load([f"http://127.0.0.1:{port}" for port in ports], disturb)
+        under_load(urls, disturb)
     finally:
         for worker in workers:
             kill(worker)
@@ -277,6 +296,32 @@ def test_two_engines_on_one_file_do_not_overwrite_each_other(tmp_path):
         one.open("a")
         got = [(one, two)[step % 2].push("a", x[step], step + 1) for step in range(6)]
     torch.testing.assert_close(torch.stack(got), whole(x), **CLOSE)
+
+
+def test_inputs_that_wait_together_are_each_applied_once_where_another_engine_comes_between(tmp_path):
+    """Cut to the first of them, since the session must be looked up, and this one too late: all of them come again."""
+    address, x = f"sqlite:///{tmp_path}/sessions.db", torch.randn(5, 3)
+    torch.manual_seed(0)
+    model, twin = Deep(), Deep()
+    twin.load_state_dict(model.state_dict())
+    between = [x[0]]
+    with Engine(model, address) as one, Engine(twin, address) as two:
+        two.open("a")
+
+        def push_between(module, given) -> None:
+            if between:
+                two.push("a", between.pop())
+
+        model.register_forward_pre_hook(push_between)
+
+        async def at_once() -> list[Tensor]:
+            frames = [(memoryview(step.numpy().tobytes()), None) for step in x[1:]]
+            pushes = one.submit_raw("a", frames)
+            return [one.output(await push.outcome()) for push in pushes]
+
+        got = asyncio.run(asyncio.wait_for(at_once(), 20))
+        assert one.info("a").seq == 5
+    torch.testing.assert_close(torch.cat(got), whole(x)[1:], **CLOSE)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from torch import nn
 
 from hiddenstate.errors import Overloaded, SequenceGap, SessionExists, SessionLost
 from hiddenstate.serve.arena import Arena, SessionEntry
-from hiddenstate.serve.policy import SessionPolicy
-from hiddenstate.serve.session_operations import Close, Fork, Info, Open, Push, Reset, ResultFuture
+from hiddenstate.serve.futures import ResultFuture
+from hiddenstate.serve.policy import Decision, SessionPolicy
+from hiddenstate.serve.session_operations import Close, Fork, Info, Open, Push, Reset
 from hiddenstate.serve.stores import Change, MemoryStore, Row
 from hiddenstate.serve.trial import prepare
 
@@ -75,7 +76,7 @@ def test_what_changes_a_session_shows_the_token_it_was_read_with(policy, model):
 def test_a_session_is_not_begun_twice_unless_that_is_fine(policy, model):
     with pytest.raises(SessionExists, match="there is a session 'a' already, which has come to input 2"):
         policy.decide(Open("a", ResultFuture(1)), entry(model), 105.0)
-    assert policy.decide(Open("a", ResultFuture(1), exist_ok=True), entry(model), 105.0) == ("a", None)
+    assert policy.decide(Open("a", ResultFuture(1), exist_ok=True), entry(model), 105.0) == Decision("a")
 
 
 def test_sessions_begun_in_one_tick_count_before_they_are_committed(policy, model, store):

@@ -9,17 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hiddenstate.errors import Overloaded, ServeError
+from hiddenstate.serve.futures import ResultFuture
 from hiddenstate.serve.queue import OperationQueue
-from hiddenstate.serve.session_operations import (
-    LATER,
-    PENDING,
-    ListNames,
-    Push,
-    PushChain,
-    PushMany,
-    ResultFuture,
-    SessionOperation,
-)
+from hiddenstate.serve.session_operations import LATER, PENDING, ListNames, Push, PushChain, PushMany, SessionOperation
 
 
 def ops(*sessions: str) -> list[SessionOperation]:
@@ -200,3 +192,73 @@ def test_whatever_is_chained_or_put_back_every_session_keeps_its_order(kinds, se
         queue.done(taken)
     for session in "ab":
         assert [op for op in seen if op.session == session] == [op for op in given if op.session == session]
+
+
+# Fairness.
+
+
+@given(flood=st.integers(1, 60), others=st.integers(1, 5), limit=st.integers(1, 20))
+def test_a_flood_of_one_caller_never_takes_more_than_its_share_of_a_tick(flood, others, limit):
+    queue = make(max_size=1000)
+    queue.add(ops(*(f"flood:{place}" for place in range(flood))))
+    for other in range(others):
+        queue.add(ops(f"caller{other}:a"))
+    left = {f"caller{other}:a" for other in range(others)}
+    for tick in range(1, 100):
+        taken = queue.take_now(limit)
+        assert len(taken) == min(limit, flood + len(left)) or not taken
+        fair = max(1, limit // (1 + len(left)))
+        flooded = [op for op in taken if op.session.startswith("flood")]
+        served = {op.session for op in taken} & left
+        assert len(flooded) <= fair or served == left
+        flood, left = flood - len(flooded), left - served
+        queue.done(taken)
+        if not left:
+            # Callers take turns: after as many ticks as it takes to serve each of them once.
+            assert tick <= 1 + others // limit + (others % limit > 0)
+            break
+
+
+def test_one_session_cannot_fill_the_queue():
+    queue = make(max_size=10)
+    for _ in range(6):
+        queue.add(ops("a"))
+    with pytest.raises(Overloaded, match=r"5 operations of session 'a' are waiting, and the queue has room for 4 more"):
+        queue.add(ops("a"))
+    queue.add(ops("b"))
+    assert len(queue) == 7
+
+
+def test_one_caller_cannot_fill_the_queue():
+    queue = make(max_size=10)
+    for place in range(5):
+        queue.add(ops(f"alice:{place}"))
+    with pytest.raises(Overloaded, match=r"5 operations of caller 'alice' are waiting, 1 more would be over the 5"):
+        queue.add(ops("alice:5"))
+    queue.add(ops("bob:1"))
+    queue.done(queue.take_now(10))
+    queue.add(ops("alice:5"))
+
+
+@given(st.lists(st.lists(st.sampled_from(["a", "x:a", "x:b", "y:a"]), min_size=1, max_size=4), max_size=12))
+def test_whatever_is_added_is_taken_and_the_queue_is_empty_in_the_end(groups):
+    queue = OperationQueue(max_size=1000, max_wait=0.0, chains=True)
+    for place, sessions in enumerate(groups):
+        some = [Push(s, ResultFuture(1), torch.zeros(2), steps=1, single_step=True, seq=None) for s in sessions]
+        (queue.append if place % 2 else queue.add)(some)
+    taken = []
+    while some := queue.take_now(2):
+        taken += [push for op in some for push in (op.pushes if isinstance(op, PushChain) else [op])]
+        queue.done(some)
+    assert sorted(op.session for op in taken) == sorted(name for sessions in groups for name in sessions)
+    assert len(queue) == 0
+    assert queue.first is None
+
+
+def test_what_is_appended_as_the_queue_closes_is_refused_or_taken():
+    queue = make()
+    queue.append(ops("a"))
+    queue.close()
+    with pytest.raises(ServeError, match="the engine is closed"):
+        queue.append(ops("b"))
+    assert [op.session for op in queue.take(10, timeout=1)] == ["a"]

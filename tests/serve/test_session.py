@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from hiddenstate.errors import BadInput, SessionLost, StateFileError, StateMismatch
+from hiddenstate.serve.futures import ResultFuture
 from hiddenstate.serve.session import checked, named, read_import, with_facts
-from hiddenstate.serve.session_operations import ResultFuture
 from hiddenstate.serve.trial import prepare
 from hiddenstate.state import State, from_bytes, to_bytes
 

@@ -1,65 +1,16 @@
 """Operations and futures: every result arrives at its own place."""
 
-import asyncio
-import threading
-
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiddenstate.serve.session_operations import (
-    AsyncResultFuture,
-    PushChain,
-    PushMany,
-    ResultFuture,
-    SessionOperation,
-    flattened,
-    notify_all,
-)
+from hiddenstate.serve.futures import ResultFuture
+from hiddenstate.serve.session_operations import PushChain, PushMany, SessionOperation, flattened
 
 
 def many(count: int, *, seqs: list[int | None] | None = None) -> PushMany:
     names, source = [f"s{n}" for n in range(count)], torch.arange(float(count))[:, None, None]
     return PushMany(names, ResultFuture(count), source, single_step=True, seqs=seqs)
-
-
-@given(order=st.permutations(range(5)))
-def test_a_future_is_complete_with_its_last_result_whatever_the_order(order):
-    future, complete = ResultFuture(5), []
-    ops = [SessionOperation(f"s{place}", future, place) for place in range(5)]
-    for turn, place in enumerate(order):
-        ops[place].result = place
-        ops[place].deliver(complete)
-        assert complete == ([future] if turn == 4 else [])
-    notify_all(complete)
-    assert future.wait(1) == [0, 1, 2, 3, 4]
-
-
-def test_a_future_without_its_results_times_out():
-    with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s.*repeat it with the same seq"):
-        ResultFuture(1).wait(0.01)
-
-
-def test_a_coroutine_is_woken_from_another_thread():
-    async def ask() -> list[int]:
-        future = AsyncResultFuture(1)
-        future.put(0, 7)
-        threading.Thread(target=notify_all, args=([future],)).start()
-        return await asyncio.wait_for(future.waiter, 5)
-
-    assert asyncio.run(ask()) == [7]
-
-
-def test_a_future_of_a_loop_that_has_ended_stops_nobody():
-    async def begin() -> AsyncResultFuture:
-        return AsyncResultFuture(1)
-
-    gone, other = asyncio.run(begin()), ResultFuture(1)
-    gone.put(0, 1)
-    other.put(0, 2)
-    notify_all([gone, other])
-    assert other.wait(1) == [2]
 
 
 @given(count=st.integers(2, 9), data=st.data())

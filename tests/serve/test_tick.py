@@ -6,8 +6,10 @@ from torch import nn
 
 from hiddenstate.errors import StoreFailed
 from hiddenstate.serve.arena import Arena
+from hiddenstate.serve.futures import ResultFuture
+from hiddenstate.serve.policy import SessionPolicy
 from hiddenstate.serve.queue import OperationQueue
-from hiddenstate.serve.session_operations import LATER, Open, OutputRow, Push, ResultFuture
+from hiddenstate.serve.session_operations import LATER, Open, OutputRow, Push
 from hiddenstate.serve.stores import MemoryStore
 from hiddenstate.serve.tick import TickRunner
 from hiddenstate.serve.trial import prepare
@@ -30,7 +32,8 @@ class Bench:
     def __init__(self, model) -> None:
         self.store, self.arena = Store(), Arena(model.initial(), 4)
         queue = OperationQueue(max_size=10, max_wait=0.0)
-        self.ticks = TickRunner(model, self.store, queue, arena=self.arena, max_stored=10, clock=lambda: 100.0)
+        policy = SessionPolicy(model, self.store, self.arena, max_stored=10)
+        self.ticks = TickRunner(model, self.store, queue, arena=self.arena, policy=policy, clock=lambda: 100.0)
         self.run(Open("a", ResultFuture(1)))
 
     def run(self, op):

@@ -140,3 +140,33 @@ def test_lengths_may_not_differ_where_an_output_is_that_of_the_last_step():
     served = prepare(LastOnly())
     served.close()
     assert not served.ragged
+
+
+class Insists(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(3, 4, batch_first=True)
+
+    def forward(self, x, hidden):
+        return self.rnn(x, hidden)[0]
+
+
+class MayBegin(Insists):
+    def forward(self, x, hidden=None):
+        return self.rnn(x, hidden)[0]
+
+
+def test_a_model_that_insists_on_a_state_is_refused_with_a_way_out():
+    for example in (None, torch.randn(2, 5, 3), (torch.randn(2, 5, 3), torch.zeros(1, 2, 4))):
+        with pytest.raises(NotServable, match=r"Insists.forward insists on 'hidden', but .* let it be hidden=None"):
+            prepare(Insists(), example=example)
+
+
+def test_an_example_may_be_the_arguments_of_a_call_with_a_state_among_them():
+    x, h = torch.randn(2, 5, 3), torch.zeros(1, 2, 4)
+    for example in ((x, h), [x, h], (x, (h, h)), (x, None)):
+        prepared = prepare(MayBegin(), example=example)
+        assert prepared.layout.step_shape == (3,)
+        prepared.close()
+    with pytest.raises(NotServable, match=r"is a tuple of \(Tensor, str\), but a session pushes one tensor"):
+        prepare(MayBegin(), example=(x, "fast"))

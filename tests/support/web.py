@@ -7,9 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,21 @@ import httpx
 import uvicorn
 
 from hiddenstate.serve import Engine, app
+from tests.support.deadline import wait_until
 
 ROOT = Path(__file__).parents[2]
 
 
-@contextmanager
-def serving(engine: Engine, **options: Any) -> Iterator[str]:
+def serving(engine: Engine, **options: Any) -> AbstractContextManager[str]:
     """The address of a server for `engine`, in a thread of this process."""
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app(engine, **options),
-            port=0,
-            log_level="error",
-            ws_per_message_deflate=False,
-            ws_max_size=options.get("body", 1 << 24),
-            timeout_graceful_shutdown=5,
-        )
-    )
+    return serving_app(app(engine, **options), ws_max_size=options.get("body", 1 << 24))
+
+
+@contextmanager
+def serving_app(application: Any, **options: Any) -> Iterator[str]:
+    """The address of a server for any application."""
+    ending = {"ws_per_message_deflate": False, "timeout_graceful_shutdown": 5}
+    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="error", **ending, **options))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     wait_until(lambda: server.started)
@@ -51,18 +48,23 @@ import torch
 import uvicorn.protocols.http.h11_impl, uvicorn.protocols.websockets.websockets_sansio_impl
 import hiddenstate.serve.web
 from hiddenstate.serve import run
-from tests.support.models import Deep
+from tests.support.models import Deep, second_version
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children: the test kills them
 for line in sys.stdin:
-    port, store = line.split()
+    port, store, version = line.split()
     sys.stdout.flush()
     child = os.fork()
     if not child:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        run(Deep(), store=store, port=int(port), log_level="critical", limits={"new_sessions": 1e6})
+        model, options = Deep(), {}
+        if version != "0":
+            options = {"version": int(version), "migrate": lambda state: state}
+        if version == "2":
+            model = second_version(model)
+        run(model, store=store, port=int(port), log_level="critical", limits={"new_sessions": 1e6}, **options)
         os._exit(0)
     print(child, flush=True)
 """
@@ -72,14 +74,14 @@ class Nursery:
     """Starts servers of `Deep()`, seeded with 0, in processes of their own."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
         self._process = subprocess.Popen(
             [sys.executable, "-c", _NURSERY], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def start(self, port: int, store: str) -> int:
+    def start(self, port: int, store: str, *, version: int = 0) -> int:
         """Start a server and return the number of its process when it is ready."""
-        self._process.stdin.write(f"{port} {store}\n")
+        self._process.stdin.write(f"{port} {store} {version}\n")
         self._process.stdin.flush()
         child = int(self._process.stdout.readline())
         wait_until(lambda: _ready(f"http://127.0.0.1:{port}/readyz"), seconds=60)
@@ -94,10 +96,11 @@ class Nursery:
 def kill(process: int) -> None:
     """As if the power had gone."""
     os.kill(process, signal.SIGKILL)
-    wait_until(lambda: not _runs(process))
+    wait_until(lambda: not runs(process))
 
 
-def _runs(process: int) -> bool:
+def runs(process: int) -> bool:
+    """Say whether there is still such a process."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -110,11 +113,3 @@ def _ready(address: str) -> bool:
         return httpx.get(address, timeout=1, trust_env=False).status_code == 200
     except httpx.TransportError:
         return False
-
-
-def wait_until(done: Any, *, seconds: float = 15) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > end:
-            raise TimeoutError(f"it did not happen within {seconds} s")
-        time.sleep(0.01)

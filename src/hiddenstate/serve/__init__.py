@@ -2,7 +2,7 @@
 
 from .client import Client
 from .engine import Engine
-from .server import app, run
+from .server import Tls, app, run
 from .session import Session
 
-__all__ = ["Client", "Engine", "Session", "app", "run"]
+__all__ = ["Client", "Engine", "Session", "Tls", "app", "run"]

@@ -110,6 +110,11 @@ class Arena:
         slot = self._slots.names.get(session)
         return None if slot is None else self.table.read(session, slot)
 
+    @property
+    def sessions(self) -> list[str]:
+        """The sessions that have a slot."""
+        return list(self._slots.names)
+
     def find(self, sessions: list[str]) -> Ints:
         """Return the slot of each session, -1 where it has none; not to be changed."""
         return self._slots.all(sessions)

@@ -293,13 +293,19 @@ def _stacked(pushes: Sequence[Push], layout: ModelLayout) -> Tensor:
     if not any([isinstance(source, Tensor) for source in sources]):
         return torch.frombuffer(bytearray().join(sources), dtype=layout.dtype)  # type: ignore[arg-type]
     source, first = sources[0], pushes[0].row
-    if isinstance(source, Tensor) and all([other is source for other in sources]):
+    if first is None:
+        if all([isinstance(push.source, Tensor) and push.row is None for push in pushes]) and _alike(pushes):
+            return torch.stack(sources)  # type: ignore[arg-type]
+    elif isinstance(source, Tensor) and all([other is source for other in sources]):
         rows = [push.row for push in pushes]
         if rows == list(range(first, first + len(rows))):
             return source[first : first + len(rows)]
-    if all([isinstance(source, Tensor) and len(source) == 1 for source in sources]):
-        return torch.cat(sources)  # type: ignore[arg-type]
     return torch.stack([push.piece(layout.dtype, layout.step_shape) for push in pushes])
+
+
+def _alike(pushes: Sequence[Push]) -> bool:
+    """Return whether all of these were given with a time axis, or all without."""
+    return len({push.single_step for push in pushes}) == 1
 
 
 def _nan_failure(after: State, row: int) -> ModelFailed:

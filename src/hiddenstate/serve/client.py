@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -15,11 +16,21 @@ import torch
 from torch import Tensor
 
 from .. import errors
-from ..errors import BadInput, HiddenStateError, MissingExtra, Overloaded, SequenceGap, ServeError, SessionLost
+from ..errors import (
+    BadInput,
+    HiddenStateError,
+    MissingExtra,
+    Overloaded,
+    SequenceGap,
+    ServeError,
+    SessionExists,
+    SessionLost,
+    StoreFailed,
+)
 from .session import Session
 from .wire import SAFETENSORS, pack, to_raw
 
-_BUSY = 503
+_BUSY, _UNKNOWN = 503, 404
 _SEQ_BYTES = 8  # in front of the binary frames of a stream
 
 
@@ -47,19 +58,18 @@ class Client:
 
     def open(self, session: str | None = None, *, exist_ok: bool = False) -> str:
         """Begin a session and return its name."""
-        if session is None:
-            name = str(self._ask("POST", "/v1/sessions").json()["id"])
-        else:
-            name, tried = session, False
+        # The name is made up here: an answer that is lost must not leave a session behind that nobody knows of.
+        name = uuid.uuid4().hex if session is None else session
 
-            def begin() -> Any:
-                nonlocal tried
-                # A second try may meet the session that the first one began.
-                answer = self._http.put(_path(session), params={"exist_ok": exist_ok or tried})
-                tried = True
-                return answer
+        def begin() -> Any:
+            return self._http.put(_path(name), params={"exist_ok": exist_ok})
 
-            self._seqs[name] = int(self._again(begin).json()["seq"])
+        def ours() -> bool:
+            found = self.info(name)
+            return found.seq == 0 and found.touched == found.opened
+
+        self._begin(begin, ours)
+        self._seqs.pop(name, None)
         return name
 
     def push(self, session: str, x: Tensor, seq: int | None = None) -> Any:
@@ -85,7 +95,13 @@ class Client:
 
     def close(self, session: str) -> None:
         """End a session."""
-        self._ask("DELETE", _path(session))
+
+        def end(tried: bool) -> Any:
+            answer = self._http.delete(_path(session))
+            # A try whose answer was lost may have ended it already.
+            return None if tried and answer.status_code == _UNKNOWN else answer
+
+        self._again(end)
         self._seqs.pop(session, None)
 
     def reset(self, session: str) -> None:
@@ -94,7 +110,18 @@ class Client:
 
     def fork(self, session: str, target: str | None = None) -> str:
         """Begin another session in the state of this one."""
-        return str(self._ask("POST", f"{_path(session)}/fork", json={"id": target}).json()["id"])
+        name = uuid.uuid4().hex if target is None else target
+
+        def begin() -> Any:
+            return self._http.post(f"{_path(session)}/fork", json={"id": name})
+
+        def ours() -> bool:
+            found = self.info(name)
+            return found.seq == self.info(session).seq and found.touched == found.opened
+
+        self._begin(begin, ours)
+        self._seqs.pop(name, None)
+        return name
 
     def export(self, session: str) -> bytes:
         """Return a session's state as a safetensors file."""
@@ -130,15 +157,30 @@ class Client:
         return self._seqs[session] + 1
 
     def _ask(self, method: str, path: str, **content: Any) -> Any:
-        return self._again(lambda: self._http.request(method, path, **content))
+        return self._again(lambda tried: self._http.request(method, path, **content))
 
-    def _again(self, ask: Callable[[], Any]) -> Any:
-        """Ask until there is an answer, or `patience` is over."""
-        end, pause = time.monotonic() + self._patience, 0.05
+    def _begin(self, begin: Callable[[], Any], ours: Callable[[], bool]) -> None:
+        """Begin a session; one that is there already may be `ours`, begun by a try whose answer was lost."""
+        lost = False
+
+        def attempt(tried: bool) -> Any:
+            nonlocal lost
+            lost = tried
+            return begin()
+
+        try:
+            self._again(attempt)
+        except SessionExists:
+            if not lost or not ours():
+                raise
+
+    def _again(self, ask: Callable[[bool], Any]) -> Any:
+        """Ask until there is an answer or `patience` is over; `ask` is told whether an earlier try may have arrived."""
+        end, pause, tried = time.monotonic() + self._patience, 0.05, False
         while True:
             try:
-                answer = ask()
-                if answer.status_code < 400:
+                answer = ask(tried)
+                if answer is None or answer.status_code < 400:
                     return answer
                 failure: Exception = _error(answer)
                 if answer.status_code != _BUSY:
@@ -146,6 +188,7 @@ class Client:
             except self._away as error:
                 failure = ServeError(f"{self._url} does not answer: {type(error).__name__}: {error}")
                 failure.__cause__ = error
+            tried = True
             if time.monotonic() + pause > end:
                 raise failure
             time.sleep(pause)
@@ -184,8 +227,10 @@ class ClientStream:
                         yield output
                     socket.send('{"type": "eof"}')
                     return
-            except (OSError, WebSocketException, TimeoutError) as error:
+            except (OSError, WebSocketException, TimeoutError, Overloaded, StoreFailed) as error:
                 if time.monotonic() - progress + pause > self._patience:
+                    if isinstance(error, ServeError):
+                        raise
                     raise ServeError(f"{self._address} does not answer: {type(error).__name__}: {error}") from error
             time.sleep(pause)
             pause = min(1.0, 2 * pause)
@@ -252,8 +297,8 @@ def _error(answer: Any) -> HiddenStateError:
 
 
 def _path(session: str) -> str:
-    if not isinstance(session, str) or not session or "/" in session:
-        raise BadInput(f"the session is {session!r}, but a name without slashes is needed.")
+    if not isinstance(session, str) or not session or session in (".", ".."):
+        raise BadInput(f"the session is {session!r}, but a name is needed, which . and .. are not.")
     return f"/v1/sessions/{quote(session, safe='')}"
 
 

@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadInput
+from ..errors import BadInput, SessionLost
 from ..state import State
 from .arena import Arena
+from .futures import AsyncResultFuture, ResultFuture
+from .gathered_inputs import GatheredInputs
+from .policy import SessionPolicy
+from .pushes import PushFactory
 from .queue import OperationQueue
+from .rollout import Migrate, Rollout
+from .savepoint import load_sessions, save_sessions
 from .session import Session, checked, named, read_import
-from .session_operations import (
-    AsyncResultFuture,
-    Close,
-    Export,
-    Fork,
-    Info,
-    ListNames,
-    Open,
-    OutputRow,
-    Push,
-    PushMany,
-    Reset,
-    ResultFuture,
-    SessionOperation,
-)
-from .stats import EngineStats
+from .session_operations import Close, Export, Fork, Info, ListNames, Open, OutputRow, Push, Reset, SessionOperation
 from .stores import Store, open_store
 from .tick import TickRunner
 from .trial import prepare
-from .worker import Worker
+from .worker import EngineStats, Worker
 
-_CPU = torch.device("cpu")
 _ENGINE: Any = object()  # stands for the engine itself, where a session could be named
 
 
@@ -72,6 +65,8 @@ class Engine:
         replay: int = 8,
         example: Tensor | None = None,
         init: Any = "zeros",
+        version: int | None = None,
+        migrate: Migrate = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Check that the model can be served, open the store, and start.
@@ -89,6 +84,10 @@ class Engine:
             replay: How many answers are kept of each session, to be given again when an input is repeated.
             example: An input as the model takes it, where none can be made up.
             init: What a session starts from, as in `hs.Carry`.
+            version: The model's, a number that rises from one to the next; it is stored with every state.
+            migrate: What becomes of sessions of older versions: a function from their State to this model's, by which
+                each is moved on at its next input; "drain", which leaves them to workers that still serve theirs; or
+                None, which refuses them.
             clock: Seconds since the epoch.
         """
         least = {"max_batch": max_batch, "max_sessions": max_sessions, "max_stored": max_stored}
@@ -99,16 +98,23 @@ class Engine:
             raise BadInput(
                 f"replay is {replay}, max_wait_ms {max_wait_ms} and ttl {ttl}: none of them can be negative."
             )
+        rollout = Rollout(version, migrate)
         self._model = prepare(model, example=example, init=init)
+        self._model.fingerprint = rollout.fingerprint(self._model.fingerprint)
+        self._pushes = PushFactory(self._model)
         try:
             self._store = open_store(store)
             self._store.ttl, self._store.replay = ttl, replay
             self._arena = Arena(self._model.initial(), max_sessions)
             max_wait, chains = max_wait_ms / 1e3, self._store.chains and self._model.every_step
             self._queue = queue = OperationQueue(max_size=max_pending, max_wait=max_wait, chains=chains)
-            ticks = TickRunner(self._model, self._store, queue, arena=self._arena, max_stored=max_stored, clock=clock)
+            limits: dict[str, Any] = {"max_stored": max_stored, "rollout": rollout}
+            self._policy = policy = SessionPolicy(self._model, self._store, self._arena, **limits)
+            ticks = TickRunner(self._model, self._store, queue, arena=self._arena, policy=policy, clock=clock)
             most = min(max_batch, max_sessions)
             self._worker = Worker(ticks, queue, self._store, max_batch=most, max_wait=max_wait)
+            self._gathered = GatheredInputs(self._model, submit=self._worker.submit_async)
+            self._worker.gathered = self._gathered
         except BaseException:
             self._model.close()
             raise
@@ -125,26 +131,34 @@ class Engine:
             x: One step without batch and time axes, or several steps stacked along a time axis in front.
             seq: The number of this input, counted from 1: a repeated one is answered again and not applied again, a gap
                 is an error. None: the next one.
-            timeout: The most seconds to wait for the answer.
+            timeout: The most seconds to wait for the answer. An input whose turn has not come by then is not applied
+                (`DeadlineExceeded`); of one that is under way nobody knows yet (`TimeoutError`).
         """
         future = ResultFuture(1)
-        push = self._push(future, session, x, seq)
+        push = self._pushes.one(future, session, x, seq)
         if timeout is None:
             self._worker.submit([push])
         else:
             self._queue.add([push])
-        return self._output(_one(future.wait(timeout)), x)
+        return self._pushes.output(_one(future.wait(timeout)), x)
 
-    async def apush(self, session: str, x: Any, seq: int | None = None) -> Any:
+    async def apush(self, session: str, x: Any, seq: int | None = None, *, timeout: float | None = None) -> Any:
         """Do as `push`; an input that is cancelled before its tick is not applied."""
-        return self._output(await self.submit(session, x, seq).outcome(), x)
+        gathered = self._gathered.add(session, x, seq) if timeout is None and self._worker.quick else None
+        if gathered is None:
+            future = AsyncResultFuture(1)
+            self._worker.submit_async([self._pushes.one(future, session, x, seq)])
+            results = await (future.waiter if timeout is None else future.result(timeout))
+        elif type(results := await gathered) is not list:
+            return results
+        return self._pushes.output(_one(results), x)
 
     def submit(self, session: str, x: Any, seq: int | None = None) -> Push:
         """Queue an input at once, and return it: await its `outcome`, and then read its `seq`.
 
         For event loops with many inputs under way: no task is made for each. `output` makes tensors of the outcome.
         """
-        push = self._push(AsyncResultFuture(1), session, x, seq)
+        push = self._pushes.one(AsyncResultFuture(1), session, x, seq)
         self._worker.submit_async([push])
         return push
 
@@ -153,18 +167,13 @@ class Engine:
 
         They are answered together: no outcome is there before all are.
         """
-        future = AsyncResultFuture(len(frames))
-        width = self._model.layout.width
-        pushes = [
-            Push(session, future, data, steps=len(data) // width, single_step=False, seq=seq, place=place)
-            for place, (data, seq) in enumerate(frames)
-        ]
+        pushes = self._pushes.raw(AsyncResultFuture(len(frames)), session, frames)
         self._worker.submit_async(pushes)
         return pushes
 
     def output(self, outcome: OutputRow) -> Any:
         """Return the outcome of an input as `push` returns it."""
-        return self._model.output(outcome, _CPU)
+        return self._pushes.output(outcome)
 
     def output_raw(self, outcome: OutputRow) -> bytes | None:
         """Return the same as raw bytes, None where it is more than one tensor."""
@@ -192,19 +201,9 @@ class Engine:
         if not len(sessions):
             return []
         future = ResultFuture(len(sessions))
-        self._worker.submit(self._pushes(future, sessions, xs, seqs))
-        results = future.wait(None)
-        if len(future.rows) == 1 and future.rows[0][1] == len(results) and errors == "raise":
-            return self._rebuilt(future.rows[0][2], xs)
-        for place, count, leaves in future.rows:
-            results[place : place + count] = [OutputRow(leaves, row, None) for row in range(count)]
-        if errors == "raise":
-            for result in results:
-                if isinstance(result, Exception):
-                    raise result
-            if isinstance(xs, Tensor):
-                return self._stacked(results, xs)
-        return [r if isinstance(r, Exception) else self._output(r, x) for r, x in zip(results, xs, strict=True)]
+        self._worker.submit(self._pushes.many(future, sessions, xs, seqs))
+        future.wait(None)
+        return self._pushes.outputs(future, xs, raises=errors == "raise")
 
     # Sessions.
 
@@ -324,12 +323,50 @@ class Engine:
         """Return counts and latencies since the start."""
         return self._worker.counter.snapshot()
 
+    def save(self, path: str | os.PathLike[str]) -> int:
+        """Write all sessions with their kept answers to a file, a savepoint, and return how many there are.
+
+        No input is applied here meanwhile. Where other workers write to the same store, each session is taken between
+        two of its inputs, but not all at the same instant.
+        """
+        return self._worker.between_ticks(lambda: save_sessions(self._store, self._model, path))
+
+    def load(self, path: str | os.PathLike[str], *, replace: bool = False) -> int:
+        """Put all sessions of a savepoint into the store, and return how many there are.
+
+        Sessions that exist already are an error, and nothing is changed; with `replace` they are set back to it.
+        """
+        options: dict[str, Any] = {"replace": replace, "max_stored": self._policy.max_stored}
+
+        def work() -> int:
+            self._arena.clear()
+            return len(load_sessions(path, self._store, self._model, **options))
+
+        return self._worker.between_ticks(work)
+
+    def check(self) -> None:
+        """Raise `StoreFailed` where the store cannot be read or written now."""
+        self._worker.check_store()
+
+    def drain(self) -> None:
+        """Begin no more sessions here, and go on with those that there are: another version is to take over."""
+        self._policy.draining = True
+
+    def versions(self) -> dict[str, int]:
+        """Return how many sessions there are of each fingerprint, while others may begin and end."""
+        counts: Counter[str] = Counter()
+        for name in self.sessions():
+            with suppress(SessionLost):
+                counts[self.info(name).fingerprint] += 1
+        return dict(counts)
+
     def shutdown(self) -> None:
         """Refuse new operations, finish and commit what is under way, and give the model back as it was."""
-        self._queue.close()
         if self._closed:
             return
         self._closed = True
+        self._gathered.close(self._queue.add)
+        self._queue.close()
         self._worker.join()
         self._store.close()
         self._model.close()
@@ -341,40 +378,6 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Shut down."""
         self.shutdown()
-
-    def _push(self, future: ResultFuture, session: str, x: Any, seq: int | None, place: int = 0) -> Push:
-        piece, single_step = self._model.read(x)
-        if seq is not None and not _are_seqs([seq]):
-            raise BadInput(f"seq is {seq!r}, but inputs are numbered from 1 on.")
-        source, steps = piece.unsqueeze(0), len(piece)
-        return Push(checked(session), future, source, steps=steps, single_step=single_step, seq=seq, place=place)
-
-    def _pushes(
-        self,
-        future: ResultFuture,
-        sessions: Sequence[str],
-        xs: Sequence[Any] | Tensor,
-        seqs: Sequence[int | None] | None,
-    ) -> Sequence[SessionOperation]:
-        if isinstance(xs, Tensor) and set(map(type, sessions)) == {str} and (seqs is None or _are_seqs(seqs)):
-            source, single_step = self._model.read_rows(xs)
-            numbers = None if seqs is None else list(seqs)
-            return [PushMany(list(sessions), future, source, single_step=single_step, seqs=numbers)]
-        each = enumerate(zip(sessions, xs, seqs or [None] * len(sessions), strict=True))
-        return [self._push(future, session, x, seq, place) for place, (session, x, seq) in each]
-
-    def _output(self, outcome: OutputRow, x: Any) -> Any:
-        """Return an output on the device of its input."""
-        return self._model.output(outcome, x.device if isinstance(x, Tensor) else _CPU)
-
-    def _stacked(self, outcomes: list[OutputRow], xs: Tensor) -> Any:
-        """Return all outputs in one tensor, `(session, ...)`."""
-        columns = zip(*([None if leaf is None else leaf[o.row] for leaf in o.leaves] for o in outcomes), strict=True)
-        found = [[leaf for leaf in column if leaf is not None] for column in columns]
-        return self._rebuilt([torch.stack(column) if column else None for column in found], xs)
-
-    def _rebuilt(self, leaves: list[Tensor | None], xs: Any) -> Any:
-        return self._model.rebuild([None if leaf is None else leaf.to(xs.device) for leaf in leaves])
 
     def _run(self, make: Callable[[ResultFuture], SessionOperation]) -> Any:
         """Queue an operation and wait for its result."""
@@ -394,7 +397,3 @@ def _one(results: list[Any]) -> Any:
     if isinstance(result, Exception):
         raise result
     return result
-
-
-def _are_seqs(seqs: Sequence[Any]) -> bool:
-    return all([seq is None or (isinstance(seq, int) and seq >= 1 and not isinstance(seq, bool)) for seq in seqs])

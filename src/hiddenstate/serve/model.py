@@ -15,7 +15,7 @@ from ..carry import Carry
 from ..cells import Layer, layers, unwrap
 from ..errors import BadInput, ModelFailed
 from ..state import Format, State, from_bytes
-from .fingerprint import fingerprint
+from .fingerprint import fingerprint, first_fingerprint
 from .session_operations import OutputRow
 from .wire import named_tensors, to_raw
 
@@ -81,6 +81,7 @@ class ServedModel:
         self.model = unwrap(model)
         self.layout = layout
         self.fingerprint = fingerprint(model)
+        self._first_fingerprint = first_fingerprint(model)
         self._call = model
         self._layers = layers(model)
         self._root = root_layer(self.model, self._layers)
@@ -94,6 +95,10 @@ class ServedModel:
         self._carry = Carry(model, init=init)
         self.model.eval()
 
+    def owns(self, fingerprint: str) -> bool:
+        """Say whether a stored state belongs to this model, be it by what the first edition knew of models."""
+        return fingerprint in (self.fingerprint, self._first_fingerprint)
+
     def close(self) -> None:
         """Give the model back as it was: no hook, every module in its own mode."""
         self._carry.close()
@@ -101,7 +106,9 @@ class ServedModel:
             module.training = training
 
     def read(self, x: Any) -> tuple[Tensor, bool]:
-        """Return an input as `(steps, ...)`, and whether it was given as one step without a time axis."""
+        """Return an input, and whether it was given as one step without a time axis, rather than `(steps, ...)`."""
+        if type(x) is Tensor and x.shape == self.layout.step_shape and x.dtype is self.layout.dtype:
+            return (x.detach() if x.requires_grad else x), True  # as nearly all are
         if not isinstance(x, Tensor):
             try:
                 x = torch.as_tensor(x)
@@ -114,8 +121,7 @@ class ServedModel:
                 f"x has shape {tuple(x.shape)}, but one step of this model has {shape}, and a piece has steps in front "
                 f"of that, one or more. A session is one row: there is no batch axis."
             )
-        x = self._cast(x)
-        return (x.unsqueeze(0) if single_step else x), single_step
+        return self._cast(x), single_step
 
     def read_rows(self, xs: Tensor) -> tuple[Tensor, bool]:
         """Return inputs as `(row, steps, ...)`, and whether they were given as single steps without a time axis."""

@@ -9,6 +9,7 @@ from ..errors import Overloaded, SequenceGap, SessionExists, SessionLost
 from ..state import to_bytes
 from .arena import Arena, SessionEntry
 from .model import ServedModel
+from .rollout import Rollout
 from .session import Session, with_facts
 from .session_operations import Close, Export, Fork, Import, Info, ListNames, Open, Push, Reset, SessionOperation
 from .stores import Change, Row, Store
@@ -19,6 +20,7 @@ class Decision(NamedTuple):
 
     result: Any
     change: Change | None = None
+    again: bool = False  # the change only prepares the session: the operation comes again
 
 
 class SessionPolicy:
@@ -27,10 +29,13 @@ class SessionPolicy:
     `entry` is what is known of a session, None where it does not exist, and `now` is the time of the tick.
     """
 
-    def __init__(self, model: ServedModel, store: Store, arena: Arena, *, max_stored: int) -> None:
-        """Allow up to `max_stored` sessions in the store."""
+    def __init__(
+        self, model: ServedModel, store: Store, arena: Arena, *, max_stored: int, rollout: Rollout | None = None
+    ) -> None:
+        """Allow up to `max_stored` sessions in the store; `rollout` says what becomes of other versions' sessions."""
         self._model, self._store, self._arena = model, store, arena
-        self._max_stored = max_stored
+        self.max_stored, self._rollout = max_stored, rollout or Rollout(None, None)
+        self.draining = False  # no sessions are begun here any more
         self._rules: dict[type[SessionOperation], Callable[[Any, SessionEntry | None, float], Decision]] = {
             Open: self._open,
             Close: self._close,
@@ -49,16 +54,22 @@ class SessionPolicy:
 
     def admit(self, push: Push, entry: SessionEntry | None, now: float) -> SessionEntry | Decision:
         """Return the session that an input is to be applied to, or the kept answer where it was applied before."""
+        if (moved := self._moved(entry, now)) is not None:
+            return moved
         entry = self._own(push, entry, now)
         if push.seq is None or push.seq == entry.seq + 1:
             return entry
         if push.seq <= entry.seq:
             kept = self._store.answer(push.session, push.seq)
+            why = f"no longer kept: the last {self._store.replay} are"
             if kept is not None:
-                return Decision(self._model.stored_output(kept))
+                try:
+                    return Decision(self._model.stored_output(kept))
+                except ValueError as error:  # a file that is damaged
+                    why = f"damaged in the store ({error})"
             raise SequenceGap(
                 f"input {push.seq} of session {push.session!r} was applied already (the last one is {entry.seq}), but "
-                f"its answer is no longer kept: the last {self._store.replay} are. It was not applied again.",
+                f"its answer is {why}. It was not applied again.",
                 entry.seq,
             )
         raise SequenceGap(
@@ -69,6 +80,8 @@ class SessionPolicy:
 
     def decide(self, op: SessionOperation, entry: SessionEntry | None, now: float) -> Decision:
         """Return what any other operation comes to."""
+        if isinstance(op, Open | Fork) and (moved := self._moved(entry, now)) is not None:
+            return moved
         return self._rules[type(op)](op, entry, now)
 
     def read_state(self, entry: SessionEntry) -> bytes:
@@ -109,8 +122,7 @@ class SessionPolicy:
 
     def _fork(self, op: Fork, entry: SessionEntry | None, now: float) -> Decision:
         entry = self._own(op, entry, now)
-        taken = self._store.read(op.target)
-        if taken is not None:
+        if op.target == op.session or self._store.read(op.target) is not None:
             raise SessionExists(f"there is a session {op.target!r} already. Fork to another name, or close it first.")
         self._make_room(op.target, None, now)
         state = self._for_store(self._state_bytes(entry))
@@ -161,12 +173,17 @@ class SessionPolicy:
         """Refuse a new session where the store is full, even after expired sessions are removed from it."""
         if entry is not None:
             return
-        if self._store.count() + self._new >= self._max_stored:
+        if self.draining:
+            raise Overloaded(
+                f"this worker is being drained, so {session!r} cannot begin here. Ask again: another worker will "
+                f"take it."
+            )
+        if self._store.count() + self._new >= self.max_stored:
             if self._store.ttl is not None:
                 self._store.sweep(now - self._store.ttl, 1000)
-            if self._store.count() + self._new >= self._max_stored:
+            if self._store.count() + self._new >= self.max_stored:
                 raise Overloaded(
-                    f"the store holds {self._max_stored} sessions, so {session!r} cannot be added. Close some, let "
+                    f"the store holds {self.max_stored} sessions, so {session!r} cannot be added. Close some, let "
                     f"them expire sooner (ttl=...), or allow more: Engine(max_stored=...)."
                 )
         self._new += 1
@@ -198,11 +215,16 @@ class SessionPolicy:
     def _own(self, op: SessionOperation, entry: SessionEntry | None, now: float) -> SessionEntry:
         """Return the entry of a session that also belongs to this model, or raise."""
         entry = self._alive(op.session, entry, now)
-        if entry.fingerprint != self._model.fingerprint:
-            raise SessionLost(
-                f"session {op.session!r} belongs to another model ({entry.fingerprint}) than the one served now "
-                f"({self._model.fingerprint}): its state means nothing to this one. Serve that model again, or let "
-                f"the session start anew with reset({op.session!r}).",
-                "model",
-            )
+        if not self._model.owns(entry.fingerprint):
+            raise self._rollout.refusal(entry, self._model.fingerprint)
         return entry
+
+    def _moved(self, entry: SessionEntry | None, now: float) -> Decision | None:
+        """Return the change that moves a session of an older version on to this one, None where that is not needed."""
+        if entry is None or self._model.owns(entry.fingerprint) or self._expired(entry, now):
+            return None
+        if not self._rollout.moves(entry.fingerprint) or not (self._store.sealed or entry.initial):
+            return None
+        state = self._for_store(self._rollout.migrated(entry, self._model.format))
+        row = Row(entry.seq, entry.steps, entry.opened, entry.touched, self._model.fingerprint, state)
+        return Decision(None, Change(entry.session, entry.token, row), again=True)

@@ -2,37 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ipaddress
+import os
+import ssl
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..errors import MissingExtra
+from ..errors import BadInput, MissingExtra
 from .engine import Engine
 
 if TYPE_CHECKING:
+    import uvicorn
     from fastapi import FastAPI
 
-_DRAIN = 30  # seconds that open requests have to end, once the server is told to stop
+    from .web import Given, Tokens
+
+_CLOSING = 2  # seconds that the engine and the store have to end, of those of `drain`
 
 
-def app(engine: Engine, *, tokens: Mapping[str, str] | Sequence[str] | None = None, **limits: Any) -> FastAPI:
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Where the certificate of a server is, and whose clients' certificates it wants to see."""
+
+    certificate: str
+    key: str | None = None  # None: in the same file
+    password: str | None = None  # of the key
+    client_ca: str | None = None  # clients need a certificate by one of these
+
+    def options(self) -> dict[str, Any]:
+        """Return these as uvicorn takes them, or raise where they cannot be used."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.key, self.password or "")
+            if self.client_ca is not None:
+                context.load_verify_locations(self.client_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise BadInput(f"the certificate {self.certificate} cannot be used: {error}.") from error
+        found: dict[str, Any] = {
+            "ssl_certfile": self.certificate,
+            "ssl_keyfile": self.key,
+            "ssl_keyfile_password": self.password,
+        }
+        if self.client_ca is not None:
+            found |= {"ssl_ca_certs": self.client_ca, "ssl_cert_reqs": ssl.CERT_REQUIRED}
+        return found
+
+
+def app(
+    engine: Engine,
+    *,
+    tokens: Given | Tokens = None,
+    hosts: Collection[str] | None = None,
+    origins: Collection[str] = (),
+    **limits: Any,
+) -> FastAPI:
     """Return an ASGI application that serves `engine`: REST, KServe v2, WebSockets, metrics and a live page.
 
     Args:
         engine: What to serve; it is shut down, with all inputs committed, when the application ends.
-        tokens: Bearer tokens, by name of the caller or alone. A session belongs to the caller that began it. None: no
-            token is needed, and all callers are one.
-        limits: `body` bytes of a request, `steps` of an input, `new_sessions` a second for each token, `window` of
-            inputs under way on a WebSocket.
+        tokens: Bearer tokens, by name of the caller (several for one, if need be) or alone. A session belongs to the
+            caller that began it. None: those in the variable HIDDENSTATE_TOKENS; where there are none, no token is
+            needed, and all callers are one.
+        hosts: The names that the server answers to, beside localhost and addresses in numbers; `["*"]` for any. None:
+            any where tokens are needed, else these alone.
+        origins: Web pages of others that may talk to it, as `https://example.org`.
+        limits: `body` and `json` bytes of a request, `steps` of an input, `new_sessions` and `inputs` a second and
+            `streams` at once for each caller, `window` of inputs under way on a WebSocket.
     """
     try:
         from .web import Limits, make_app
     except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f"a server needs {error.name}, which is not installed: pip install 'hiddenstate[serve]'."
-        ) from error
-    return make_app(engine, tokens=tokens, limits=Limits(**{"window": max(1, engine.replay), **limits}))
+        raise _missing(error) from error
+    most = Limits(**{"window": max(1, engine.replay), **limits})
+    return make_app(engine, tokens=tokens, limits=most, hosts=hosts, origins=origins)
 
 
 def run(
@@ -41,9 +88,19 @@ def run(
     store: str = "sqlite:///sessions.db",
     host: str = "127.0.0.1",
     port: int = 8080,
-    tokens: Mapping[str, str] | Sequence[str] | None = None,
+    tokens: Given | Tokens = None,
+    token_file: str | None = None,
+    insecure: bool = False,
+    tls: Tls | None = None,
+    metrics_port: int | None = None,
+    hosts: Collection[str] | None = None,
+    origins: Collection[str] = (),
     limits: Mapping[str, Any] | None = None,
+    drain: float = 8.0,
     log_level: str = "info",
+    log_format: str = "text",
+    access_log: bool = False,
+    check: bool = False,
     **options: Any,
 ) -> None:
     """Serve `model` until the process is told to stop; then finish and commit what is under way.
@@ -54,26 +111,110 @@ def run(
         host: Where to listen; `0.0.0.0` for the whole network, and then with tokens.
         port: Where to listen.
         tokens: As in `app`.
+        token_file: A file with a line `name: token` for each token, read again when it changes.
+        insecure: Whether to listen beyond this machine although no token is needed.
+        tls: The server's certificate; None: plain HTTP.
+        metrics_port: A second port, on this machine alone, on which /metrics and /v1/stats need no token.
+        hosts: As in `app`.
+        origins: As in `app`.
         limits: As in `app`.
-        log_level: Of uvicorn.
+        drain: Seconds that open requests have to end, once the server is told to stop.
+        log_level: `debug`, `info`, `warning`, `error` or `critical`.
+        log_format: `text`, or `json` for one object a line.
+        access_log: Whether to log every request.
+        check: Whether to look at all of this, the model and the store included, and not to serve.
         options: Of `Engine`.
     """
     try:
         import uvicorn
+
+        from .web import metrics_app, open_tokens
     except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f"a server needs {error.name}, which is not installed: pip install 'hiddenstate[serve]'."
-        ) from error
-    with Engine(model, store, **options) as engine:
-        application = app(engine, tokens=tokens, **(limits or {}))
-        most = application.state.gateway.limits.body
-        uvicorn.run(
+        raise _missing(error) from error
+    from .logs import log_config
+
+    callers = open_tokens(tokens, file=token_file)
+    _check_host(host, needs_token=callers.needed, insecure=insecure)
+    secured = tls.options() if tls is not None else {}
+    logging: dict[str, Any] = {
+        "log_config": log_config(log_level, log_format),
+        "log_level": log_level,
+        "access_log": access_log,
+    }
+    with _without_traces(store, check=check), Engine(model, store, **options) as engine:
+        application = app(engine, tokens=callers, hosts=hosts, origins=origins, **(limits or {}))
+        gateway = application.state.gateway
+        if check:
+            engine.check()
+            return
+        config = uvicorn.Config(
             application,
             host=host,
             port=port,
-            log_level=log_level,
-            ws_max_size=most,
-            ws_max_queue=application.state.gateway.limits.window,
+            ws_max_size=gateway.limits.body,
+            ws_max_queue=gateway.limits.window,
             ws_per_message_deflate=False,
-            timeout_graceful_shutdown=_DRAIN,
+            timeout_graceful_shutdown=max(1, round(drain - _CLOSING)),
+            **logging,
+            **secured,
         )
+        with ExitStack() as stack:
+            if metrics_port is not None:
+                second = uvicorn.Config(metrics_app(gateway), host="127.0.0.1", port=metrics_port, **logging)
+                stack.enter_context(_beside(uvicorn.Server(second)))
+            _draining_server(config, gateway.drain).run()
+
+
+def _draining_server(config: uvicorn.Config, drain: Any) -> uvicorn.Server:
+    import uvicorn
+
+    class DrainingServer(uvicorn.Server):
+        """A server that says that it ends before it waits for the requests under way."""
+
+        async def shutdown(self, *args: Any, **kwargs: Any) -> None:
+            drain()
+            await super().shutdown(*args, **kwargs)
+
+    return DrainingServer(config)
+
+
+@contextmanager
+def _beside(server: uvicorn.Server) -> Iterator[None]:
+    """Run a second server in a thread of its own."""
+    thread = threading.Thread(target=server.run, name="hiddenstate-metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(_CLOSING)
+
+
+@contextmanager
+def _without_traces(store: str, *, check: bool) -> Iterator[None]:
+    """Remove the file of a store that was made only to see whether it can be."""
+    path = str(store).removeprefix("sqlite:///")
+    made = check and str(store).startswith("sqlite:///") and not os.path.exists(path)
+    try:
+        yield
+    finally:
+        for end in ("", "-wal", "-shm") if made else ():
+            if os.path.exists(path + end):
+                os.remove(path + end)
+
+
+def _check_host(host: str, *, needs_token: bool, insecure: bool) -> None:
+    try:
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local and not needs_token and not insecure:
+        raise BadInput(
+            f"the server would listen on {host or 'all addresses'!r}, where others can reach it, and needs no token: "
+            f"anybody could read and change all sessions. Give callers tokens (a file of lines 'name: token', or the "
+            f"variable HIDDENSTATE_TOKENS), listen on 127.0.0.1, or say that it is meant: --insecure."
+        )
+
+
+def _missing(error: ModuleNotFoundError) -> MissingExtra:
+    return MissingExtra(f"a server needs {error.name}, which is not installed: pip install 'hiddenstate[serve]'.")

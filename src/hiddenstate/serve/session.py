@@ -9,10 +9,11 @@ from typing import Any
 
 from ..errors import BadInput, SessionLost, StateFileError, StateMismatch
 from ..state import State, from_bytes
+from .futures import ResultFuture
 from .model import ServedModel
-from .session_operations import Import, ResultFuture
+from .session_operations import Import
 
-_LONGEST_NAME = 512
+LONGEST_NAME = 512
 _KEY = "hiddenstate.session"  # in the metadata of an exported file
 
 
@@ -29,12 +30,27 @@ class Session:
     fingerprint: str  # of the model its state belongs to
     hot: bool  # its state is in memory, rather than in the store alone
 
+    @property
+    def version(self) -> int | None:
+        """The version of the model its state belongs to, None where it was served without one."""
+        return version_of(self.fingerprint)
+
+
+def version_of(fingerprint: str) -> int | None:
+    """Return the version in front of a fingerprint, None where there is none.
+
+    >>> version_of("v12-0f3a"), version_of("0f3a")
+    (12, None)
+    """
+    version = fingerprint.partition("-")[0]
+    return int(version[1:]) if version[:1] == "v" and version[1:].isdecimal() else None
+
 
 def checked(session: str) -> str:
     """Return a session's name, or raise where it cannot be one."""
-    if not isinstance(session, str) or not 0 < len(session) <= _LONGEST_NAME:
+    if not isinstance(session, str) or not 0 < len(session) <= LONGEST_NAME:
         raise BadInput(
-            f"the session is {str(session)[:40]!r} ({type(session).__name__}), but a name of 1 to {_LONGEST_NAME} "
+            f"the session is {str(session)[:40]!r} ({type(session).__name__}), but a name of 1 to {LONGEST_NAME} "
             f"characters is needed."
         )
     return session
@@ -61,7 +77,7 @@ def read_import(
     """Return the operation that puts `session` into an exported or given state, or raise where that does not fit."""
     facts = None if isinstance(state, State) else _facts_of(bytes(state))
     if not isinstance(state, State):
-        own = facts is not None and facts["fingerprint"] == model.fingerprint
+        own = facts is not None and model.owns(facts["fingerprint"])
         if not own and not any_model:
             whose = "does not say which model it belongs to" if facts is None else f"belongs to {facts['fingerprint']}"
             raise SessionLost(

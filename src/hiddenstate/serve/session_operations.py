@@ -1,4 +1,4 @@
-"""What callers ask of sessions: operations, and the futures on which the callers wait for the results.
+"""What callers ask of sessions: operations, each with a place in a future on which the caller waits for the result.
 
 Every operation is about one session, and has a place in a future. Inputs are operations as well: a `Push` is one input,
 a `PushChain` several consecutive inputs to one session, a `PushMany` one input to each of many sessions.
@@ -6,114 +6,18 @@ a `PushChain` several consecutive inputs to one session, a `PushMany` one input 
 
 from __future__ import annotations
 
-import asyncio
-import threading
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .futures import AsyncResultFuture, ResultFuture
 from .stores import Blobs
 
 # In place of a result: there is none yet; there will be one in a later tick.
 PENDING: Any = object()
 LATER: Any = object()
-
-
-class ResultFuture:
-    """The results of one or more operations, for a thread that waits for all of them."""
-
-    __slots__ = ("_left", "_lock", "began", "results", "rows")
-
-    def __init__(self, count: int) -> None:
-        """Expect `count` results."""
-        self._expect(count)
-        # A lock that is held until the last result is there: lighter than an Event.
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def _expect(self, count: int) -> None:
-        self.results: list[Any] = [None] * count
-        self.rows: list[tuple[int, int, list[Tensor | None]]] = []  # results of a PushMany: place, count, outputs
-        self.began = time.perf_counter()
-        self._left = count
-
-    def put(self, place: int, result: Any) -> bool:
-        """Store one result and return whether it was the last. Called only within a tick."""
-        self.results[place] = result
-        self._left -= 1
-        return not self._left
-
-    def put_rows(self, place: int, count: int, leaves: list[Tensor | None]) -> bool:
-        """Store the outputs of `count` inputs, from `place` on, and return whether they were the last."""
-        self.rows.append((place, count, leaves))
-        self._left -= count
-        return not self._left
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether nobody waits any longer."""
-        return False
-
-    def notify(self) -> None:
-        """Wake the caller."""
-        self._lock.release()
-
-    def wait(self, timeout: float | None) -> list[Any]:
-        """Block until all results are there, and return them."""
-        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
-            raise TimeoutError(
-                f"no answer within {timeout} s. The input may yet be applied: repeat it with the same seq to find out."
-            )
-        return self.results
-
-
-class AsyncResultFuture(ResultFuture):
-    """The same for a coroutine, which awaits `waiter`."""
-
-    __slots__ = ("loop", "waiter")
-
-    def __init__(self, count: int) -> None:
-        """Expect `count` results in the running event loop."""
-        self._expect(count)
-        self.loop = asyncio.get_running_loop()
-        self.waiter: asyncio.Future[list[Any]] = self.loop.create_future()
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the coroutine was cancelled."""
-        return self.waiter.cancelled()
-
-    def notify(self) -> None:
-        """Set the asyncio future; called in its own event loop."""
-        if not self.waiter.done():
-            self.waiter.set_result(self.results)
-
-
-def notify_all(futures: Iterable[ResultFuture]) -> None:
-    """Wake the callers of all these futures, with one wake-up per event loop."""
-    loops: dict[asyncio.AbstractEventLoop, list[ResultFuture]] = {}
-    for future in futures:
-        if isinstance(future, AsyncResultFuture):
-            loops.setdefault(future.loop, []).append(future)
-        else:
-            future.notify()
-    here = asyncio._get_running_loop()
-    for loop, theirs in loops.items():
-        if loop is here:
-            _notify_each(theirs)
-            continue
-        try:
-            loop.call_soon_threadsafe(_notify_each, theirs)
-        except RuntimeError:  # the loop is closed, and whoever waited in it is gone
-            continue
-
-
-def _notify_each(futures: list[ResultFuture]) -> None:
-    for future in futures:
-        future.notify()
 
 
 class SessionOperation:
@@ -212,7 +116,7 @@ class OutputRow(NamedTuple):
 
 
 class Push(SessionOperation):
-    """Apply one input: a row of a tensor that may hold inputs of many sessions, or raw bytes."""
+    """Apply one input: a tensor, a row of one that holds inputs of many sessions, or raw bytes."""
 
     __slots__ = ("row", "seq", "single_step", "source", "steps")
 
@@ -226,9 +130,9 @@ class Push(SessionOperation):
         single_step: bool,
         seq: int | None,
         place: int = 0,
-        row: int = 0,
+        row: int | None = None,
     ) -> None:
-        """Apply `steps` steps: row `row` of the tensor `source (row, steps, ...)`, or all of its bytes.
+        """Apply `steps` steps: all of `source`, or row `row` of a tensor `(row, steps, ...)`.
 
         `single_step` says that the input was given as one step without a time axis, `seq` is its number (None: next).
         """
@@ -247,13 +151,13 @@ class Push(SessionOperation):
     def piece(self, dtype: torch.dtype, step_shape: tuple[int, ...]) -> Tensor:
         """Return the input as a tensor `(steps, *step_shape)`."""
         if isinstance(self.source, Tensor):
-            return self.source[self.row]
+            return self.source.view(self.steps, *step_shape) if self.row is None else self.source[self.row]
         return torch.frombuffer(bytearray(self.source), dtype=dtype).view(self.steps, *step_shape)
 
-    async def outcome(self) -> Any:
+    async def outcome(self, timeout: float | None = None) -> Any:
         """Return the result, or raise the error; from then on `seq` is the number that the input was given."""
         assert isinstance(self.future, AsyncResultFuture)
-        result = (await self.future.waiter)[self.place]
+        result = (await self.future.result(timeout))[self.place]
         if isinstance(result, Exception):
             raise result
         return result
@@ -262,7 +166,13 @@ class Push(SessionOperation):
 async def outcomes(pushes: Sequence[Push]) -> list[Any]:
     """Return the results, errors included, of inputs that share one future and have it to themselves."""
     assert isinstance(pushes[0].future, AsyncResultFuture)
-    return await pushes[0].future.waiter
+    return await pushes[0].future.result(None)
+
+
+def when_answered(pushes: Sequence[Push], call: Callable[[], None]) -> None:
+    """Call a function, in their event loop, when inputs that share one future have their results."""
+    assert isinstance(pushes[0].future, AsyncResultFuture)
+    pushes[0].future.waiter.add_done_callback(lambda waiter: call())
 
 
 class PushChain(SessionOperation):
@@ -279,8 +189,7 @@ class PushChain(SessionOperation):
     @property
     def cancelled(self) -> bool:
         """Whether nobody waits any longer for one of them."""
-        future = self.future
-        return future.cancelled or any([p.future is not future and p.future.cancelled for p in self.pushes])
+        return any([future.cancelled for future in {push.future for push in self.pushes}])
 
     def follows(self, seq: int) -> bool:
         """Return whether these are the inputs that come after number `seq`."""
@@ -347,19 +256,20 @@ class PushMany(SessionOperation):
         """Return them as single inputs, which they are from now on."""
         if self.pushes is None:
             seqs: Sequence[int | None] = self.seqs or [None] * len(self)
-            self.pushes = [
-                Push(
+            self.pushes = []
+            for row, (session, seq) in enumerate(zip(self.sessions, seqs, strict=True)):
+                future, place = self.future.at(self.place + row)
+                push = Push(
                     session,
-                    self.future,
+                    future,
                     self.source,
                     steps=self.steps,
                     single_step=self.single_step,
                     seq=seq,
-                    place=self.place + row,
+                    place=place,
                     row=row,
                 )
-                for row, (session, seq) in enumerate(zip(self.sessions, seqs, strict=True))
-            ]
+                self.pushes.append(push)
         return self.pushes
 
     def deliver(self, complete: list[ResultFuture]) -> None:
@@ -373,13 +283,16 @@ class PushMany(SessionOperation):
 
 
 def flattened(ops: Sequence[SessionOperation], *, split: bool = False) -> list[SessionOperation]:
-    """Return operations with every PushMany that was split (with `split`: every one) replaced by its single inputs."""
-    if not any([type(op) is PushMany for op in ops]):
-        return list(ops)
+    """Return operations as they have results: a PushMany that was split, and a chain that was cut, as single inputs.
+
+    With `split`, every PushMany is split.
+    """
     flat: list[SessionOperation] = []
     for op in ops:
         if isinstance(op, PushMany) and (split or op.pushes is not None):
             flat += op.as_pushes()
+        elif type(op) is PushChain and len(op) == 1:
+            flat += op.pushes
         else:
             flat.append(op)
     return flat

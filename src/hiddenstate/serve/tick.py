@@ -13,35 +13,31 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..errors import Overloaded, ServeError
+from ..errors import Overloaded, ServeError, StoreBusy
 from .arena import Arena, SessionEntry, as_slots
 from .batch import Batch, BatchResult, BatchRunner, RowInput, first_push
+from .claims import SessionClaims
 from .model import ServedModel
 from .policy import Decision, SessionPolicy
 from .queue import OperationQueue
 from .session_operations import (
     LATER,
     PENDING,
-    Export,
-    Fork,
-    Info,
-    ListNames,
     Push,
     PushChain,
     PushMany,
     SessionOperation,
     flattened,
 )
-from .stores import Advance, Blobs, Busy, Claim, Ints, Store
+from .stores import Advance, Blobs, Ints, Store
 
 _log = logging.getLogger(__name__)
 
 _Bools: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"
 _LARGEST = 2**63 - 1  # no session comes so far
-_READ_ONLY = (Info, Export, Fork)  # these do not change the session that they are asked of
-_RETRY = 0.01  # seconds until another worker's lease is looked at again
 _PATIENCE = 30.0  # seconds after which an operation whose session others keep changing gives up
 _SWEPT_AT_ONCE = 1000
+_LONGEST_SWEEP = 30.0  # seconds in which all sessions are looked at
 
 
 class TickRunner:
@@ -54,23 +50,34 @@ class TickRunner:
         queue: OperationQueue,
         *,
         arena: Arena,
-        max_stored: int,
+        policy: SessionPolicy,
         clock: Callable[[], float],
     ) -> None:
-        """Keep up to `max_stored` sessions in the store; inputs of a chain that cannot be run go back to `queue`."""
+        """Do with sessions as `policy` says; inputs of a chain that cannot be run go back to `queue`."""
         self._model, self._store, self._queue, self._arena, self._clock = model, store, queue, arena, clock
-        self._policy = SessionPolicy(model, store, arena, max_stored=max_stored)
+        self._policy = policy
         gather = arena.view if model.pure else arena.gather
         self._batches = BatchRunner(model, gather, keep_answers=store.replay > 0, put_back=queue.put_back)
-        self._claimed: dict[str, int] = {}  # sessions claimed in this tick and not changed yet: session -> token
+        self._claims = SessionClaims(model, store, arena, delay=self._delay)
         self._number = 0  # of the tick
         self.delayed: list[tuple[SessionOperation, float]] = []  # to be queued again after the tick: operation, seconds
+        self.model_seconds = 0.0  # within calls of the model, since the start
+        self.set_back = self._claims.set_back
 
-    def run(self, ops: list[SessionOperation]) -> None:
-        """Run a tick with these operations, at most one of each session."""
+    def run(self, ops: list[SessionOperation], *, patient: bool = True) -> None:
+        """Run a tick with these operations, at most one of each session.
+
+        Unless `patient`, nothing waits for a lock that somebody else has on the store: the tick comes again later.
+        """
         self._number += 1
+        self._store.patient = patient
         try:
-            self._run([op for op in ops if self._wanted(op)])
+            self._run([op for op in self._apart(ops) if self._wanted(op)])
+        except StoreBusy as error:
+            if patient:
+                self._give_up(ops, error)
+            else:
+                self._put_off(ops)
         except ServeError as error:
             self._give_up(ops, error)
         except Exception as error:  # a mistake of ours must not end the thread that all callers wait for
@@ -80,36 +87,62 @@ class TickRunner:
             self._give_up(ops, ServeError("the engine was interrupted within a tick. Repeat the input with its seq."))
             raise
 
-    def sweep(self) -> None:
-        """Remove sessions that expired long ago from the store."""
+    def sweep(self) -> float:
+        """Remove some sessions that expired long ago from the store; return the seconds until more should be."""
         assert self._store.ttl is not None
+        longest = min(_LONGEST_SWEEP, self._store.ttl / 4)
+        self._store.patient = True
         try:
             # At twice the ttl, so that for a while an expired session can be told from one that never was.
-            self._store.sweep(self._clock() - 2 * self._store.ttl, _SWEPT_AT_ONCE)
+            gone = self._store.sweep(self._clock() - 2 * self._store.ttl, _SWEPT_AT_ONCE)
+            # However many there are, all are looked at within that time; and where all that were seen had to go, there
+            # are probably more.
+            return 0.0 if gone == _SWEPT_AT_ONCE else longest / (1 + self._store.count() // _SWEPT_AT_ONCE)
         except ServeError as error:
             _log.warning("expired sessions stay for now: %s", error)
+            return longest
+
+    def _apart(self, ops: list[SessionOperation]) -> list[SessionOperation]:
+        """Take inputs that were gathered apart where nobody waits any longer for one of them."""
+        for op in ops:
+            if type(op) is PushMany:
+                op.future.started = True
+                if op.future.cancelled:
+                    op.as_pushes()
+        return flattened(ops)
 
     def _wanted(self, op: SessionOperation) -> bool:
-        if type(op) is PushChain and op.cancelled:
-            self._queue.put_back(op)
+        """Begin with an operation, unless nobody waits for it any longer."""
+        op.future.started = True
+        if type(op) is PushChain:
+            for push in op.pushes:
+                push.future.started = True
+            if op.cancelled:
+                self._queue.put_back(op)
         return not op.future.cancelled
 
     def _give_up(self, ops: Sequence[SessionOperation], error: Exception) -> None:
         """Fail what has no result, and drop these sessions: only the store now knows their true state."""
+        for op in self._open(ops):
+            op.fail(error)
+            self._arena.drop(op.session)
+
+    def _put_off(self, ops: Sequence[SessionOperation]) -> None:
+        """Let what has no result come again: nothing was written."""
+        for op in self._open(ops):
+            self._delay(op, 0.0)
+
+    def _open(self, ops: Sequence[SessionOperation]) -> list[SessionOperation]:
+        """Return the operations that have no result."""
         for op in ops:
             if type(op) is PushMany and op.result is PENDING:
                 op.as_pushes()
-        for op in flattened(ops):
-            if op.result is PENDING:
-                op.fail(error)
-                self._arena.drop(op.session)
+        return [op for op in flattened(ops) if op.result is PENDING]
 
     def _run(self, ops: list[SessionOperation]) -> None:
         now = self._clock()
-        self._claimed.clear()
         try:
-            if self._store.others_wrote():
-                self._arena.clear()
+            self._claims.begin_tick()
             batches: list[Batch] = []
             others: list[SessionOperation]
             if self._store.shared:
@@ -119,14 +152,16 @@ class TickRunner:
             decisions: list[tuple[SessionOperation, Decision]] = []
             if others:
                 inputs: list[tuple[Push, SessionEntry]] = []
-                decisions = self._decide(others, self._look_up(others), now, inputs)
+                decisions = self._decide(others, self._claims.look_up(others), now, inputs)
                 if inputs:
                     self._load(inputs)
                     batches += self._group([push for push, _ in inputs])
-            self._commit(self._batches.run(batches), decisions, now)
+            began = time.perf_counter()
+            results = self._batches.run(batches)
+            self.model_seconds += time.perf_counter() - began
+            self._commit(results, decisions, now)
         finally:
-            if self._claimed:
-                self._store.release(list(self._claimed.items()))
+            self._claims.end_tick()
 
     # Splitting: inputs to sessions in the arena need no decision if they come next.
 
@@ -184,46 +219,6 @@ class TickRunner:
 
     # Looking up and deciding.
 
-    def _look_up(self, ops: list[SessionOperation]) -> dict[str, SessionEntry]:
-        """Return what is known of each session, from the arena or else from the store; delay those that are busy."""
-        entries: dict[str, SessionEntry] = {}
-        wanted: list[tuple[SessionOperation, SessionEntry | None]] = []
-        shared = self._store.shared
-        for op in ops:
-            if type(op) is ListNames:
-                continue
-            entry = self._arena.entry(op.session)
-            if entry is not None:
-                entry.fingerprint = self._model.fingerprint
-            if entry is not None and not shared:
-                entries[op.session] = entry
-            elif shared and isinstance(op, _READ_ONLY):
-                row = self._store.read(op.session)
-                if row is not None:
-                    entries[op.session] = _entry(op.session, Claim(-1, -1, row))
-            else:
-                wanted.append((op, entry))
-        if wanted:
-            claims = self._store.claim([(op.session, -1 if e is None else e.version) for op, e in wanted])
-            for (op, entry), claim in zip(wanted, claims, strict=True):
-                if isinstance(claim, Busy):
-                    self._delay(op, min(claim.seconds, _RETRY))
-                elif claim is None:
-                    self._arena.drop(op.session)
-                else:
-                    entries[op.session] = self._claim(op.session, claim, entry)
-        return entries
-
-    def _claim(self, session: str, claim: Claim, entry: SessionEntry | None) -> SessionEntry:
-        if self._store.shared:
-            self._claimed[session] = claim.token
-        if claim.row is None:
-            assert entry is not None
-            entry.token = self._arena.table.token[entry.slot] = claim.token
-            return entry
-        self._arena.drop(session)
-        return _entry(session, claim)
-
     def _decide(
         self,
         ops: list[SessionOperation],
@@ -239,6 +234,8 @@ class TickRunner:
                 continue
             entry = entries.get(op.session)
             try:
+                if entry is not None:
+                    self.set_back.tell(op, entry)
                 if type(op) is Push:
                     admitted = self._policy.admit(op, entry, now)
                     if isinstance(admitted, SessionEntry):
@@ -250,6 +247,10 @@ class TickRunner:
                     decision = self._policy.decide(op, entry, now)
             except ServeError as error:
                 op.result = error
+                continue
+            except Exception as error:  # whatever is wrong with one session, or what is kept of it, is its own
+                _log.exception("an operation of session %r failed", op.session)
+                op.result = ServeError(f"the engine failed on session {op.session!r}: {type(error).__name__}: {error}")
                 continue
             if decision.change is None:
                 op.result = decision.result
@@ -294,13 +295,16 @@ class TickRunner:
         for result in results:
             self._move_on(result, versions[begin : begin + len(result.batch)], now)
             begin += len(result.batch)
-        for (op, decision), version in zip(decisions, versions[begin:], strict=True):
-            self._arena.drop(op.session)
+        for (op, decision), change, version in zip(decisions, changes, versions[begin:], strict=True):
+            self._arena.drop(change.session)
             if version is None:
                 self._delay(op, 0.0)
             else:
-                self._claimed.pop(op.session, None)
-                op.result = decision.result
+                self._claims.changed([change.session])
+                if decision.again:
+                    self._delay(op, 0.0)
+                else:
+                    op.result = decision.result
 
     def _advance_of(self, result: BatchResult, now: float) -> Advance:
         table, at, inputs = self._arena.table, result.batch.at, result.shape.inputs
@@ -332,24 +336,21 @@ class TickRunner:
         self._arena.scatter(at, result.after)
         table.advance(at, np.array(versions), inputs=shape.inputs, steps=shape.inputs * shape.steps, now=now)
         result.settle(table.seq[at])
-        for session in self._claimed and result.batch.sessions:
-            self._claimed.pop(session, None)
+        self._claims.changed(result.batch.sessions)
 
     def _delay(self, op: SessionOperation, seconds: float) -> None:
         """Let an operation come again in a later tick, unless it has done so for long enough."""
+        if type(op) is PushChain and len(op) == 1:
+            (op,) = op.pushes  # a chain that was cut is its first input, and has its result there
         now = time.monotonic()
         op.give_up_at = op.give_up_at or now + _PATIENCE
         if now > op.give_up_at:
-            op.result = Overloaded(
-                f"session {op.session!r} is being changed by another worker all the time, so this one gave up. "
-                f"Try again in a moment."
+            op.fail(
+                Overloaded(
+                    f"session {op.session!r} is being changed by another worker all the time, so this one gave up. "
+                    f"Try again in a moment."
+                )
             )
             return
         op.result = LATER
         self.delayed.append((op, seconds))
-
-
-def _entry(session: str, claim: Claim) -> SessionEntry:
-    row = claim.row
-    assert row is not None
-    return SessionEntry(session, claim.token, claim.version, initial=row.state is None, **row._asdict())

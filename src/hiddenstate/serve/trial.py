@@ -7,16 +7,27 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
 from ..carry import check_split
-from ..cells import Call, Layer, Listener, Proceed, invented_inputs, layers, listen, untouched, unwrap
+from ..cells import (
+    Call,
+    Layer,
+    Listener,
+    Proceed,
+    invented_inputs,
+    layers,
+    listen,
+    needed_states,
+    untouched,
+    unwrap,
+)
 from ..errors import BadInput, CarryWarning, HiddenStateError, NotServable
-from ..state import Format, State
+from ..state import Format, State, ends
 from .model import ModelLayout, OutputAxes, ServedModel, root_layer
 
 # Sizes that cannot be taken for each other, or for each other's products.
@@ -30,6 +41,7 @@ def prepare(model: nn.Module, *, example: Tensor | None = None, init: Any = "zer
     name = type(bare).__name__
     if not layers(model):
         raise NotServable(f"{name} has no recurrent layer, so there is no state to keep.")
+    example = _sequence(bare, example)
     layout = _find_layout(bare, example)
     _check_split(bare, layout)
     with warnings.catch_warnings():
@@ -45,6 +57,30 @@ def prepare(model: nn.Module, *, example: Tensor | None = None, init: Any = "zer
         except CarryWarning as warning:
             raise NotServable(f"{name} cannot be served: {warning}") from warning
     return served
+
+
+def _sequence(model: nn.Module, example: Any) -> Tensor | None:
+    """Return the sequence in an example; refuse a model that insists on more than that, by name."""
+    name, insists = type(model).__name__, needed_states(model)
+    if insists and layers(model)[0].module is not model:  # a cell by itself is handed its state
+        raise NotServable(
+            f"{name}.forward insists on {' and '.join(map(repr, insists))}, but a session pushes a sequence alone, and "
+            f"its state is kept by the engine: let it be {insists[0]}=None, which is passed on to the layer."
+        )
+    if not isinstance(example, tuple | list) or not any(isinstance(part, Tensor) for part in example):
+        return cast("Tensor | None", example)
+    first, *rest = example
+    if not isinstance(first, Tensor) or any(part is not None for _, part in ends(rest) if not _is_state(part)):
+        kinds = ", ".join(type(part).__name__ for part in example)
+        raise NotServable(
+            f"the example for {name} is a {type(example).__name__} of ({kinds}), but a session pushes one tensor: give "
+            f"that as the example. States beside it may stand there; other inputs need a module that adds them."
+        )
+    return first  # sessions start from the initial state, whatever the example's was
+
+
+def _is_state(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.is_floating_point() and part.dim() in (2, 3)
 
 
 def _find_layout(model: nn.Module, example: Tensor | None) -> ModelLayout:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
@@ -18,6 +18,10 @@ from ..state import tensors
 SAFETENSORS = "application/octet-stream"
 JSON = "application/json"
 
+_AT_ONCE = 2**16  # numbers that are written as text in one go
+_DEPTH = 8  # of lists within each other
+_HEADER = 2**20  # bytes in front of the tensors of a file
+
 
 def named_tensors(output: Any, name: str = "y") -> dict[str, Tensor]:
     """Return the tensors of a nested output by name: `y`, or `y.0`, `y.logits` and so on.
@@ -28,48 +32,86 @@ def named_tensors(output: Any, name: str = "y") -> dict[str, Tensor]:
     return {".".join((name, *map(str, path))): tensor for path, tensor in tensors(output).items()}
 
 
-def to_json(output: Any) -> Any:
-    """Return an output as JSON values; a number that is not finite becomes None.
+def to_json(value: Any) -> bytes:
+    """Return a value as JSON text, with the tensors within it as nested lists; a number that is not finite is null.
 
-    >>> to_json((torch.tensor([1.0, float("-inf")]), None))
-    [[1.0, None], None]
+    >>> to_json({"y": (torch.tensor([1.0, float("-inf")]), None), "seq": 3})
+    b'{"y":[[1.0,null],null],"seq":3}'
     """
-    if isinstance(output, Tensor):
-        values = output.detach().cpu()
-        values = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-        return values.tolist() if bool(torch.isfinite(values).all()) else _finite(values.tolist())
-    if isinstance(output, Mapping):
-        return {str(key): to_json(inner) for key, inner in output.items()}
-    if isinstance(output, tuple | list):
-        return [to_json(inner) for inner in output]
-    if hasattr(output, "__dataclass_fields__"):
-        return {field: to_json(getattr(output, field)) for field in output.__dataclass_fields__}
-    return None
+    return b"".join(_json_pieces(value))
 
 
-def _finite(values: Any) -> Any:
-    if isinstance(values, list):
-        return [_finite(value) for value in values]
-    return None if isinstance(values, float) and not math.isfinite(values) else values
+def _json_pieces(value: Any) -> Iterator[bytes]:
+    import orjson
+
+    if hasattr(value, "__dataclass_fields__"):
+        value = {field: getattr(value, field) for field in value.__dataclass_fields__}
+    if isinstance(value, Tensor):
+        yield from _json_array(_as_array(value))
+    elif isinstance(value, Mapping):
+        between = b"{"
+        for key, inner in value.items():
+            yield between + orjson.dumps(str(key)) + b":"
+            yield from _json_pieces(inner)
+            between = b","
+        yield b"}" if value else b"{}"
+    elif isinstance(value, tuple | list):
+        between = b"["
+        for inner in value:
+            yield between
+            yield from _json_pieces(inner)
+            between = b","
+        yield b"]" if value else b"[]"
+    else:
+        yield orjson.dumps(value) if isinstance(value, str | int | float | None) else b"null"
 
 
-def from_json(x: Any, dtype: torch.dtype) -> Tensor:
-    """Return nested lists of numbers as a tensor of `dtype`."""
-    if not _numbers(x):
+def _json_array(array: Any) -> Iterator[bytes]:
+    """Yield the text of an array piece by piece: whoever waits for the interpreter's lock gets it in between."""
+    import orjson
+
+    if not array.ndim:
+        yield orjson.dumps(array.item())
+        return
+    rows = max(1, _AT_ONCE * len(array) // array.size) if array.size else len(array)
+    between = b"["
+    for begin in range(0, len(array), rows):
+        some = array[begin : begin + rows]
+        yield between
+        if rows == 1 and some.size > _AT_ONCE and array.ndim > 1:
+            yield from _json_array(some[0])
+        else:
+            yield orjson.dumps(some, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        between = b","
+    yield b"]" if len(array) else b"[]"
+
+
+def _as_array(tensor: Tensor) -> Any:
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    return (plain.float() if plain.dtype in (torch.bfloat16, torch.float16) else plain).contiguous().numpy()
+
+
+def from_json(x: Any, dtype: torch.dtype, *, depth: int = _DEPTH) -> Tensor:
+    """Return nested lists of numbers, at most `depth` within each other, as a tensor of `dtype`."""
+    level, shape = [x], list[int]()
+    while (kinds := set(map(type, level))) == {list}:
+        lengths = set(map(len, level))
+        if len(shape) > depth or len(lengths) != 1:
+            what = f"more than {depth} lists within each other" if len(lengths) == 1 else "rows of different lengths"
+            raise BadInput(f"x cannot be made a tensor: it has {what}.")
+        shape += lengths
+        level = list(chain.from_iterable(level))
+    if not kinds <= {int, float}:
         raise BadInput("x is not made of numbers: it is one step, or a list of steps, as nested lists of numbers.")
+    if float in kinds and not dtype.is_floating_point and not dtype.is_complex:
+        raise BadInput(f"x has fractions, but this model takes {dtype}.")
     try:
-        tensor = torch.tensor(x)
-        if tensor.is_floating_point() and not dtype.is_floating_point:
-            raise BadInput(f"x has fractions, but this model takes {dtype}.")
-        return tensor.to(dtype)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        numbers = np.array(level, np.float64 if float in kinds or dtype.is_floating_point else np.int64)
+        return torch.from_numpy(numbers).to(dtype).reshape(shape)
+    except (ValueError, RuntimeError, OverflowError) as error:
         raise BadInput(f"x cannot be made a tensor: {error}") from None
-
-
-def _numbers(x: Any) -> bool:
-    if isinstance(x, list):
-        return all(map(_numbers, x))
-    return isinstance(x, int | float) and not isinstance(x, bool)
 
 
 def pack(content: Mapping[str, Tensor]) -> bytes:
@@ -79,6 +121,7 @@ def pack(content: Mapping[str, Tensor]) -> bytes:
 
 def unpack(data: bytes, name: str = "x") -> Tensor:
     """Return the one tensor in a safetensors file, which must have this name."""
+    check_file(data)
     try:
         content = safetensors.torch.load(data)
     except (SafetensorError, LookupError, RuntimeError, TypeError, ValueError, AssertionError) as error:
@@ -90,6 +133,12 @@ def unpack(data: bytes, name: str = "x") -> Tensor:
     return content[name]
 
 
+def check_file(data: bytes) -> None:
+    """Refuse a safetensors file whose header is so long that reading it would hold others up."""
+    if (length := int.from_bytes(data[:8], "little")) > _HEADER:
+        raise BadInput(f"the body is no safetensors file: its header would have {length} bytes.")
+
+
 def to_raw(tensor: Tensor) -> bytes:
     """Return the raw bytes of a tensor, little-endian, in row-major order."""
     plain = tensor.detach().cpu().contiguous()
@@ -98,7 +147,9 @@ def to_raw(tensor: Tensor) -> bytes:
 
 def parse_json(data: bytes | str) -> Any:
     """Return the value of a JSON text, or raise `BadInput`."""
+    import orjson
+
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
+        return orjson.loads(data)
+    except ValueError as error:
         raise BadInput(f"this is no JSON: {error}") from None

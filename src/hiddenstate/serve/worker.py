@@ -1,27 +1,38 @@
 """Who runs a tick: the worker's own thread, the thread that waits for the answer, or an event loop.
 
 Whoever runs it takes operations from the queue, has `TickRunner` run them, and delivers the results. A lock makes sure
-that there is one tick at a time.
+that there is one tick at a time. What was run is counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
+import numpy as np
 import torch
 
+from .futures import AsyncResultFuture, ResultFuture, notify_all
+from .gathered_inputs import GatheredInputs
 from .queue import OperationQueue
-from .session_operations import LATER, AsyncResultFuture, ResultFuture, SessionOperation, flattened, notify_all
-from .stats import TickCounter
+from .session_operations import LATER, Export, Import, ListNames, Push, PushChain, PushMany, SessionOperation, flattened
 from .stores import Store
 from .tick import TickRunner
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _QUICK = 0.01  # seconds
+_BRIEF = 0.0005  # seconds within the store
+_LONG = 8  # steps in one input, from which on the time of a tick tells what a step takes
+_UPKEEP = 1.0  # seconds between two looks at what the store can do when nobody waits
+_KEPT = 1024  # ticks and answers that means and quantiles are taken over
 _LOOK_AGAIN = 0.05  # seconds after which operations are taken over from an event loop that has ended meanwhile
 
 
@@ -37,12 +48,15 @@ class Worker:
     ) -> None:
         """Take up to `max_batch` operations for a tick; event loops let others join it for `max_wait` seconds."""
         self.counter = TickCounter()
-        self._ticks, self._queue = ticks, queue
+        self.gathered: GatheredInputs | None = None  # of inputs that coroutines give one by one
+        self._ticks, self._queue, self._store = ticks, queue, store
         self._max_batch, self._max_wait = max_batch, max_wait
-        self._shared = store.shared
-        self._sweep_every = None if store.ttl is None else min(30.0, max(0.05, store.ttl / 4))
+        self._shared, self._sweeps = store.shared, store.ttl is not None
         self._turn = threading.Lock()  # held by whichever thread is within a tick
-        self._seconds = 0.0  # processor time of a tick, as a moving average
+        self._seconds = math.inf  # that a tick takes, as a moving average; before the first, nobody knows
+        self._in_store = 0.0  # seconds of it within the store, as a moving average
+        self._step_seconds = _QUICK / _LONG  # that a step of a long input takes, as a moving average
+        self._slow: set[ResultFuture] = set()  # of operations that may take long, and are not for an event loop
         self._driver: asyncio.AbstractEventLoop | None = None  # the event loop that is about to run a tick
         self._seen = 0  # operations in the queue when that loop last looked
         self._since = 0.0  # when it first looked
@@ -60,21 +74,54 @@ class Worker:
 
     def submit(self, ops: Sequence[SessionOperation]) -> None:
         """Queue operations of a thread that will wait for them, and run their tick here unless one is under way."""
+        if self.gathered is not None:
+            self.gathered.flush()  # what came before these from the same thread
         self._queue.add(ops, notify=False)
-        if not self._tick_here() or self._queue.first is not None:
+        if _in_a_torch_mode() or (self._tick_here(join=True) and self._queue.first is not None):
             self._queue.notify()
+        # Else another thread is within a tick, and sees to what has come meanwhile when it is done.
+
+    def between_ticks(self, work: Callable[[], _T]) -> _T:
+        """Do something while no tick is under way, and return what it returns."""
+        try:
+            with self._turn:
+                self._store.patient = True
+                return work()
+        finally:
+            self._queue.notify()  # of what has come meanwhile
 
     def submit_async(self, ops: Sequence[SessionOperation]) -> None:
         """Queue operations of a coroutine; if ticks are short, the running event loop will run theirs itself."""
-        quick = self._quick
-        self._queue.add(ops, notify=not quick)
-        if quick:
+        if self.gathered is not None:
+            self.gathered.flush()
+        slow = [op.future for op in ops if self._may_take_long(op)]
+        if slow:
+            self._slow.update(slow)
+        if self.quick:
+            self._queue.append(ops)
             self._call_driver(asyncio.get_running_loop())
+        else:
+            self._queue.add(ops)
+
+    def check_store(self) -> None:
+        """Raise `StoreFailed` where the store cannot be read or written now."""
+        with self._turn:
+            self._store.patient = True
+            self._store.check()
 
     @property
-    def _quick(self) -> bool:
-        """Whether a tick is so short that an event loop may run it itself; never with a store across a network."""
-        return self._seconds < _QUICK and not self._shared
+    def quick(self) -> bool:
+        """Whether a tick is so short that an event loop may run it itself; never with a store across a network.
+
+        Where the store takes its time, the event loop reads the next inputs meanwhile, and sends answers: a tick's
+        commit overlaps with what comes before and after the next one.
+        """
+        return self._seconds < _QUICK and self._in_store < _BRIEF and not self._slow and not self._shared
+
+    def _may_take_long(self, op: SessionOperation) -> bool:
+        if type(op) is Push:
+            return op.steps > _LONG and op.steps * self._step_seconds > _QUICK
+        return isinstance(op, ListNames | Export | Import)
 
     # In an event loop.
 
@@ -92,7 +139,7 @@ class Worker:
             loop.call_soon(self._drive, loop)
             return
         self._driver = None  # before the tick: operations that come after it need another call
-        if not self._tick_here():
+        if not self.quick or _in_a_torch_mode() or not self._tick_here(patient=False):
             self._queue.notify()
         elif self._queue.first is not None:
             self._call_driver(loop)
@@ -101,28 +148,32 @@ class Worker:
 
     def _loop(self, threads: int) -> None:
         torch.set_num_threads(threads)
-        swept = time.monotonic()
+        sweep_at, upkeep_at = time.monotonic(), time.monotonic() + _UPKEEP
         while True:
             ops = self._queue.take(self._max_batch, timeout=_LOOK_AGAIN)
             if ops is None:
                 return
-            late = self._sweep_every is not None and time.monotonic() - swept >= self._sweep_every
-            if ops or late:  # not otherwise: a caller that finds the lock held has to wait for this thread
+            now = time.monotonic()
+            sweep, upkeep = self._sweeps and now >= sweep_at, now >= upkeep_at
+            if ops or sweep or upkeep:  # not otherwise: a caller that finds the lock held has to wait for this thread
                 with self._turn:
                     if ops:
                         try:
                             self._tick(ops)
                         except BaseException:  # a model may well call sys.exit: the other callers still need answers
                             _log.exception("a tick was interrupted")
-                    if late:
-                        swept = time.monotonic()
-                        self._ticks.sweep()
+                    if sweep:
+                        sweep_at = now + self._ticks.sweep()
+                    if upkeep:
+                        upkeep_at = now + _UPKEEP
+                        self._store.patient = True
+                        self._store.upkeep()
             if (first := self._queue.first) is not None:
                 self._hand_on(first)
 
     def _hand_on(self, op: SessionOperation) -> None:
         """Leave what is still in the queue, `op` first, to the event loop it came from, or keep it for this thread."""
-        if self._quick and isinstance(op.future, AsyncResultFuture):
+        if self.quick and isinstance(op.future, AsyncResultFuture):
             try:
                 op.future.loop.call_soon_threadsafe(self._drive, op.future.loop)
             except RuntimeError:  # it is closed
@@ -132,28 +183,39 @@ class Worker:
 
     # In any of them.
 
-    def _tick_here(self) -> bool:
-        """Run a tick in the calling thread; False where that is impossible, so that the worker's own thread must."""
-        if _in_a_torch_mode() or not self._turn.acquire(blocking=False):
+    def _tick_here(self, *, patient: bool = True, join: bool = False) -> bool:
+        """Run a tick in the calling thread, unless one is under way; with `join`, let others join it."""
+        if not self._turn.acquire(blocking=False):
             return False
         try:
-            ops = self._queue.take_now(self._max_batch)
+            ops = self._queue.take_now(self._max_batch, join=join)
             if ops:
-                self._tick(ops)
+                self._tick(ops, patient=patient)
         finally:
             self._turn.release()
         return True
 
-    def _tick(self, ops: list[SessionOperation]) -> None:
+    def _tick(self, ops: list[SessionOperation], *, patient: bool = True) -> None:
         began, worked = time.perf_counter(), time.thread_time()
+        waited, before = self._store.waited, (self._ticks.model_seconds, self._store.seconds)
         try:
-            self._ticks.run(ops)
+            self._ticks.run(ops, patient=patient)
         finally:
-            self._deliver(ops, began)
-            # Processor time: how long the thread waited for the interpreter's lock says nothing about the tick.
-            self._seconds += 0.2 * (time.thread_time() - worked - self._seconds)
+            model, store = self._ticks.model_seconds - before[0], self._store.seconds - before[1]
+            self._in_store += 0.2 * (store - self._in_store)
+            self._deliver(ops, began, model, store)
+            # Processor time, and what the store waited for: how long the thread waited for the interpreter's lock says
+            # nothing about the tick.
+            self._learn(ops, time.thread_time() - worked + self._store.waited - waited)
 
-    def _deliver(self, ops: list[SessionOperation], began: float) -> None:
+    def _learn(self, ops: list[SessionOperation], seconds: float) -> None:
+        """Note how long a tick took, and what a step takes where there was a long input in it."""
+        self._seconds = seconds if self._seconds == math.inf else self._seconds + 0.2 * (seconds - self._seconds)
+        longest = max([op.steps if isinstance(op, Push | PushMany) else 0 for op in ops])
+        if longest > _LONG:
+            self._step_seconds += 0.2 * (seconds / longest - self._step_seconds)
+
+    def _deliver(self, ops: list[SessionOperation], began: float, model: float, store: float) -> None:
         done = [op for op in flattened(ops) if op.result is not LATER]
         self._queue.done(done)
         delayed, self._ticks.delayed = self._ticks.delayed, []
@@ -162,7 +224,9 @@ class Worker:
         complete: list[ResultFuture] = []
         for op in done:
             op.deliver(complete)
-        self.counter.count(done, complete, began)
+        self._slow.difference_update(complete)
+        self.counter.set_back = self._ticks.set_back.count
+        self.counter.count(done, complete, began, model=model, store=store)
         notify_all(complete)
 
 
@@ -175,3 +239,96 @@ def _in_a_torch_mode() -> bool:
         or torch._C._len_torch_function_stack() > 0
         or torch._C._len_torch_dispatch_stack() > 0
     )
+
+
+BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_EDGES = np.array(BOUNDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How often something took how long: up to each of the `BOUNDS` in seconds, and at last longer than all."""
+
+    counts: tuple[int, ...] = (0,) * (len(BOUNDS) + 1)
+    seconds: float = 0.0  # in all
+
+    def plus(self, durations: Sequence[float]) -> Histogram:
+        """Return the same with these counted."""
+        places = np.searchsorted(_EDGES, durations)
+        counts = np.bincount(places, minlength=len(self.counts)) + self.counts
+        return Histogram(tuple(counts.tolist()), self.seconds + sum(durations))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Totals since the start, and the last thousand or so ticks."""
+
+    seconds: float  # since the start
+    ticks: int
+    inputs: int  # applied or answered again
+    steps: int
+    failures: int  # operations that were answered by an error
+    set_back: int  # sessions that were found older in the store than they had been here
+    batch: float  # mean number of operations in a tick, lately
+    tick_seconds: float  # mean, lately
+    latency_p50: float  # seconds from call to answer, lately
+    latency_p99: float
+    waiting: Histogram  # of callers, from their call to the beginning of the tick that answered them
+    answering: Histogram  # of callers, from their call to its answer
+    model: Histogram  # of ticks, within calls of the model
+    store: Histogram  # of ticks, within the store
+
+
+class TickCounter:
+    """Counts ticks and what was in them; read from any thread."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._ticks = self._inputs = self._steps = self._failures = 0
+        self.set_back = 0
+        self._lately: deque[tuple[int, float]] = deque(maxlen=_KEPT)  # operations, seconds
+        self._latencies: deque[float] = deque(maxlen=_KEPT)
+        self._waiting = self._answering = self._model = self._store = Histogram()
+
+    def count(
+        self,
+        ops: Sequence[SessionOperation],
+        complete: Sequence[ResultFuture],
+        began: float,
+        *,
+        model: float = 0.0,
+        store: float = 0.0,
+    ) -> None:
+        """Count one tick: its operations, the futures that it completed, its seconds in the model and in the store."""
+        now = time.perf_counter()
+        single = [op for op in ops if not isinstance(op, PushChain | PushMany)]
+        chained = [push for op in ops if isinstance(op, PushChain) for push in op.pushes]
+        many = [op for op in ops if isinstance(op, PushMany)]
+        lengths = [op.steps for op in [*single, *chained] if type(op) is Push]
+        together = sum([len(op) for op in many])
+        failed = len([op for op in [*single, *chained] if isinstance(op.result, Exception)])
+        with self._lock:
+            self._ticks += 1
+            self._inputs += len(lengths) + together
+            self._steps += sum(lengths) + sum([op.steps * len(op) for op in many])
+            self._failures += failed
+            self._lately.append((len(single) + len(chained) + together, now - began))
+            latencies = [now - future.began for future in complete for _ in range(future.callers)]
+            self._latencies.extend(latencies)
+            self._answering = self._answering.plus(latencies)
+            self._waiting = self._waiting.plus([max(0.0, latency - now + began) for latency in latencies])
+            self._model, self._store = self._model.plus([model]), self._store.plus([store])
+
+    def snapshot(self) -> EngineStats:
+        """Return the current numbers."""
+        with self._lock:
+            lately, latencies = list(self._lately), sorted(self._latencies)
+            totals = (self._ticks, self._inputs, self._steps, self._failures, self.set_back)
+            times = (self._waiting, self._answering, self._model, self._store)
+        batch, seconds = (
+            sum(column) / max(1, len(lately)) for column in (zip(*lately, strict=True) if lately else ((), ()))
+        )
+        p50, p99 = (latencies[int(share * (len(latencies) - 1))] if latencies else 0.0 for share in (0.5, 0.99))
+        return EngineStats(time.monotonic() - self._began, *totals, batch, seconds, p50, p99, *times)

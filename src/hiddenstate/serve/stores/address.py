@@ -1,4 +1,4 @@
-"""The address of a store: `memory:`, `sqlite:///path` or `redis://host:port/number`."""
+"""The address of a store: `memory:`, `sqlite:///path`, `redis://host:port/number`, a Sentinel's or a Cluster's."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ def open_store(address: str | Store) -> Store:
         from .sqlite import SqliteStore
 
         return SqliteStore(unquote(rest.removeprefix("///")))
-    if kind in ("redis", "rediss", "unix") and urlsplit(str(address)).netloc + urlsplit(str(address)).path:
+    if (
+        kind.partition("+")[0] in ("redis", "rediss", "unix")
+        and urlsplit(str(address)).netloc + urlsplit(str(address)).path
+    ):
         from .redis import RedisStore
 
         return RedisStore(str(address))
     raise BadInput(
         f"the store is {address!r}, but 'memory:', 'sqlite:///path' (four slashes for an absolute path) or "
-        f"'redis://host:port/number' is needed."
+        f"'redis://host:port/number' is needed (or redis+sentinel://hosts/service, redis+cluster://hosts)."
     )

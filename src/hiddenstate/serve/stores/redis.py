@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
+import heapq
+import secrets
+import time
 import uuid
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from typing import Any, TypeAlias
 
-from ...errors import BadInput, MissingExtra, StoreFailed
-from .store import Busy, Change, Claim, Row, Store
+from ...errors import SessionLost, StoreFailed
+from .redis_address import RedisAddress
+from .store import RANDOM_BITS, Busy, Change, Claim, Row, Store, next_version
 
-_LEASE = 2.0
+_BUCKETS = 256  # hash tags of a cluster: all keys of one are in one slot, and a session is in one bucket
+_COUNTED = 1.0  # seconds for which the number of sessions in a cluster is remembered
+_REPLICATED = 1000  # milliseconds that replicas have to confirm
 _FIELDS = ("version", "seq", "steps", "opened", "touched", "fingerprint", "state")
 
-# The scripts that run inside Redis, each as one transaction. A session is a hash with the fields version (the epoch of
-# the last change), seq, steps, opened, touched, fingerprint, state, the answers a0, a1 and so on, and those of its
-# lease: epoch, holder, until.
+# What a script is called with: keys, all of one slot, and values.
+_Asked: TypeAlias = "tuple[list[str], list[Any]]"
+
+# The scripts that run inside Redis, each as one transaction. A session is a hash with the fields version, seq, steps,
+# opened, touched, fingerprint, state, the answers a0, a1 and so on, those of its lease (epoch, holder, until), and its
+# last versions (line). A version is `count:random`: a Redis that is set back to an older copy counts the same numbers
+# again, but never draws the same ones. Numbers are compared as texts: Lua's have 53 bits.
 
 _CLAIM = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local counter = KEYS[#KEYS]
 local found = {}
-for i = 1, #KEYS - 1 do
-  local is = redis.call('HMGET', KEYS[i], 'version', 'until', 'holder')
+for i, key in ipairs(KEYS) do
+  local known, draw = ARGV[1 + 2 * i], ARGV[2 + 2 * i]
+  local is = redis.call('HMGET', key, 'version', 'until', 'holder', 'line')
   if not is[1] then
     found[i] = false
   elseif is[2] and tonumber(is[2]) > now and is[3] ~= ARGV[1] then
-    found[i] = {-1, tonumber(is[2]) - now}
+    found[i] = {'', tonumber(is[2]) - now}
   else
-    local epoch = redis.call('INCR', counter)
-    redis.call('HSET', KEYS[i], 'epoch', epoch, 'holder', ARGV[1], 'until', now + tonumber(ARGV[2]))
-    if is[1] == ARGV[2 + i] then
+    local count = tonumber(string.match(is[1], '^%d+'))
+    local epoch = string.format('%.0f', count + 1) .. ':' .. draw
+    redis.call('HSET', key, 'epoch', epoch, 'holder', ARGV[1], 'until', now + tonumber(ARGV[2]))
+    if is[1] == known then
       found[i] = {epoch, is[1]}
     else
-      local row = redis.call('HMGET', KEYS[i], 'seq', 'steps', 'opened', 'touched', 'fingerprint', 'state')
-      found[i] = {epoch, is[1], row[1], row[2], row[3], row[4], row[5], row[6]}
+      local strayed = 0
+      if known ~= '' then
+        local ahead = count - tonumber(string.match(known, '^%d+'))
+        local line = ' ' .. (is[4] or '')
+        if ahead <= 0 or (ahead < 16 and is[4] and not string.find(line, ' ' .. known .. ' ', 1, true)) then
+          strayed = 1
+        end
+      end
+      local row = redis.call('HMGET', key, 'seq', 'steps', 'opened', 'touched', 'fingerprint', 'state')
+      found[i] = {epoch, is[1], strayed, row[1], row[2], row[3], row[4], row[5], row[6]}
     end
   end
 end
@@ -44,45 +63,48 @@ return found
 """
 
 _COMMIT = """
-local names, touched, counter = KEYS[#KEYS - 2], KEYS[#KEYS - 1], KEYS[#KEYS]
+local names, touched = KEYS[#KEYS - 1], KEYS[#KEYS]
 local life = tonumber(ARGV[1])
 local versions = {}
-local at = 3
-for i = 1, #KEYS - 3 do
+local at = 2
+for i = 1, #KEYS - 2 do
   local key = KEYS[i]
-  local session, token, gone, anew = ARGV[at], ARGV[at + 1], ARGV[at + 2] == '1', ARGV[at + 3] == '1'
-  local seq, fingerprint, stateful = ARGV[at + 4], ARGV[at + 8], ARGV[at + 9] == '1'
-  local is = redis.call('HMGET', key, 'epoch', 'seq', 'fingerprint', 'version')
+  local session, token, version = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+  local gone, anew, seq, before = ARGV[at + 3] == '1', ARGV[at + 4] == '1', ARGV[at + 5], ARGV[at + 6]
+  local fingerprint, stateful = ARGV[at + 10], ARGV[at + 11] == '1'
+  local is = redis.call('HMGET', key, 'epoch', 'seq', 'fingerprint', 'version', 'line')
   local fits
   if token == '' then
     fits = not is[4]
   else
     fits = is[4] and is[1] == token
     if fits and not gone and not anew and is[2] ~= seq then
-      fits = tonumber(is[2]) + 1 == tonumber(seq) and is[3] == fingerprint
+      fits = is[2] == before and is[3] == fingerprint
     end
   end
   if not fits then
-    versions[i] = -1
+    versions[i] = ''
   elseif gone then
     redis.call('DEL', key)
     redis.call('ZREM', names, session)
     redis.call('ZREM', touched, session)
-    versions[i] = 0
+    versions[i] = '0'
   else
-    local version = token
-    if token == '' then version = redis.call('INCR', counter) end
     if anew then redis.call('DEL', key) end
-    redis.call('HSET', key, 'version', version, 'epoch', '', 'until', 0, 'seq', seq, 'steps', ARGV[at + 5],
-      'opened', ARGV[at + 6], 'touched', ARGV[at + 7], 'fingerprint', fingerprint)
-    if stateful then redis.call('HSET', key, 'state', ARGV[at + 10]) else redis.call('HDEL', key, 'state') end
-    if ARGV[at + 11] ~= '' then redis.call('HSET', key, ARGV[at + 11], ARGV[at + 12]) end
+    local line = is[5] or ''
+    if line == '' and is[4] then line = is[4] .. ' ' end
+    local held = select(2, string.gsub(line, ' ', ''))
+    if held >= 16 then line = string.gsub(line, '^%S+ ', '') end
+    redis.call('HSET', key, 'version', version, 'line', line .. version .. ' ', 'epoch', '', 'until', 0,
+      'seq', seq, 'steps', ARGV[at + 7], 'opened', ARGV[at + 8], 'touched', ARGV[at + 9], 'fingerprint', fingerprint)
+    if stateful then redis.call('HSET', key, 'state', ARGV[at + 12]) else redis.call('HDEL', key, 'state') end
+    if ARGV[at + 13] ~= '' then redis.call('HSET', key, ARGV[at + 13], ARGV[at + 14]) end
     if life > 0 then redis.call('PEXPIRE', key, life) else redis.call('PERSIST', key) end
     redis.call('ZADD', names, 0, session)
-    redis.call('ZADD', touched, ARGV[at + 7], session)
-    versions[i] = tonumber(version)
+    redis.call('ZADD', touched, ARGV[at + 9], session)
+    versions[i] = version
   end
-  at = at + 13
+  at = at + 15
 end
 return versions
 """
@@ -91,6 +113,7 @@ _RELEASE = """
 for i, key in ipairs(KEYS) do
   if redis.call('HGET', key, 'epoch') == ARGV[i] then redis.call('HSET', key, 'until', 0) end
 end
+return {}
 """
 
 _SWEEP = """
@@ -105,120 +128,204 @@ return #old
 
 
 class RedisStore(Store):
-    """Sessions in Redis, for any number of identical workers.
+    """Sessions in Redis, for any number of identical workers; by itself, behind Sentinels, or a Cluster.
 
-    For the length of a tick a worker holds a lease on the sessions in it, with an epoch that rises with every lease.
+    For the length of a tick a worker holds a lease on the sessions in it, with an epoch that differs from every other.
     A change is accepted only with the epoch it was made under, so a worker that was paused past its lease, or has died,
     cannot overwrite later changes. As durable as Redis is configured to be: `appendonly yes`, `appendfsync always`.
+    A Cluster runs one transaction for each bucket of sessions, in place of one for each tick.
     """
 
     shared = True
 
     def __init__(self, address: str) -> None:
         """Connect; `?lease=` is the seconds a lease lasts, `?prefix=` stands before all keys."""
-        try:
-            import redis
-            from redis.backoff import NoBackoff
-            from redis.retry import Retry
-        except ImportError as error:
-            raise MissingExtra(
-                "sessions in Redis need the redis library, which is not installed: pip install 'hiddenstate[redis]'."
-            ) from error
-        self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)
-        address, options = _options(address)
-        self._address = address.rpartition("@")[2]  # without a password, for messages
-        self._lease_ms = max(1, round(1e3 * options["lease"]))
-        self._prefix = options["prefix"]
+        place = RedisAddress.read(address)
+        self._address, self._prefix, self._replicas = place.shown, place.prefix, place.replicas
+        self._lease_ms = max(1, round(1e3 * place.lease))
+        self._cluster = place.kind == "cluster"
         self._holder = uuid.uuid4().hex
-        # No automatic retries: the next claim shows whether a commit whose answer was lost took place.
-        # Version 2 of the protocol, since every server speaks it.
-        self._db: Any = redis.Redis.from_url(
-            address, retry=Retry(NoBackoff(), 0), socket_timeout=5.0, socket_connect_timeout=2.0, protocol=2
-        )
-        self._scripts = {script: self._db.register_script(script) for script in (_CLAIM, _COMMIT, _RELEASE, _SWEEP)}
+        self._counted: tuple[float, int] | None = None  # of a cluster: when, and how many there were
+        self._db, self._errors = place.connect()
+        self._scripts = {} if self._cluster else {s: self._db.register_script(s) for s in (_CLAIM, _COMMIT, _RELEASE)}
         with self._failing("be reached"):
             self._db.ping()
 
-    def claim(self, wanted: Sequence[tuple[str, int]]) -> list[Claim | Busy | None]:
+    def claim(self, wanted: Sequence[tuple[str, int]]) -> list[Claim | Busy | SessionLost | None]:
         """Lease each session that nobody else holds; rows whose version the caller knows are not sent."""
-        keys = [self._key(session) for session, _ in wanted]
-        known = [version for _, version in wanted]
-        found = self._again(
-            lambda: self._run(_CLAIM, [*keys, self._key("", "epoch")], [self._holder, self._lease_ms, *known])
-        )
-        return [_claim(reply) for reply in found]
+        each = [("" if v < 0 else _text(v), secrets.randbits(RANDOM_BITS) | 1) for _, v in wanted]
+        names = [session for session, _ in wanted]
+        asked = self._by_bucket(names, [self._holder, self._lease_ms], each)
+        found = self._again(lambda: self._run(_CLAIM, asked))
+        return [_claim(session, reply) for session, reply in zip(names, self._ordered(names, found), strict=True)]
 
     def commit(self, changes: Sequence[Change]) -> list[int | None]:
-        """Run all changes as one script: Redis does nothing else meanwhile."""
-        keys = [self._key(change.session) for change in changes]
-        values: list[Any] = [0 if self.ttl is None else max(1, round(2e3 * self.ttl)), self._holder]
-        for change in changes:
-            row = change.row or Row(0, 0, 0.0, 0.0, "", None)
-            kept = change.answer is not None and self.replay > 0
-            values += [
-                change.session,
-                "" if change.token is None else change.token,
-                int(change.row is None),
-                int(change.anew),
-                *(row.seq, row.steps, repr(row.opened), repr(row.touched), row.fingerprint),
-                *(int(row.state is not None), row.state or b""),
-                *((f"a{row.seq % self.replay}", b"%d " % row.seq + change.answer) if kept else ("", b"")),
-            ]
+        """Run all changes as one script, or one for each bucket: Redis does nothing else meanwhile."""
+        life = 0 if self.ttl is None else max(1, round(2e3 * self.ttl))
+        names = [change.session for change in changes]
+        asked = self._by_bucket(names, [life], [self._values(change) for change in changes], ("names", "touched"))
         with self._failing("write"):
-            places = [self._key("", "names"), self._key("", "touched"), self._key("", "epoch")]
-            versions = self._run(_COMMIT, [*keys, *places], values)
-        return [None if version < 0 else version for version in versions]
+            versions = self._ordered(names, self._run(_COMMIT, asked, write=True))
+        if self._counted is not None:
+            grown = sum((change.token is None) - (change.row is None) for change in changes)
+            self._counted = self._counted[0], self._counted[1] + grown
+        return [_number(version) if version else None for version in versions]
 
     def release(self, claims: Sequence[tuple[str, int]]) -> None:
         """Give leases back; those that cannot be given back end by themselves."""
         try:
-            self._run(_RELEASE, [self._key(session) for session, _ in claims], [token for _, token in claims])
+            self._run(_RELEASE, self._by_bucket([s for s, _ in claims], [], [(_text(token),) for _, token in claims]))
         except self._errors:
             return
 
     def read(self, session: str) -> Row | None:
         """Read a session without a lease."""
         found = self._again(lambda: self._db.hmget(self._key(session), _FIELDS))
-        return None if found[0] is None else _row(found[1:])
+        return None if found[0] is None else _row(session, found[1:])
 
     def answer(self, session: str, seq: int) -> Any:
         """Read the field in which the answer to `seq` is kept, unless a later one has replaced it."""
         found = self._again(lambda: self._db.hget(self._key(session), f"a{seq % max(1, self.replay)}"))
+        if self._replicas and found is not None:
+            with self._failing("write"):
+                self._confirm()
         number, _, data = (found or b"").partition(b" ")
         return data if number == b"%d" % seq else None
 
     def sessions(self, prefix: str, after: str, limit: int) -> list[str]:
-        """Read names along a sorted set."""
+        """Read names along sorted sets."""
         start, low = b"[" + prefix.encode(), b"(" + after.encode()
         begin = low if after and after >= prefix else start if prefix else b"-"
         end = b"[" + prefix.encode() + b"\xff" if prefix else b"+"
-        found = self._again(lambda: self._db.zrangebylex(self._key("", "names"), begin, end, start=0, num=limit))
-        return [name.decode() for name in found]
+        found = self._every("names", lambda pipe, key: pipe.zrangebylex(key, begin, end, start=0, num=limit))
+        return [name.decode() for name, _ in zip(heapq.merge(*found), range(limit), strict=False)]
 
     def count(self) -> int:
-        """Return the size of that set."""
-        return int(self._again(lambda: self._db.zcard(self._key("", "names"))))
+        """Return the size of that set; of a cluster's, at most a second ago."""
+        if self._counted is not None and time.monotonic() - self._counted[0] < _COUNTED:
+            return self._counted[1]
+        count = sum(map(int, self._every("names", lambda pipe, key: pipe.zcard(key))))
+        self._counted = (time.monotonic(), count) if self._cluster else None
+        return count
 
     def sweep(self, before: float, limit: int) -> int:
         """Remove those touched longest ago; their states expire in Redis by themselves."""
-        keys = [self._key("", "names"), self._key("", "touched")]
-        with self._failing("sweep"):
-            return int(self._run(_SWEEP, keys, [repr(before), limit, self._key("")]))
+        old = self._every("touched", lambda pipe, key: pipe.zcount(key, "-inf", f"({before!r}"))
+        gone = 0
+        for bucket, count in enumerate(old):
+            if count and gone < limit:
+                keys = [self._index("names", bucket), self._index("touched", bucket)]
+                with self._failing("sweep"):
+                    where = self._index("session", bucket)
+                    gone += int(self._db.eval(_SWEEP, 2, *keys, repr(before), limit - gone, where))
+        self._counted = None
+        return gone
+
+    def check(self) -> None:
+        """Ask for a sign of life."""
+        with self._failing("be reached"):
+            self._db.ping()
 
     def close(self) -> None:
         """Close the connections."""
         self._db.close()
 
-    def _key(self, session: str, kind: str = "session") -> str:
-        return f"{self._prefix}:{kind}:{session}"
+    def _values(self, change: Change) -> Sequence[Any]:
+        """Return what the script is told of a change."""
+        row = change.row or Row(0, 0, 0.0, 0.0, "", None)
+        kept = change.answer is not None and self.replay > 0
+        token = "" if change.token is None else _text(change.token)
+        return (
+            change.session,
+            token,
+            token or _text(next_version()),  # the version after it
+            int(change.row is None),
+            int(change.anew),
+            *(row.seq, row.seq - 1, row.steps, repr(row.opened), repr(row.touched), row.fingerprint),
+            *(int(row.state is not None), row.state or b""),
+            *((f"a{row.seq % self.replay}", b"%d " % row.seq + change.answer) if kept else ("", b"")),
+        )
 
-    def _run(self, script: str, keys: Sequence[str], values: Sequence[Any]) -> Any:
-        return self._scripts[script](keys=keys, args=values)
+    # Keys and buckets: of a Redis by itself there is one bucket, number 0.
 
-    def _again(self, ask: Any) -> Any:
+    def _bucket(self, session: str) -> int:
+        return zlib.crc32(session.encode("utf-8", "surrogatepass")) % _BUCKETS if self._cluster else 0
+
+    def _index(self, kind: str, bucket: int) -> str:
+        return f"{self._prefix}:{{{bucket}}}:{kind}:" if self._cluster else f"{self._prefix}:{kind}:"
+
+    def _key(self, session: str) -> str:
+        return self._index("session", self._bucket(session)) + session
+
+    def _by_bucket(
+        self, names: Sequence[str], common: list[Any], each: Sequence[Iterable[Any]], indexes: Sequence[str] = ()
+    ) -> list[_Asked]:
+        """Return a call for each bucket in which there are some of these sessions, with what concerns each of them."""
+        asked: dict[int, _Asked] = {}
+        for session, values in zip(names, each, strict=True):
+            bucket = self._bucket(session)
+            keys, all_values = asked.setdefault(bucket, ([], list(common)))
+            keys.append(self._index("session", bucket) + session)
+            all_values.extend(values)
+        for bucket, (keys, _) in asked.items():
+            keys.extend(self._index(kind, bucket) for kind in indexes)
+        return list(asked.values())
+
+    def _ordered(self, names: Sequence[str], replies: list[list[Any]]) -> list[Any]:
+        """Return the replies of all buckets in the order of the sessions."""
+        buckets = list(map(self._bucket, names))
+        by_bucket = dict(zip(dict.fromkeys(buckets), map(iter, replies), strict=True))
+        return [next(by_bucket[bucket]) for bucket in buckets]
+
+    def _run(self, script: str, asked: list[_Asked], *, write: bool = False) -> list[Any]:
+        """Run a script once for each bucket, and return the reply of each."""
+        if not asked:
+            return []
+        if not self._cluster and not (write and self._replicas):
+            ((keys, values),) = asked
+            return [self._scripts[script](keys=keys, args=values)]
+        pipe = self._db.pipeline(transaction=False)
+        for keys, values in asked:
+            pipe.execute_command("EVAL", script, len(keys), *keys, *values)
+        if write and self._replicas:
+            pipe.wait(self._replicas, _REPLICATED)  # on the same connection: it is about what this one wrote
+        replies = list(pipe.execute())
+        if write and self._replicas:
+            self._check_confirmed(replies.pop())
+        return replies
+
+    def _confirm(self) -> None:
+        """Wait until replicas have all that was written before: an answer that is given again may be one they lack."""
+        pipe = self._db.pipeline(transaction=False)
+        pipe.incr(self._index("confirmed", 0))
+        pipe.wait(self._replicas, _REPLICATED)
+        self._check_confirmed(pipe.execute()[1])
+
+    def _check_confirmed(self, confirmed: int) -> None:
+        if confirmed < self._replicas:
+            raise StoreFailed(
+                f"the store {self._address} wrote, but {confirmed} of {self._replicas} replicas confirmed it within "
+                f"{_REPLICATED / 1e3:g} s. Nothing was acknowledged; repeat an input with its seq to find out."
+            )
+
+    def _every(self, kind: str, ask: Callable[[Any, str], Any]) -> list[Any]:
+        """Ask the same of one index in every bucket."""
+        if not self._cluster:
+            return [self._again(lambda: ask(self._db, self._index(kind, 0)))]
+
+        def all_of_them() -> list[Any]:
+            pipe = self._db.pipeline(transaction=False)
+            for bucket in range(_BUCKETS):
+                ask(pipe, self._index(kind, bucket))
+            return list(pipe.execute())
+
+        return list(self._again(all_of_them))
+
+    def _again(self, ask: Callable[[], Any]) -> Any:
         """Ask again once, where that does no harm: the first failure may be that of a connection long gone."""
         try:
-            return ask()
+            with self.timed():
+                return ask()
         except self._errors:
             with self._failing("read"):
                 return ask()
@@ -226,7 +333,8 @@ class RedisStore(Store):
     @contextmanager
     def _failing(self, verb: str) -> Iterator[None]:
         try:
-            yield
+            with self.timed():
+                yield
         except self._errors as error:
             raise StoreFailed(
                 f"the store {self._address} could not {verb}: {type(error).__name__}: {error}. Nothing was "
@@ -234,27 +342,34 @@ class RedisStore(Store):
             ) from error
 
 
-def _options(address: str) -> tuple[str, dict[str, Any]]:
-    parts = urlsplit(address)
-    query = dict(parse_qsl(parts.query))
-    try:
-        lease = float(query.pop("lease", _LEASE))
-    except ValueError:
-        raise BadInput(f"the lease in {address!r} is no number of seconds.") from None
-    prefix = query.pop("prefix", "hiddenstate")
-    return urlunsplit(parts._replace(query=urlencode(query))), {"lease": lease, "prefix": prefix}
+def _text(version: int) -> str:
+    """Return a version as Redis has it; those of older editions are a count alone."""
+    count, random = version >> RANDOM_BITS, version & ((1 << RANDOM_BITS) - 1)
+    return f"{count}:{random}" if random else str(count)
 
 
-def _claim(reply: Any) -> Claim | Busy | None:
+def _number(version: bytes) -> int:
+    count, _, random = version.partition(b":")
+    return (int(count) << RANDOM_BITS) | int(random or 0)
+
+
+def _claim(session: str, reply: Any) -> Claim | Busy | SessionLost | None:
     if reply is None:
         return None
     epoch, version, *row = reply
-    if epoch < 0:
+    if not epoch:
         return Busy(version / 1e3)
-    return Claim(epoch, int(version), _row(row) if row else None)
+    try:
+        found = _row(session, row[1:]) if row else None
+    except SessionLost as error:
+        return error
+    return Claim(_number(epoch), _number(version), found, bool(row and row[0]))
 
 
-def _row(found: Sequence[bytes | None]) -> Row:
+def _row(session: str, found: Sequence[bytes | None]) -> Row:
     seq, steps, opened, touched, fingerprint, state = found
-    times = float(opened or 0), float(touched or 0)
-    return Row(int(seq or 0), int(steps or 0), times[0], times[1], (fingerprint or b"").decode(), state)
+    try:
+        times = float(opened or 0), float(touched or 0)
+        return Row(int(seq or 0), int(steps or 0), times[0], times[1], (fingerprint or b"").decode(), state)
+    except ValueError as error:
+        raise SessionLost(f"session {session!r} is lost: its row is damaged ({error}).", "damaged") from error

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
-from ...errors import StoreFailed
-from .store import Advance, Change, Claim, Lookup, Row, Store
+from ...errors import SessionLost, StoreBusy, StoreFailed
+from .store import RANDOM_BITS, Advance, Change, Claim, Lookup, Row, Store, next_version, strayed
+
+_T = TypeVar("_T")
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -40,8 +43,10 @@ _DELETE = "DELETE FROM sessions WHERE id = ? AND version = ?"
 _HOLDS = "SELECT 1 FROM sessions WHERE id = ? AND version = ?"
 _PLACES = 16  # answers to delete at least: an engine with another `replay` may have left more
 _FORMAT = 1
+_FULL = 13  # SQLite's code for a full disk; sqlite3 names it from Python 3.11 on
 _PAGE = 16384  # bytes: a few states of some KiB each, so that a commit writes few pages and none runs over
-_LOG = 32 * 2**20 // _PAGE  # pages
+_LOG = 32 * 2**20  # bytes of the log at most, and a quarter of the room that there is on the disk
+_LOOK_AFTER = 2**20  # bytes of states, after which the size of the log is looked at
 _REMEMBERED = 50_000  # sessions whose numbers are known without asking
 _ASKED_AT_ONCE = 500  # SQLite takes no more than 999 parameters everywhere
 
@@ -50,32 +55,28 @@ class SqliteStore(Store):
     """Sessions in a file, in WAL mode with full synchronization: a commit survives a crash of process or machine.
 
     A second engine on the same file does no harm: each notices that the other wrote and reads again, and a change that
-    comes too late finds another version and is made again.
+    comes too late finds another version and is made again. The log is copied back into the file when nobody waits for
+    an answer (`upkeep`), and whenever there is no room for more of it.
     """
 
     chains = True
+    _patient = True
 
     def __init__(self, path: str, *, patience: float = 1.0) -> None:
         """Open or create the file; wait `patience` seconds for another process's lock before giving up."""
-        self._path = path
+        self._path, self._patience = path, patience
         try:
-            self._db = sqlite3.connect(path, timeout=patience, isolation_level=None, check_same_thread=False)
-            self._db.execute(f"PRAGMA page_size = {_PAGE}")  # takes effect only if the file is new
-            self._db.execute("PRAGMA journal_mode = WAL")
-            # Sessions change again and again: the longer the log, the more of it never has to be copied back.
-            self._db.execute(f"PRAGMA wal_autocheckpoint = {_LOG}")
-            self._db.execute("PRAGMA cache_size = -32768")  # KiB: the pages of a tick or two
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.executescript(_SCHEMA)
-            (found,) = self._db.execute("PRAGMA user_version").fetchone()
-            if not found:
-                self._db.execute(f"PRAGMA user_version = {_FORMAT}")
-            (self._count,) = self._db.execute("SELECT count(*) FROM sessions").fetchone()
+            found = self._open()
         except sqlite3.Error as error:
-            raise StoreFailed(
-                f"{path} cannot be opened as a store of sessions: {error}. The folder must exist and be writable, and "
-                f"the file, where there is one, must have been made by this store."
-            ) from error
+            try:
+                # A full disk may have no room for the file that readers share; without it the log can be copied back.
+                self._open(alone=True)
+                found = self._open()
+            except sqlite3.Error:
+                raise StoreFailed(
+                    f"{path} cannot be opened as a store of sessions: {error}. The folder must exist and be writable, "
+                    f"the disk have room, and the file, where there is one, must have been made by this store."
+                ) from error
         if found not in (0, _FORMAT):
             self._db.close()
             raise StoreFailed(
@@ -84,17 +85,58 @@ class SqliteStore(Store):
         (self._seen,) = self._db.execute("PRAGMA data_version").fetchone()
         self._numbers = Lookup()
         self._swept = 0  # the number of the last session that the sweep looked at
+        self._unseen = _LOOK_AFTER  # bytes written since the size of the log was looked at
+
+    def _open(self, *, alone: bool = False) -> int:
+        """Connect, and return the version of the file's format; `alone`, only copy the log back into it."""
+        self._db = sqlite3.connect(self._path, timeout=self._patience, isolation_level=None, check_same_thread=False)
+        try:
+            if alone:
+                self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                self._db.close()
+                return 0
+            self._db.execute(f"PRAGMA page_size = {_PAGE}")  # takes effect only if the file is new
+            self._db.execute("PRAGMA journal_mode = WAL")
+            # Sessions change again and again: the longer the log, the more of it never has to be copied back. What
+            # SQLite would do by itself, in the midst of a commit, is left for where `upkeep` is never called.
+            self._db.execute(f"PRAGMA wal_autocheckpoint = {4 * _LOG // _PAGE}")
+            self._db.execute("PRAGMA cache_size = -32768")  # KiB: the pages of a tick or two
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(_SCHEMA)
+            (found,) = self._db.execute("PRAGMA user_version").fetchone()
+            if not found:
+                self._db.execute(f"PRAGMA user_version = {_FORMAT}")
+            (self._count,) = self._db.execute("SELECT count(*) FROM sessions").fetchone()
+        except sqlite3.Error:
+            self._db.close()
+            raise
+        return int(found)
+
+    @property
+    def patient(self) -> bool:
+        """Whether a call waits for another process's lock."""
+        return self._patient
+
+    @patient.setter
+    def patient(self, patient: bool) -> None:
+        if patient != self._patient:
+            self._patient = patient
+            self._db.execute(f"PRAGMA busy_timeout = {round(1e3 * self._patience) if patient else 0}")
 
     def claim(self, wanted: Sequence[tuple[str, int]]) -> list[Claim | Any]:
         """Read the rows."""
-        rows: dict[str, Claim] = {}
-        names = [session for session, _ in wanted]
+        rows: dict[str, Claim | SessionLost] = {}
+        names, known = [session for session, _ in wanted], dict(wanted)
         with self._failing("read"):
             for some in _chunks(names):
                 query = f"SELECT id, number, {_ROW} FROM sessions WHERE id IN ({_marks(some)})"
                 for session, number, version, *row in self._db.execute(query, some):
                     self._remember(session, number)
-                    rows[session] = Claim(version, version, Row(*row))
+                    if [type(value) for value in row[:5]] == [int, int, float, float, str]:
+                        rows[session] = Claim(version, version, Row(*row), strayed(known[session], version))
+                    else:  # SQLite keeps what it is given, whatever the column
+                        rows[session] = SessionLost(f"session {session!r} is lost: its row is damaged.", "damaged")
         return [rows.get(name) for name in names]
 
     def commit(self, changes: Sequence[Change]) -> list[int | None]:
@@ -103,11 +145,16 @@ class SqliteStore(Store):
 
     def advance(self, advances: Sequence[Advance], changes: Sequence[Change]) -> list[int | None]:
         """Write all changed rows in one transaction, those of a batch with one statement."""
-        versions: list[int | None] = []
-        with self._failing("write"), self._transaction():
-            for batch in advances:
-                versions += self._advance(batch)
-            applied = [self._apply(change) for change in changes]
+
+        def write() -> tuple[list[int | None], list[int | None]]:
+            with self._transaction():
+                moved = [version for batch in advances for version in self._advance(batch)]
+                return moved, [self._apply(change) for change in changes]
+
+        with self._failing("write"):
+            size = sum(len(batch.sessions) * (batch.states.kind.nbytes + _PAGE) for batch in advances)
+            self._look_at_log(size + sum(_PAGE + len(c.row.state or b"") for c in changes if c.row is not None))
+            versions, applied = self._with_room(write)
         kept = [change for change, version in zip(changes, applied, strict=True) if version is not None]
         self._count += sum((change.token is None) - (change.row is None) for change in kept)
         return versions + applied
@@ -115,6 +162,8 @@ class SqliteStore(Store):
     def read(self, session: str) -> Row | None:
         """Read one row."""
         (found,) = self.claim([(session, -1)])
+        if isinstance(found, SessionLost):
+            raise found
         return None if found is None else found.row
 
     def answer(self, session: str, seq: int) -> Any:
@@ -157,6 +206,17 @@ class SqliteStore(Store):
             self._numbers = Lookup()
         return bool(before != now)
 
+    def check(self) -> None:
+        """Begin to write, which fails where the file is locked or the disk is gone."""
+        with self._failing("write"), self._transaction():
+            self._db.execute("SELECT 1 FROM sessions LIMIT 1").fetchone()
+
+    def upkeep(self) -> None:
+        """Copy the log back into the file where it has become long."""
+        if self._log_is_long():
+            with suppress(sqlite3.Error), self.timed():  # where somebody else reads or writes now, it is tried again
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def close(self) -> None:
         """Close the file; SQLite then copies its log back into it."""
         self._db.close()
@@ -165,7 +225,8 @@ class SqliteStore(Store):
         """Write the sessions of one batch; return their versions, None where a token is outdated."""
         numbers = self._numbers_of(batch.sessions)
         tokens, seqs, steps = (column.tolist() for column in (batch.tokens, batch.seqs, batch.steps))
-        versions: list[int | None] = [token + 1 for token in tokens]
+        drawn = next_version() & ((1 << RANDOM_BITS) - 1)  # for all of them: sessions' versions are never compared
+        versions: list[int | None] = [(((t >> RANDOM_BITS) + 1) << RANDOM_BITS) | drawn for t in tokens]
         touched = [batch.touched] * len(numbers)
         values = list(zip(versions, seqs, steps, touched, batch.states.sealed(), numbers, tokens, strict=True))
         self._db.execute("SAVEPOINT moves")  # all in one go, or else one by one to see which are outdated
@@ -218,11 +279,10 @@ class SqliteStore(Store):
         if change.row is None:
             return 0 if self._db.execute(_DELETE, (change.session, change.token)).rowcount else None
         if change.token is None:
-            # Later than any version that an older session of this name can have come to.
-            version = time.time_ns() // 1000
+            version = next_version()
             done = self._db.execute(_INSERT, (version, *change.row, change.session)).rowcount
         else:
-            version = change.token + 1
+            version = next_version(change.token)
             done = self._db.execute(_UPDATE, (version, *change.row, change.session, change.token)).rowcount
         if done and self.replay and change.answer is not None:
             seq, (number,) = change.row.seq, self._numbers_of([change.session])
@@ -240,11 +300,41 @@ class SqliteStore(Store):
                 self._db.execute("ROLLBACK")
             raise
 
+    def _with_room(self, write: Callable[[], _T]) -> _T:
+        """Write; where the disk is full, copy the log back into the file, which empties it, and write again."""
+        try:
+            return write()
+        except sqlite3.OperationalError as error:
+            if not self._patient or getattr(error, "sqlite_errorcode", _FULL) != _FULL:
+                raise
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            return write()
+
+    def _look_at_log(self, size: int) -> None:
+        """See to it, before so many bytes are written, that the log leaves room on the disk to be copied back."""
+        self._unseen += size
+        if self._unseen >= _LOOK_AFTER:
+            self._unseen = 0
+            if self._patient:
+                self.upkeep()
+            elif self._log_is_long(times=4):
+                raise StoreBusy(f"the log of {self._path} has to be copied back first.")
+
+    def _log_is_long(self, *, times: int = 1) -> bool:
+        try:
+            log, free = os.stat(f"{self._path}-wal").st_size, shutil.disk_usage(os.path.dirname(self._path) or ".").free
+        except OSError:
+            return False
+        return log > min(times * _LOG, (free + log) // 4)
+
     @contextmanager
     def _failing(self, verb: str) -> Iterator[None]:
         try:
-            yield
+            with self.timed():
+                yield
         except sqlite3.Error as error:
+            if not self._patient and isinstance(error, sqlite3.OperationalError):
+                raise StoreBusy(f"the store {self._path} cannot {verb} at this moment: {error}.") from error
             raise StoreFailed(
                 f"the store {self._path} could not {verb}: {error}. Nothing was acknowledged; sessions are as they "
                 f"were, and inputs may be repeated when the disk has room or the other user of the file has let go."

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ...errors import SessionLost
 from ...state import Format, State
 
 Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+
+RANDOM_BITS = 21  # of a version; the others count
+_FIRST_DAY = 1_577_836_800  # 2020, in seconds since the epoch
+
+
+def next_version(version: int = 0) -> int:
+    """Return the version after this one, or the first of a new session: a count, and behind it random bits.
+
+    A store that is set back to an older copy counts the same numbers again, but never draws the same ones: what a
+    worker remembers under a version is never taken for something else. A new session begins with the milliseconds since
+    2020: later than an older one of its name can have come to, unless that changed a thousand times a second.
+    """
+    count = (version >> RANDOM_BITS) + 1 if version else int(1e3 * (time.time() - _FIRST_DAY))
+    return (count << RANDOM_BITS) | secrets.randbits(RANDOM_BITS) | 1
+
+
+def strayed(known: int, version: int) -> bool:
+    """Return whether a session at `version` can never have been at the version that is `known` of it."""
+    return known >= 0 and version != known and version >> RANDOM_BITS <= known >> RANDOM_BITS
 
 
 class Lookup:
@@ -67,6 +90,7 @@ class Claim(NamedTuple):
     token: int  # a change is accepted only with it
     version: int  # of the row; it differs after every change
     row: Row | None  # None where the caller knows this version already
+    strayed: bool = False  # the version that the caller knows is not among those that led here: the store was set back
 
 
 class Busy(NamedTuple):
@@ -158,10 +182,16 @@ class Store(ABC):
 
     replay = 8  # how many answers of each session are kept
     ttl: float | None = None  # seconds without an input after which a session expires
+    patient = True  # whether a call may wait for a lock; if not, and there is one, it raises `StoreBusy`
+    seconds = 0.0  # spent in reading and writing since the start, waiting included
+    waited = 0.0  # of these, without computing: for a disk, a lock, a network
 
     @abstractmethod
-    def claim(self, wanted: Sequence[tuple[str, int]]) -> list[Claim | Busy | None]:
-        """Return each session, given by name and known version (-1: none), for a change; None where there is none."""
+    def claim(self, wanted: Sequence[tuple[str, int]]) -> list[Claim | Busy | SessionLost | None]:
+        """Return each session, given by name and known version (-1: none), for a change; None where there is none.
+
+        One that is damaged is an error in its place, so that the others are served.
+        """
 
     @abstractmethod
     def commit(self, changes: Sequence[Change]) -> list[int | None]:
@@ -198,6 +228,24 @@ class Store(ABC):
     def release(self, claims: Sequence[tuple[str, int]]) -> None:  # noqa: B027 - most have nothing to give back
         """Give back claims, by session and token, that led to no change."""
 
+    def check(self) -> None:
+        """Raise `StoreFailed` where it is plain that nothing could be read or written now."""
+        self.count()
+
+    def upkeep(self) -> None:  # noqa: B027 - most need none
+        """Do what can wait until nobody waits for an answer; called from time to time."""
+
     @abstractmethod
     def close(self) -> None:
         """Close files and connections."""
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add the time of what is done within to `seconds` and `waited`."""
+        began, worked = time.perf_counter(), time.thread_time()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - began
+            self.seconds += seconds
+            self.waited += max(0.0, seconds - (time.thread_time() - worked))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,12 +9,12 @@ from typing import Any
 
 import torch
 from fastapi import APIRouter, HTTPException, Request, Response
-from fastapi.responses import JSONResponse
 from torch import Tensor
 
 from ...errors import BadInput, SessionLost
-from ..wire import from_json, named_tensors, parse_json, to_json, to_raw
-from .gateway import CurrentCaller, CurrentGateway, Gateway, body_of
+from ..wire import JSON, from_json, named_tensors, parse_json, to_json, to_raw
+from .callers import Caller
+from .gateway import CurrentCaller, CurrentGateway, Gateway, numbers_in, off_loop
 
 router = APIRouter(prefix="/v2", tags=["KServe v2"])
 
@@ -32,6 +31,7 @@ _DTYPES = {
     "BF16": torch.bfloat16,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_VERSION = "1"
 _LENGTH = "inference-header-content-length"
 
 
@@ -50,32 +50,46 @@ async def live() -> dict[str, bool]:
 @router.get("/health/ready")
 async def ready(gateway: CurrentGateway) -> dict[str, bool]:
     """Say whether inputs are taken."""
-    if gateway.draining:
-        raise HTTPException(503, "the server is shutting down.")
+    await gateway.ready()
     return {"ready": True}
 
 
 @router.get("/models/{model}")
-async def describe(gateway: CurrentGateway, model: str) -> dict[str, Any]:
+@router.get("/models/{model}/versions/{version}")
+async def describe(gateway: CurrentGateway, model: str, version: str = _VERSION) -> dict[str, Any]:
     """Describe the model; whatever it is called, it is the one that is served."""
+    _check_version(version)
     shape = [1, -1, *gateway.engine.step_shape]
     inputs = [{"name": "x", "datatype": _NAMES[gateway.engine.dtype], "shape": shape}]
-    return {"name": model, "versions": ["1"], "platform": "pytorch", "inputs": inputs, "outputs": []}
+    outputs = [
+        {"name": out["name"], "datatype": _NAMES[getattr(torch, out["dtype"])], "shape": [1, *out["shape"]]}
+        for out in gateway.engine.outputs
+    ]
+    return {"name": model, "versions": [_VERSION], "platform": "pytorch", "inputs": inputs, "outputs": outputs}
 
 
 @router.get("/models/{model}/ready")
-async def model_ready(gateway: CurrentGateway, model: str) -> dict[str, Any]:
+@router.get("/models/{model}/versions/{version}/ready")
+async def model_ready(gateway: CurrentGateway, model: str, version: str = _VERSION) -> dict[str, Any]:
     """Say whether inputs are taken."""
+    _check_version(version)
     return {"name": model, **await ready(gateway)}
 
 
-@router.post("/models/{model}/infer", openapi_extra={"requestBody": {"content": {"application/json": {}}}})
-async def infer(gateway: CurrentGateway, caller: CurrentCaller, model: str, request: Request) -> Response:
+_BODY: dict[str, Any] = {"requestBody": {"content": {"application/json": {}}}}
+
+
+@router.post("/models/{model}/infer", openapi_extra=_BODY)
+@router.post("/models/{model}/versions/{version}/infer", openapi_extra=_BODY)
+async def infer(
+    gateway: CurrentGateway, caller: CurrentCaller, model: str, request: Request, version: str = _VERSION
+) -> Response:
     """Apply an input to the sequence that the parameters name.
 
     `sequence_start` begins it, in place of an older one of that name; `sequence_end` ends it after this input.
     """
-    content, blob = _read(request, await body_of(request, gateway.limits.body))
+    _check_version(version)
+    content, blob = await _read(gateway, request)
     asked = _object(content.get("parameters", {}), "parameters")
     session = asked.get("sequence_id")
     if type(session) not in (int, str) or session in (0, ""):
@@ -83,6 +97,7 @@ async def infer(gateway: CurrentGateway, caller: CurrentCaller, model: str, requ
     key = gateway.key(caller, str(session))
     x, batched = _input(gateway, content, blob)
     gateway.check_steps(x)
+    gateway.admit_inputs(caller)
     if asked.get("sequence_start") is True:
         await _begin(gateway, caller, key)
     push = gateway.engine.submit(key, x, _seq(asked))
@@ -90,17 +105,22 @@ async def infer(gateway: CurrentGateway, caller: CurrentCaller, model: str, requ
     if asked.get("sequence_end") is True:
         await gateway.engine.aclose(key)
     tensors = {name: tensor.unsqueeze(0) if batched else tensor for name, tensor in named_tensors(output).items()}
-    facts = {"model_name": model, "model_version": "1", "parameters": {"sequence_id": session, "seq": push.seq}}
+    facts = {"model_name": model, "model_version": _VERSION, "parameters": {"sequence_id": session, "seq": push.seq}}
     if isinstance(content.get("id"), str):
         facts["id"] = content["id"]
-    return _answer(facts, tensors, binary=_wants_binary(content))
+    return await off_loop(numbers_in(output), _answer, facts, tensors, _wants_binary(content))
 
 
-async def _begin(gateway: Gateway, caller: str, key: str) -> None:
-    gateway.admit_new(caller)
-    with suppress(SessionLost):
-        await gateway.engine.aclose(key)
-    await gateway.engine.aopen(key)
+def _check_version(version: str) -> None:
+    if version != _VERSION:
+        raise HTTPException(404, f"there is no version {version[:40]!r} of the model, only {_VERSION!r}.")
+
+
+async def _begin(gateway: Gateway, caller: Caller, key: str) -> None:
+    with gateway.new_session(caller):
+        with suppress(SessionLost):
+            await gateway.engine.aclose(key)
+        await gateway.engine.aopen(key)
 
 
 def _seq(asked: dict[str, Any]) -> int | None:
@@ -110,13 +130,17 @@ def _seq(asked: dict[str, Any]) -> int | None:
     return seq
 
 
-def _read(request: Request, body: bytes) -> tuple[dict[str, Any], bytes]:
-    """Split a body into its JSON and the binary data behind it."""
+async def _read(gateway: Gateway, request: Request) -> tuple[dict[str, Any], bytes]:
+    """Read a body, and split it into its JSON and the binary data behind it."""
     length = request.headers.get(_LENGTH)
-    if length is not None and (not length.isdigit() or int(length) > len(body)):
-        raise BadInput(f"the header {_LENGTH} says {length[:20]}, but the body has {len(body)} bytes.")
-    end = len(body) if length is None else int(length)
-    return _object(parse_json(body[:end]), "the body"), body[end:]
+    body = await gateway.body_of(request, json=length is None)
+    end = len(body)
+    if length is not None:
+        if not (length.isascii() and length.isdecimal()) or len(length) > 20 or int(length) > len(body):
+            raise BadInput(f"the header {_LENGTH} says {length[:20]}, but the body has {len(body)} bytes.")
+        end = int(length)
+        gateway.check_json(end)
+    return _object(await off_loop(end, parse_json, body[:end]), "the body"), body[end:]
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
@@ -166,7 +190,7 @@ def _wants_binary(content: dict[str, Any]) -> bool:
     )
 
 
-def _answer(facts: dict[str, Any], tensors: dict[str, Tensor], *, binary: bool) -> Response:
+def _answer(facts: dict[str, Any], tensors: dict[str, Tensor], binary: bool) -> Response:
     outputs: list[dict[str, Any]] = []
     blobs = []
     for name, tensor in tensors.items():
@@ -175,11 +199,11 @@ def _answer(facts: dict[str, Any], tensors: dict[str, Tensor], *, binary: bool) 
             blobs.append(to_raw(tensor))
             output["parameters"] = {"binary_data_size": len(blobs[-1])}
         else:
-            output["data"] = to_json(tensor.reshape(-1))
+            output["data"] = tensor.reshape(-1)
         outputs.append(output)
     content = {**facts, "outputs": outputs}
+    text = to_json(content)
     if not binary:
-        return JSONResponse(content)
-    text = json.dumps(content).encode()
+        return Response(text, media_type=JSON)
     headers = {"Inference-Header-Content-Length": str(len(text))}
     return Response(text + b"".join(blobs), media_type="application/octet-stream", headers=headers)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 import uuid
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from torch import Tensor
 
 from ...errors import BadInput, SessionLost
 from ...state import from_bytes
-from ..wire import JSON, SAFETENSORS, from_json, named_tensors, pack, parse_json, to_json, unpack
-from .gateway import CurrentCaller, CurrentGateway, Gateway, body_of
+from ..wire import JSON, SAFETENSORS, check_file, from_json, named_tensors, pack, parse_json, to_json, unpack
+from .callers import Caller
+from .gateway import CurrentCaller, CurrentGateway, Gateway, numbers_in, off_loop
 
 _LARGEST_SEQ = 2**62
 
@@ -72,12 +74,14 @@ _FILE = {"content": _BINARY, "required": True}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "the request cannot mean what it says"},
     401: {"description": "no token, or one that is not known"},
+    403: {"description": "the request comes from a page that may not talk to this server"},
     404: {"description": "there is no such session"},
     409: {"description": "the session is another model's, exists already, or the input does not follow the last one"},
     410: {"description": "the session has expired"},
     413: {"description": "too many bytes or steps"},
     422: {"description": "the model failed on this input; the session is as it was"},
-    429: {"description": "too many new sessions"},
+    429: {"description": "too many new sessions, inputs or streams"},
+    421: {"description": "the server does not answer to this name"},
     503: {"description": "the store is out of reach or full; try again"},
 }
 
@@ -89,9 +93,8 @@ async def open_session(gateway: CurrentGateway, caller: CurrentCaller, new: NewS
     """Begin a session."""
     name = (new.id if new else None) or uuid.uuid4().hex
     key = gateway.key(caller, name)
-    gateway.admit_new(caller)
-    await gateway.engine.aopen(key)
-    return await _facts(gateway, caller, key)
+    await gateway.begin(caller, key)
+    return await _facts_of_begun(gateway, caller, key)
 
 
 @router.put("/{session}", status_code=201)
@@ -100,9 +103,8 @@ async def open_named(
 ) -> SessionFacts:
     """Begin a session of this name, or with `exist_ok` go on with the one that is there."""
     key = gateway.key(caller, session)
-    gateway.admit_new(caller)
-    await gateway.engine.aopen(key, exist_ok=exist_ok)
-    return await _facts(gateway, caller, key)
+    await gateway.begin(caller, key, exist_ok=exist_ok)
+    return await _facts_of_begun(gateway, caller, key)
 
 
 @router.get("")
@@ -114,7 +116,7 @@ async def list_sessions(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
 ) -> SessionNames:
     """List the caller's sessions in order, from the first after `after` on."""
-    own = f"{caller}:" if caller else ""
+    own = f"{caller.name}:" if caller.name else ""
     found = await gateway.engine.asessions(own + prefix, after=own + after if after else "", limit=limit)
     return SessionNames(sessions=[gateway.name(caller, key) for key in found])
 
@@ -145,23 +147,27 @@ async def push(
     The answer has the form of the request. With `open` a session that is not there is begun.
     """
     key = gateway.key(caller, session)
-    body = await body_of(request, gateway.limits.body)
     binary = _media_type(request) == SAFETENSORS
-    x, number = (unpack(body), seq) if binary else _read_json(gateway, body, seq)
+    body = await gateway.body_of(request, json=not binary)
+    if binary:
+        x, number = unpack(body), seq
+    else:
+        x, number = await off_loop(len(body), _read_json, gateway, body, seq)
     gateway.check_steps(x)
+    gateway.admit_inputs(caller)
     given = gateway.engine.submit(key, x, number)
     try:
         output = gateway.engine.output(await given.outcome())
     except SessionLost as error:
         if not create or error.reason != "unknown":
             raise
-        gateway.admit_new(caller)
-        await gateway.engine.aopen(key, exist_ok=True)
+        await gateway.begin(caller, key, exist_ok=True)
         given = gateway.engine.submit(key, x, number)
         output = gateway.engine.output(await given.outcome())
     if binary:
         return Response(pack(named_tensors(output)), media_type=SAFETENSORS, headers={"x-seq": str(given.seq)})
-    return JSONResponse({"seq": given.seq, "y": to_json(output)})
+    text = await off_loop(numbers_in(output), to_json, {"seq": given.seq, "y": output})
+    return Response(text, media_type=JSON)
 
 
 @router.post("/{session}/reset", status_code=204)
@@ -177,8 +183,9 @@ async def fork(
     """Begin another session in the state of this one."""
     key = gateway.key(caller, session)
     target = gateway.key(caller, (new.id if new else None) or uuid.uuid4().hex)
-    gateway.admit_new(caller)
-    return await _facts(gateway, caller, await gateway.engine.afork(key, target))
+    with gateway.new_session(caller):
+        await gateway.engine.afork(key, target)
+    return await _facts(gateway, caller, target)
 
 
 @router.get("/{session}/state", response_class=Response, responses={200: {"content": _BINARY}})
@@ -186,7 +193,8 @@ async def export(gateway: CurrentGateway, caller: CurrentCaller, session: str, r
     """Return a session's state as a safetensors file, or as JSON where that is asked for."""
     data = await gateway.engine.aexport(gateway.key(caller, session))
     if JSON in request.headers.get("accept", ""):
-        return JSONResponse({"parts": {name: to_json(part) for name, part in from_bytes(data).items()}})
+        text = await off_loop(len(data), to_json, {"parts": dict(from_bytes(data).items())})
+        return Response(text, media_type=JSON)
     return Response(data, media_type=SAFETENSORS)
 
 
@@ -196,13 +204,25 @@ async def import_state(
 ) -> SessionFacts:
     """Put a session, begun if need be, where an exported one was."""
     key = gateway.key(caller, session)
-    data = await body_of(request, gateway.limits.body)
-    gateway.admit_new(caller)
-    await gateway.engine.aimport_(key, data, any_model=any_model)
+    data = await gateway.body_of(request, json=False)
+    check_file(data)
+    known = await gateway.exists(key)
+    with nullcontext() if known else gateway.new_session(caller):
+        await gateway.engine.aimport_(key, data, any_model=any_model)
     return await _facts(gateway, caller, key)
 
 
-async def _facts(gateway: Gateway, caller: str, key: str) -> SessionFacts:
+async def _facts_of_begun(gateway: Gateway, caller: Caller, key: str) -> SessionFacts:
+    """Tell about a session that was begun just now; also where somebody else has ended it since."""
+    try:
+        return await _facts(gateway, caller, key)
+    except SessionLost:
+        now, name = time.time(), gateway.name(caller, key)
+        times: dict[str, Any] = {"opened": now, "touched": now, "expires": None}
+        return SessionFacts(id=name, seq=0, steps=0, fingerprint=gateway.engine.fingerprint, hot=False, **times)
+
+
+async def _facts(gateway: Gateway, caller: Caller, key: str) -> SessionFacts:
     facts = dataclasses.asdict(await gateway.engine.ainfo(key))
     return SessionFacts(**{**facts, "id": gateway.name(caller, key)})
 
@@ -220,4 +240,4 @@ def _read_json(gateway: Gateway, body: bytes, seq: int | None) -> tuple[Tensor, 
         raise BadInput(f"seq is {str(number)[:40]}, but inputs are numbered from 1 on.")
     if seq is not None and number != seq:
         raise HTTPException(400, f"the body says that seq is {number}, the address that it is {seq}.")
-    return from_json(content["x"], gateway.engine.dtype), number
+    return from_json(content["x"], gateway.engine.dtype, depth=len(gateway.engine.step_shape) + 1), number

@@ -22,17 +22,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from fastapi import APIRouter, HTTPException, WebSocket, WebSocketDisconnect
-from torch import Tensor
 
 from ...errors import BadInput, HiddenStateError
-from ..session_operations import Push, outcomes
+from ..session_operations import Push, outcomes, when_answered
 from ..wire import from_json, named_tensors, pack, parse_json, to_json
-from .gateway import Gateway
-from .http_errors import facts_of
+from .callers import Caller
+from .gateway import Gateway, numbers_in, off_loop
+from .http_errors import facts_of, status_of
 
 router = APIRouter()
 
-_REFUSED = 4400  # plus the HTTP status minus 400: 4401 is no token, 4404 no such session
+_REFUSED = 4000  # plus the HTTP status: 4401 is no token, 4404 no such session, 4503 a store that is gone
 _SEQ_BYTES = 8
 _Answer: TypeAlias = "list[Push] | Awaitable[str | bytes]"  # inputs that will have results, or a frame to come
 
@@ -46,23 +46,21 @@ async def stream(socket: WebSocket, session: str) -> None:
     try:
         caller = gateway.caller(socket)
         key = gateway.key(caller, session)
-        if socket.query_params.get("open", "").lower() in ("1", "true"):
-            gateway.admit_new(caller)
-            await gateway.engine.aopen(key, exist_ok=True)
-        await gateway.engine.ainfo(key)  # which raises where there is no such session
+        with gateway.stream_of(caller):
+            if socket.query_params.get("open", "").lower() in ("1", "true"):
+                await gateway.begin(caller, key, exist_ok=True)
+            await gateway.engine.ainfo(key)  # which raises where there is no such session
+            await StreamConnection(socket, gateway, caller, key).run()
     except HTTPException as error:
-        await _refuse(socket, {"kind": "HTTP", "message": error.detail}, _REFUSED + error.status_code - 400)
-        return
+        await _refuse(socket, {"kind": "HTTP", "message": error.detail}, error.status_code)
     except HiddenStateError as error:
-        await _refuse(socket, facts_of(error, socket), _REFUSED + 4)
-        return
-    await StreamConnection(socket, gateway, key).run()
+        await _refuse(socket, facts_of(error, socket), status_of(error))
 
 
-async def _refuse(socket: WebSocket, facts: dict[str, Any], code: int) -> None:
+async def _refuse(socket: WebSocket, facts: dict[str, Any], status: int) -> None:
     try:
         await socket.send_text(json.dumps({"type": "error", **facts}))
-        await socket.close(code)
+        await socket.close(_REFUSED + status)
     except (WebSocketDisconnect, RuntimeError):
         return
 
@@ -70,13 +68,14 @@ async def _refuse(socket: WebSocket, facts: dict[str, Any], code: int) -> None:
 class StreamConnection:
     """One stream: a reader that queues inputs as they come, and a writer that answers in their order."""
 
-    def __init__(self, socket: WebSocket, gateway: Gateway, key: str) -> None:
+    def __init__(self, socket: WebSocket, gateway: Gateway, caller: Caller, key: str) -> None:
         """Connect `socket` to the session that the engine knows as `key`."""
-        self._socket, self._gateway, self._key = socket, gateway, key
+        self._socket, self._gateway, self._caller, self._key = socket, gateway, caller, key
         self._answers: deque[_Answer | None] = deque()  # to be sent, in order; None: the end
         self._frames: list[tuple[memoryview, int | None]] = []  # received together, and not queued yet
         self._window = max(1, gateway.limits.window)
         self._under_way = 0
+        self._has_rate = (caller.inputs or gateway.limits.inputs) < math.inf
         self._changed: asyncio.Future[None] | None = None  # what reader and writer wait on
         self._step_bytes = gateway.engine.dtype.itemsize * math.prod(gateway.engine.step_shape)
         self._commands: dict[str, Callable[[dict[str, Any]], Awaitable[str | bytes]]] = {
@@ -102,7 +101,9 @@ class StreamConnection:
             seq = (await self._gateway.engine.ainfo(self._key)).seq
             await self._socket.send_text(json.dumps({"type": "eof", "seq": seq}))
             await self._socket.close()
-        except (WebSocketDisconnect, RuntimeError, HiddenStateError):
+        except (WebSocketDisconnect, RuntimeError) as error:
+            if isinstance(error, HiddenStateError):  # the session, or the store, is no longer there
+                raise
             return  # the client is gone: what it sent is applied, and it may come back for the answers
         finally:
             reader.cancel()
@@ -116,12 +117,14 @@ class StreamConnection:
                 frame = await self._socket.receive()
                 if frame["type"] != "websocket.receive":
                     return False
+                while self._has_rate and (wait := self._gateway.input_wait(self._caller)):
+                    await asyncio.sleep(wait)  # not reading is how a stream is told to be slower
                 data, text = frame.get("bytes"), frame.get("text")
                 if data is not None:
                     self._push_bytes(data)
                 else:
                     self._flush()
-                    answer = self._command(text or "")
+                    answer = await self._command(text or "")
                     if answer is None:
                         return True
                     # A task queues its operation when it first runs, which must be before the next frame is read.
@@ -159,10 +162,11 @@ class StreamConnection:
         if changed is not None and not changed.done():
             changed.set_result(None)
 
-    def _command(self, text: str) -> Awaitable[str | bytes] | None:
+    async def _command(self, text: str) -> Awaitable[str | bytes] | None:
         """Begin what a text frame asks for, and return its answer; None for the end."""
         try:
-            content = parse_json(text)
+            self._limited(self._gateway.check_json, len(text))
+            content = await off_loop(len(text), parse_json, text)
             kind = content.get("type") if isinstance(content, dict) else None
             if kind == "eof":
                 return None
@@ -201,10 +205,13 @@ class StreamConnection:
         if self._frames:
             frames, self._frames = self._frames, []
             try:
-                self._answer(self._gateway.engine.submit_raw(self._key, frames))
+                pushes = self._gateway.engine.submit_raw(self._key, frames)
             except HiddenStateError as error:
                 for _ in frames:
                     self._answer(_failed(error))
+                return
+            self._answers.append(pushes)
+            when_answered(pushes, self._notify)  # not now: the writer would wake only to wait again
 
     async def _send_all(self, pushes: list[Push]) -> None:
         engine, send = self._gateway.engine, self._socket.send_bytes
@@ -224,11 +231,12 @@ class StreamConnection:
         seq = content.get("seq")
         if seq is not None and (type(seq) is not int or not 1 <= seq < 2**62):
             raise BadInput(f"seq is {str(seq)[:40]}, but inputs are numbered from 1 on.")
-        x = from_json(content.get("x"), self._gateway.engine.dtype)
-        self._check(x)
+        x = from_json(content.get("x"), self._gateway.engine.dtype, depth=len(self._gateway.engine.step_shape) + 1)
+        self._limited(self._gateway.check_steps, x)
         push = self._gateway.engine.submit(self._key, x, seq)
         output = self._gateway.engine.output(await push.outcome())
-        return json.dumps({"type": "output", "seq": push.seq, "y": to_json(output)})
+        answer = {"type": "output", "seq": push.seq, "y": output}
+        return (await off_loop(numbers_in(output), to_json, answer)).decode()
 
     async def _reset(self, content: dict[str, Any]) -> str:
         await self._gateway.engine.areset(self._key)
@@ -241,9 +249,9 @@ class StreamConnection:
         shape, dtype = list(engine.step_shape), str(engine.dtype).removeprefix("torch.")
         return json.dumps({"type": "ready", **facts, "step_shape": shape, "dtype": dtype, "outputs": engine.outputs})
 
-    def _check(self, x: Tensor) -> None:
+    def _limited(self, check: Callable[[Any], None], what: Any) -> None:
         try:
-            self._gateway.check_steps(x)
+            check(what)
         except HTTPException as error:
             raise BadInput(str(error.detail)) from None
 

@@ -1,12 +1,21 @@
 """What every store keeps to, whatever it is made of."""
 
 import uuid
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hiddenstate.serve.stores import Blobs, Change, Claim, Lookup, Row, Store, open_store
+from hiddenstate.serve import Engine
+from hiddenstate.serve.arena import Arena
+from hiddenstate.serve.queue import OperationQueue
+from hiddenstate.serve.stores import Blobs, Change, Claim, Lookup, MemoryStore, Row, Store, open_store
+from hiddenstate.serve.tick import TickRunner
+from hiddenstate.serve.trial import prepare
+from hiddenstate.testing import FakeClock
+from tests.support.deadline import wait_until
+from tests.support.models import Deep
 from tests.support.stores import begin, claimed, moved, row
 
 
@@ -149,3 +158,31 @@ def test_a_lookup_that_remembers_is_never_out_of_date(steps):
             asked.append(name)  # of the list that the last answer was for
         assert where.all(asked).tolist() == [known.get(one, -1) for one in asked]
         assert where.names == known
+
+
+def test_sessions_that_expired_are_swept_however_many_there_are(address):
+    clock = FakeClock()
+    with Engine(Deep(), address, ttl=0.4, clock=clock) as engine:
+        for _ in range(1500):
+            engine.open()
+        clock.advance(100.0)
+        wait_until(lambda: not engine.sessions(limit=1), seconds=60)
+        assert engine.open("anew") == "anew"
+
+
+@pytest.mark.parametrize("old", [0, 500, 5000])
+def test_a_sweep_sees_all_sessions_in_time_whatever_their_number(old):
+    """Five thousand expired ones go at once; among ten thousand living ones each is looked at every 30 seconds."""
+    store, model, queue = MemoryStore(), prepare(Deep()), OperationQueue(max_size=1, max_wait=0.0)
+    store.ttl = 400.0
+    try:
+        arena = Arena(model.initial(), 1)
+        ticks = TickRunner(model, store, queue, arena=arena, policy=SimpleNamespace(), clock=lambda: 1000.0)
+        begin(store, *(f"old {n}" for n in range(old)), touched=1.0)
+        begin(store, *(f"{n}" for n in range(10_000)), touched=1000.0)
+        waits = [ticks.sweep() for _ in range((10_000 + old) // 1000 + 1)]
+        assert sum(waits) <= 31.0
+        assert store.count() == 10_000
+        assert waits[: old // 1000] == [0.0] * (old // 1000)
+    finally:
+        model.close()

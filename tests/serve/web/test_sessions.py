@@ -1,5 +1,7 @@
 """The REST routes: sessions as resources."""
 
+from urllib.parse import quote
+
 import httpx
 import pytest
 import safetensors.torch
@@ -104,7 +106,10 @@ def test_a_gap_is_409_and_says_how_far_the_session_is(http):
         (b'{"x": [1, 2, true]}', "not made of numbers"),
         (b'{"x": [1, 2, 3], "seq": 0}', "numbered from 1"),
         (b'{"x": [1, 2, 3], "seq": "1"}', "numbered from 1"),
-        (b'{"x": [1, 2, 1' + b"0" * 400 + b"]}", "tensor"),
+        (b'{"x": [1, 2, 1' + b"0" * 400 + b"]}", "number is infinity"),
+        (b'{"x": [1, 2, NaN]}', "no JSON"),
+        *((b'{"x": ' + b"[" * deep + b"1" + b"]" * deep + b"}", "more than 2 lists") for deep in (4, 480, 700, 940)),
+        (b"[" * 940 + b"]" * 940, "a JSON object with"),
     ],
 )
 def test_nonsense_is_400_with_a_reason(http, body, message):
@@ -147,3 +152,42 @@ def test_several_outputs_are_named_by_their_place():
             "y.1": (2, 4),
         }
         assert len(http.post("/v1/sessions/a/steps", json={"x": [[0, 0, 0]]}).json()["y"]) == 2
+
+
+def test_a_session_may_have_any_printable_name(http):
+    names = ["a/b", "a", "a%2Fb", "/", "ä ö", "50%", "a?b#c", "x/steps"]
+    for name in names:
+        path = f"/v1/sessions/{quote(name, safe='')}"
+        assert http.put(path).json()["id"] == name
+        assert http.post(f"{path}/steps", json={"x": [1, 2, 3]}).json()["seq"] == 1
+        assert http.get(path).json()["seq"] == 1
+        assert http.get(f"{path}/state").status_code == 200
+    assert http.get("/v1/sessions").json()["sessions"] == sorted(names)
+    for name in names:
+        assert http.delete(f"/v1/sessions/{quote(name, safe='')}").status_code == 204
+
+
+@pytest.mark.parametrize("sent", ["%ff", "%fe", "a%c3", "a%00b", "%0a", "%2E%2E", "x" * 257])
+def test_bytes_that_are_no_name_are_refused(http, sent):
+    for method, path in [("PUT", ""), ("GET", ""), ("POST", "/steps")]:
+        answer = http.request(method, f"/v1/sessions/{sent}{path}", json={"x": [1, 2, 3]} if path else None)
+        assert answer.status_code == 400, (method, answer.text)
+        assert answer.json()["error"]["kind"] == "BadInput"
+
+
+def test_a_large_output_is_written_in_pieces_that_make_a_whole(http):
+    class Wide(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = torch.nn.GRU(3, 700, batch_first=True)
+
+        def forward(self, x):
+            return self.gru(x)[0]
+
+    with Engine(Wide()) as engine, serving(engine) as url, httpx.Client(base_url=url, trust_env=False) as client:
+        client.put("/v1/sessions/a")
+        x = torch.randn(200, 3)
+        got = client.post("/v1/sessions/a/steps", json={"x": x.tolist()}, timeout=30).json()["y"]
+        client.put("/v1/sessions/b")
+        raw = client.post("/v1/sessions/b/steps", content=binary(x), headers=BINARY, timeout=30)
+    torch.testing.assert_close(torch.tensor(got), safetensors.torch.load(raw.content)["y"])

@@ -124,7 +124,39 @@ def test_nonsense_is_400_in_the_form_of_the_protocol(http, change, message):
     assert message in answer.json()["error"]
 
 
-def test_a_wrong_length_of_the_header_is_400(http):
-    answer = http.post("/v2/models/m/infer", content=b"{}", headers={"inference-header-content-length": "99"})
+@pytest.mark.parametrize("length", [b"99", b"-1", b"1e3", "²".encode("latin-1"), "²".encode(), b"9" * 5000])
+def test_a_wrong_length_of_the_header_is_400(http, length):
+    answer = http.post("/v2/models/m/infer", content=b"{}", headers={b"inference-header-content-length": length})
     assert answer.status_code == 400
     assert "but the body has 2 bytes" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("deep", [9, 480, 700, 940])
+def test_lists_within_lists_are_400(http, deep):
+    body = json.dumps(asked(torch.zeros(3), 5, sequence_start=True))
+    nested = "[" * deep + "0" + "]" * deep
+    for content in (body.replace("[0.0, 0.0, 0.0]", nested), body.replace('"sequence_start": true', f'"x": {nested}')):
+        answer = http.post("/v2/models/m/infer", content=content)
+        assert answer.status_code in (400, 404)
+        assert answer.json()["error"]
+
+
+def test_the_version_that_is_named_is_there(http, oracle):
+    (version,) = http.get("/v2/models/m").json()["versions"]
+    assert http.get(f"/v2/models/m/versions/{version}").json() == http.get("/v2/models/m").json()
+    assert http.get(f"/v2/models/m/versions/{version}/ready").json() == {"name": "m", "ready": True}
+    body = asked(torch.zeros(1, 2, 3), 77, sequence_start=True)
+    assert http.post(f"/v2/models/m/versions/{version}/infer", json=body).json()["model_version"] == version
+    for method, path in [("GET", ""), ("GET", "/ready"), ("POST", "/infer")]:
+        other = http.request(method, f"/v2/models/m/versions/2{path}", json=body if path == "/infer" else None)
+        assert other.status_code == 404
+        assert "there is no version '2'" in other.json()["error"]
+
+
+def test_the_outputs_are_described_as_they_come():
+    with Engine(TimeFirst()) as engine, serving(engine) as url, httpx.Client(base_url=url, trust_env=False) as http:
+        told = http.get("/v2/models/m").json()["outputs"]
+        body = asked(torch.zeros(1, 5, 3), 1, sequence_start=True)
+        given = http.post("/v2/models/m/infer", json=body).json()["outputs"]
+    assert [(one["name"], one["datatype"]) for one in told] == [(one["name"], one["datatype"]) for one in given]
+    assert [[5 if n == -1 else n for n in one["shape"]] for one in told] == [one["shape"] for one in given]

@@ -1,0 +1,147 @@
+"""What only the SQLite store does: it remembers where sessions are in the file."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hiddenstate.errors import SequenceGap, SessionLost
+from hiddenstate.serve import Engine
+from hiddenstate.serve.stores import Change, open_store
+from hiddenstate.serve.stores.sqlite import SqliteStore
+from tests.support.models import Deep
+from tests.support.stores import begin, claimed, moved, row
+from tests.support.web import ROOT
+
+
+def test_a_session_made_anew_by_somebody_else_is_not_taken_for_the_old_one(tmp_path):
+    """A store remembers where sessions lie in the file; another one on the same file may have changed that."""
+    mine, theirs = (open_store(f"sqlite:///{tmp_path}/sessions.db") for _ in range(2))
+    begin(mine, "a", "b", state=None)
+    old = {name: claimed(mine, name).token for name in "ab"}
+    theirs.commit([Change("a", claimed(theirs, "a").token, None, None, True)])
+    begin(theirs, "a", state=None)
+    group = moved(["a", "b"], [old["a"], old["b"]], {"a": 0, "b": 0}, 2)
+    first, second = mine.advance([group], [])
+    assert first is None
+    assert second is not None
+    assert mine.read("a") == row(state=None)
+    assert [mine.answer("a", seq) for seq in (1, 2)] == [None, None]
+    assert mine.answer("b", 2) == group.answers.sealed()[3]
+    assert mine.others_wrote()
+    assert mine.advance([moved(["a"], [claimed(mine, "a").token], {"a": 0}, 1)], []) != [None]
+    assert theirs.answer("a", 1) is not None
+    for store in (mine, theirs):
+        store.close()
+
+
+def test_more_sessions_than_are_remembered(tmp_path, monkeypatch):
+    from hiddenstate.serve.stores import sqlite
+
+    monkeypatch.setattr(sqlite, "_REMEMBERED", 3)
+    store = open_store(f"sqlite:///{tmp_path}/sessions.db")
+    names = [f"{n}" for n in range(8)]
+    begin(store, *names, state=None)
+    tokens = [found.token for found in store.claim([(name, -1) for name in names])]
+    group = moved(names, tokens, dict.fromkeys(names, 0), 1)
+    assert None not in store.advance([group], [])
+    assert [store.answer(name, 1) for name in names] == group.answers.sealed()
+    assert [store.read(name).state for name in names] == group.states.sealed()
+    store.close()
+
+
+def test_one_damaged_answer_or_row_fails_its_own_input_alone(tmp_path):
+    path, names, x = tmp_path / "sessions.db", [f"{n}" for n in range(40)], torch.zeros(40, 3)
+    with Engine(Deep(), f"sqlite:///{path}") as engine:
+        for name in names:
+            engine.open(name)
+        first = engine.push_many(names, x, seqs=[1] * 40)
+        with sqlite3.connect(path) as other:
+            other.execute("UPDATE answers SET data = x'00112233' WHERE place & 0xffffff = 3")
+            other.execute("UPDATE sessions SET seq = 'many' WHERE id = '7'")
+        other.close()
+        again = engine.push_many(names, x, seqs=[1] * 40, errors="return")
+        failed = {name: answer for name, answer in zip(names, again, strict=True) if isinstance(answer, Exception)}
+        assert sorted(failed) == ["2", "7"]
+        with pytest.raises(SequenceGap, match=r"was applied already .* its answer is damaged in the store"):
+            raise failed["2"]
+        with pytest.raises(SessionLost, match="session '7' is lost: its row is damaged") as lost:
+            raise failed["7"]
+        assert lost.value.reason == "damaged"
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True) if isinstance(b, torch.Tensor))
+        assert engine.push("2", x[0], 2).shape == (2,)  # the session itself is as it was
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 12 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("file systems cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+# Writes one session again and again, and ends as if the power had gone.
+_WRITER = """
+import os, sys
+from hiddenstate.errors import StoreFailed
+from hiddenstate.serve.stores import Change, Row
+from hiddenstate.serve.stores.sqlite import SqliteStore
+
+store, patient, count, fill = SqliteStore(sys.argv[1]), sys.argv[2] == "patient", int(sys.argv[3]), sys.argv[4:]
+def row(seq): return Row(seq, seq, 1.0, 1.0, "model", bytes([seq % 251]) * 100_000)
+(token,) = store.commit([Change("a", None, row(0))])
+done = 0
+for seq in range(1, count + 1):
+    if fill and seq == count // 2:
+        with open(fill[0], "wb", buffering=0) as junk:
+            try:
+                while True: junk.write(bytes(4096))
+            except OSError: pass
+    try:
+        (token,) = store.commit([Change("a", token, row(seq), b"answer")])
+        done = seq
+    except StoreFailed:
+        pass
+print(done, flush=True)
+os._exit(9)
+"""
+
+
+def written(*arguments: object) -> int:
+    """The last input that was acknowledged by a process that was then killed."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}"}
+    line = [sys.executable, "-c", _WRITER, *map(str, arguments)]
+    ran = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 9, ran.stderr
+    return int(ran.stdout)
+
+
+@pytest.mark.slow
+def test_the_log_never_fills_a_small_disk(small_disk):
+    """Three hundred changes of 100 KB are 30 MB of log, if it is never copied back."""
+    assert written(small_disk / "sessions.db", "patient", 300) == 300
+    store = SqliteStore(str(small_disk / "sessions.db"))
+    assert store.read("a").seq == 300
+    store.close()
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_no_reason_not_to_start_again(small_disk):
+    """Somebody else fills the disk, and the process is killed while its log has not been copied back."""
+    junk = small_disk / "junk"
+    last = written(small_disk / "sessions.db", "patient", 40, junk)
+    store = SqliteStore(str(small_disk / "sessions.db"))
+    found = store.read("a")
+    assert (found.seq, found.state) == (last, bytes([last % 251]) * 100_000)
+    (claim,) = store.claim([("a", -1)])
+    junk.unlink()
+    assert store.commit([Change("a", claim.token, row(last + 1))]) != [None]
+    store.close()
