@@ -13,6 +13,7 @@ import hiddenstate as hs
 from hiddenstate.errors import BadInput, NotRecurrent
 from tests.reporting.conftest import TEXT, Tagger
 from tests.support.models import Deep
+from tests.support.untouched import untouched
 
 
 class Page(HTMLParser):
@@ -326,3 +327,78 @@ def test_tokens_may_be_a_string_for_each_row(tmp_path):
     )
     (trace,) = json.loads(page.scripts["track-l0-h-data"])["data"]
     assert trace["x"] == ["0 · a", "1 · b", "2 · c"]
+
+
+class OwnCell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.input_size, self.hidden_size, self.inner = 3, 4, nn.Linear(7, 4)
+
+    def forward(self, x, h):
+        h = torch.tanh(self.inner(torch.cat([x, h], dim=1)))
+        return h, h
+
+
+@pytest.mark.parametrize("batch_axis", [0, 1])
+@pytest.mark.parametrize("cell", [OwnCell(), nn.LSTMCell(3, 4), nn.GRUCell(3, 4)])
+def test_a_cell_by_itself_is_stepped_along_its_input(cell, batch_axis, tmp_path):
+    x = torch.randn(2, 6, 3) if batch_axis == 0 else torch.randn(6, 2, 3)
+    with untouched(cell):
+        page = hs.report(cell, x, batch_axis=batch_axis, path=tmp_path / "cell.html").read_text(encoding="utf-8")
+    assert type(cell).__name__ in page
+    assert "CellAlongTime" not in page
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.gru = nn.Embedding(9, 4), nn.GRU(4, 5, batch_first=True)
+
+    def forward(self, tokens):
+        return self.gru(self.embed(tokens))[0]
+
+
+@pytest.mark.parametrize(
+    "tokens", [["abcd", "abcdef"], [list("abcd"), list("abcdef")], list("abcd")], ids=["strings", "lists", "one row"]
+)
+def test_tokens_are_not_asked_for_at_padded_steps(tokens, tmp_path):
+    x = torch.randint(1, 9, (2, 6))
+    x[0, 4:] = 0
+    page = hs.report(Tokens(), x, tokens=tokens, lengths=torch.tensor([4, 6]), path=tmp_path / "tokens.html")
+    assert page.exists()
+
+
+def test_padding_that_only_the_user_knows_of_counts_for_nothing(tmp_path):
+    from hiddenstate.reporting.evidence import gather
+
+    x = torch.randint(1, 9, (2, 6))
+    lengths = torch.tensor([4, 6])
+    options = {"tokens": None, "labels": None, "batch_axis": 0, "doctor": {}, "tell": lambda _: None}
+    model = Tokens()
+    found = gather(model, (x,), lengths=lengths, **options).tracks[0]
+    assert found.traj.lengths.tolist() == [4, 6]
+    assert not found.traj.h[0, 4:].any()
+    expected = hs.measure.saturation(model(x).detach(), lengths=lengths)
+    assert found.saturation.mean_abs == pytest.approx(expected.mean_abs, rel=1e-5)
+
+
+def test_a_loader_is_reported_by_its_first_batch_and_all_its_states(tmp_path):
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.gru = nn.Embedding(9, 4, padding_idx=0), nn.GRU(4, 6, batch_first=True)
+
+        def forward(self, tokens):
+            return self.gru(self.embed(tokens))[0]
+
+    rows = [torch.randint(1, 9, (n,)) for n in (5, 3, 4, 6, 2)]
+    batches = [torch.nn.utils.rnn.pad_sequence(rows[at : at + 2], batch_first=True) for at in (0, 2, 4)]
+    model = Tagger()
+    with untouched(model):
+        path = hs.report(model, ((batch, torch.zeros(len(batch))) for batch in batches), path=tmp_path / "page.html")
+    page = path.read_text(encoding="utf-8")
+    assert "The whole data set" in page
+    assert "All states of 3 batches, 5 rows" in page
+    assert "<td>20</td>" in page  # real steps: padding does not count
+    alone = hs.report(model, batches[0], path=tmp_path / "alone.html").read_text(encoding="utf-8")
+    assert "The whole data set" not in alone

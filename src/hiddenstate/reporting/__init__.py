@@ -1,6 +1,6 @@
 """One page: pictures, numbers and verdicts about a model's hidden state, in a file that needs no network."""
 
+from .model_run import misfit
 from .report import report
-from .running import misfit
 
 __all__ = ["misfit", "report"]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..measure import Jacobians, Memory, Saturation
-from ..plot import averaged, one_row, picked, project
+from ..measure import Jacobians, Memory, Saturation, Statistics
+from ..plot import averaged, jumps, one_row, ordered, picked, project
 from ..recording import Trajectory
 
 Figure = dict[str, Any]
@@ -18,10 +19,16 @@ Figure = dict[str, Any]
 _HOVER = "<extra></extra>"  # without plotly's box that repeats the name of a trace
 _PATHS = 12  # more of them are a tangle
 _POINTS = 4000
+_COLORED = 6  # tokens with a color of their own
+_ORDERS: dict[str, Literal["similar", "peak", "size"]] = {
+    "alike together": "similar",
+    "by peak": "peak",
+    "by size": "size",
+}
 
 
 def numbers(values: Tensor, digits: int = 4) -> list[Any]:
-    """Return nested lists with so many significant digits; NaN and Inf, which JSON lacks, as None.
+    """Return nested lists, rounded to `digits` significant digits; NaN and Inf, which JSON lacks, as None.
 
     >>> numbers(torch.tensor([0.123456, float("nan"), 2.0]))
     [0.1235, None, 2.0]
@@ -36,7 +43,7 @@ def numbers(values: Tensor, digits: int = 4) -> list[Any]:
 
 
 def heatmap(values: Tensor, *, part: str, tokens: list[str] | None, every: int, cells: int) -> tuple[Figure, str]:
-    """Return units along time from `values (time, unit)`, in about so many cells, and a note of what is left out."""
+    """Return a heatmap of `values (time, unit)` in about `cells` cells, and a note that says what is left out."""
     steps = len(values)
     # Units first: they cannot be averaged. 512 of them are as many as a screen has lines for.
     tall = picked(values, min(512, max(24, cells // max(1, min(steps, 1000)))), axis=1)
@@ -59,11 +66,15 @@ def heatmap(values: Tensor, *, part: str, tokens: list[str] | None, every: int, 
     }
     layout = {
         "xaxis": {"title": {"text": "step"}, **_ticks(wide.index, tokens), "showgrid": False},
-        "yaxis": {"title": {"text": "unit"}, "autorange": "reversed", "showgrid": False},
+        "yaxis": {"title": {"text": "unit"}, "type": "category", "autorange": "reversed", "showgrid": False}
+        | {"nticks": 12},
         "plot_bgcolor": "@@gap",
         "height": int(min(480, max(220, 130 + 9 * len(shown)))),
     }
-    return {"data": [trace], "layout": layout}, "; ".join(note for note in (tall.note, wide.note) if note)
+    # Of the lines of the picture; the page puts them in the order that is chosen there.
+    orders = {what: ordered(wide.values, how).tolist() for what, how in _ORDERS.items()} if len(shown) > 2 else {}
+    note = "; ".join(note for note in (tall.note, wide.note) if note)
+    return {"data": [trace], "layout": layout, "orders": orders}, note
 
 
 def gates(traj: Trajectory, row: int, tokens: list[str] | None) -> Figure:
@@ -92,6 +103,36 @@ def gates(traj: Trajectory, row: int, tokens: list[str] | None) -> Figure:
     return {"data": data, "layout": layout}
 
 
+def histogram(found: Mapping[str, Statistics]) -> Figure:
+    """Return the share of values in each of about 64 bins, a line for each track."""
+    data = []
+    for number, (track, one) in enumerate(found.items()):
+        filled = one.histogram.nonzero().flatten()
+        total = max(1, int(one.histogram.sum()))
+        low, high = (int(filled[0]), int(filled[-1]) + 1) if len(filled) else (0, 1)
+        wide = max(1, -(-(high - low) // 64))
+        counts = [int(one.histogram[begin : begin + wide].sum()) for begin in range(low, high, wide)]
+        middles = [float(one.edges[begin : begin + wide + 1].mean()) for begin in range(low, high, wide)]
+        shares = torch.tensor([count / total for count in counts], dtype=torch.float64)
+        data.append(
+            {
+                "type": "scatter",
+                "x": numbers(torch.tensor(middles)),
+                "y": numbers(shares),
+                "mode": "lines",
+                "name": track,
+            }
+            | {"line": {"color": f"@@color{number % 6}", "width": 2, "shape": "hvh"}}
+            | {"hovertemplate": f"{escape(track)}<br>about %{{x}}<br>%{{y:.1%}} of the values{_HOVER}"}
+        )
+    layout = {
+        "xaxis": {"title": {"text": "value"}, "zeroline": True},
+        "yaxis": {"title": {"text": "share of values"}, "tickformat": ".0%", "rangemode": "tozero"},
+        "height": 300,
+    }
+    return {"data": data, "layout": layout}
+
+
 def memory(result: Memory) -> Figure:
     """Return the influence of an input over its distance, on a log scale, with threshold and effective length."""
     kept = picked(torch.arange(len(result.curve)), 1000, what="lags")
@@ -100,7 +141,7 @@ def memory(result: Memory) -> Figure:
     floor = peak * 1e-9  # of what is fainter, nothing can be seen: the picture ends a little above
     last = int((curve > floor * 10).nonzero()[-1])
     x = lags.tolist()
-    low, high = (values.double().cpu()[lags].clamp(min=floor) for values in (result.low, result.high))
+    low, high = (values.double().cpu()[lags].clamp(min=floor) for values in result.spread())
     band = {"type": "scatter", "x": x, "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
     level = result.threshold * peak
     heights = [math.log10(max(float(curve[: last + 1].min()), floor * 10) / 2), math.log10(peak * 2)]
@@ -183,16 +224,22 @@ def paths(traj: Trajectory, labels: list[str], tokens: list[list[str]]) -> tuple
     longest = max(len(path) for path in rows)
     data: list[Figure] = []
     ends: list[Figure] = []
-    notes = [shown.note, plane.note]
+    tangled = jumps([rows[row] for row in shown.values.tolist()])
+    notes = [shown.note, plane.note, "points without lines, since states jump from step to step" if tangled else ""]
     for number, row in enumerate(shown.values.tolist()):
         kept = picked(rows[row], most, what="steps")
         notes.append(kept.note)
         points = plane(kept.values)
         color = {"colorscale": "@@time", "cmin": 0, "cmax": max(1, longest - 1), "showscale": number == 0}
-        data.append(_path(points, kept.index * traj.every, labels[row], color))
-        data[-1]["text"] = _steps(kept.index, tokens[row] if row < len(tokens) else None, traj.every)
-        at = {"x": data[-1]["x"][-1], "y": data[-1]["y"][-1], "text": escape(labels[row])}
+        path = _path(points, kept.index * traj.every, labels[row], color)
+        path["text"] = _steps(kept.index, tokens[row] if row < len(tokens) else None, traj.every)
+        path["mode"] = "markers" if tangled else "lines+markers"
+        data.append(path)
+        at = {"x": path["x"][-1], "y": path["y"][-1], "text": escape(labels[row])}
         ends.append({**at, "showarrow": False, "xanchor": "left", "xshift": 8, "bgcolor": "@@veil", "borderpad": 1})
+    if tangled and len(tokens) >= len(shown.values):
+        data, ends = _by_token(data), []
+        notes.append("colored by the token that was read")
     layout = {
         "xaxis": {"title": {"text": plane.label(0)}, "zeroline": False},
         "yaxis": {"title": {"text": plane.label(1)}, "zeroline": False},
@@ -223,6 +270,31 @@ def _path(points: Tensor, steps: Tensor, label: str, color: Figure) -> Figure:
         "marker": marker,
         "hovertemplate": f"{escape(label)}<br>step %{{text}}<br>%{{x}}, %{{y}}{_HOVER}",
     }
+
+
+def _by_token(paths: list[Figure]) -> list[Figure]:
+    """Return the points of paths that jump, colored by what was read there: the commonest tokens, and the rest."""
+    read = Counter(_token(text) for path in paths for text in path["text"])
+    common = [token for token, _ in read.most_common(_COLORED)]
+    data: list[Figure] = []
+    for number, token in enumerate([*common, None]):
+        points = [
+            (x, y, f"{escape(path['name'])}<br>step {text}")
+            for path in paths
+            for x, y, text in zip(path["x"], path["y"], path["text"], strict=True)
+            if (_token(text) == token if token is not None else _token(text) not in common)
+        ]
+        x, y, text = ([*column] for column in zip(*points, strict=True)) if points else ([], [], [])
+        color = {"color": "@@faint" if token is None else f"@@color{number}", "size": 6, "opacity": 0.75}
+        data.append(
+            {"type": "scatter", "mode": "markers", "name": token or "others", "legendrank": number, "x": x, "y": y}
+            | {"text": text, "marker": color, "hovertemplate": f"%{{text}}<br>%{{x}}, %{{y}}{_HOVER}"}
+        )
+    return data[::-1]
+
+
+def _token(step: str) -> str:
+    return step.partition(" · ")[2]
 
 
 def spectrum(result: Jacobians) -> Figure:

@@ -8,19 +8,29 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from .gathering import Unmeasured
+from .evidence import Unmeasured
 
 
 def figure(name: str, picture: dict[str, Any], words: str, *, table: str = "", square: bool = False) -> str:
     """Return an interactive picture; `words`, HTML of a sentence or two, also stand for it where it cannot be seen."""
     spoken = escape(re.sub(r"<[^>]+>", "", words), quote=True).replace("&amp;", "&")
+    # Its height from the start: pictures are drawn when they are first seen, and nothing below may move then.
+    height = f' style="height:{picture["layout"]["height"]}px"'
     more = f'<details class="more"><summary>As a table</summary>{table}</details>' if table else ""
     return (
-        f'<figure><figcaption id="{name}-words">{words}</figcaption>'
+        f'<figure><figcaption id="{name}-words">{words}</figcaption>{_orders(name, picture)}'
         f'<div class="plot{" square" if square else ""}" id="{name}" data-figure="{name}-data" role="img" '
-        f'aria-label="{spoken}"></div>'
+        f'aria-label="{spoken}"{height}></div>'
         f'<script type="application/json" id="{name}-data">{as_json(picture)}</script>{more}</figure>'
     )
+
+
+def _orders(name: str, picture: dict[str, Any]) -> str:
+    """Return a choice of the order in which lines are drawn, where a picture knows several."""
+    if not picture.get("orders"):
+        return ""
+    options = "".join(f"<option>{escape(order)}</option>" for order in (*picture["orders"], "by number"))
+    return f'<label class="order">Order of units <select data-orders="{name}">{options}</select></label>'
 
 
 def as_json(value: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from . import sections
-from .gathering import Evidence, Unmeasured
+from .evidence import Evidence, Unmeasured
 from .markup import anchor, as_json
 
 # Okabe and Ito's palette, and a lighter one for dark paper; scales without red beside green.
@@ -29,6 +29,7 @@ def page(evidence: Evidence) -> str:
     body = [
         sections.findings(evidence),
         sections.layers(evidence),
+        sections.data_set(evidence),
         sections.states(evidence),
         sections.memory(evidence),
         sections.distances(evidence),
@@ -73,10 +74,11 @@ def _tiles(evidence: Evidence) -> str:
         worst = max(shares, key=lambda name: shares[name])
         most = ", which has most" if len(shares) > 1 else ""
         tiles.append(("", f"{shares[worst]:.1%}", "saturated", f"of the values of h in {worst}{most}"))
-    radii = [one.spectral_radius[one.valid] for one in evidence.jacobians.values() if not isinstance(one, Unmeasured)]
-    if radii:
-        largest = max(float(radius.mean()) for radius in radii)
-        tiles.append(("", f"{largest:.3g}", "spectral radius", "mean over steps; above 1 disturbances grow"))
+    grown = {name: one for name, one in evidence.exponents.items() if not isinstance(one, Unmeasured)}
+    if grown:
+        most = max(grown, key=lambda name: float(grown[name].exponents[0]))
+        said = f"± {float(grown[most].error[0]):.1g} a step, {most or 'the model'}: {sections.GROWTH[grown[most].kind]}"
+        tiles.append(("", f"{float(grown[most].exponents[0]):.2g}", "Lyapunov exponent", said))
     boxes = "".join(
         f'<div class="tile {kind}"><dt>{escape(name)}</dt><dd>{escape(value)}</dd>'
         f'<dd class="small">{escape(more)}</dd></div>'
@@ -103,6 +105,7 @@ def _contents(evidence: Evidence) -> str:
     names = {
         "findings": "Findings",
         "layers": "Layers",
+        **({"data": "The whole data set"} if evidence.survey is not None else {}),
         "states": "States and gates",
         "memory": "Memory",
         "distances": "Distances",

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..cells import BegunDataSet, is_data_set
 from ..errors import BadInput
-from .gathering import gather
-from .naming import Tokens
+from .evidence import Tokens, gather
 from .page import page
 
 
@@ -23,7 +23,8 @@ def report(
     tokens: Tokens | None = None,
     labels: Sequence[str] | None = None,
     lengths: Tensor | None = None,
-    batch_axis: int = 0,
+    batch_axis: int | None = None,
+    time_axis: int | None = None,
     targets: Any = None,
     loss: Callable[..., Tensor] | None = None,
     tell: Callable[[str], None] | None = None,
@@ -35,15 +36,18 @@ def report(
 
     Args:
         model: Any model with recurrent layers or cells in it; it is called as `model(*inputs)`, in eval mode.
-        *inputs: What it is called with.
+        *inputs: What it is called with; or a DataLoader: its first batch is drawn, and the states of all batches are
+            looked at, one batch at a time.
         path: Where to write; folders that are missing are made.
         tokens: What each step of the first row is: a list of strings, or one list for each row.
         labels: What each row is.
         lengths: The real steps of each row, where the model is not told by its inputs.
-        batch_axis: Where the rows are in the inputs: 1 for a model that takes time first.
+        batch_axis: Where the rows are in the inputs: 1 for a model that takes time first. Where it is not told, memory
+            is measured along the axis that the model takes for time, and the doctor asks (`hs.diagnose`).
+        time_axis: Where their steps are.
         targets: For the doctor: with `loss`, gradients are examined too.
         loss: `loss(output, targets)`.
-        tell: Hears in a few words what is being done, for a progress bar.
+        tell: Called with a few words about what is being done, for a progress bar.
 
     >>> import tempfile, pathlib
     >>> where = pathlib.Path(tempfile.mkdtemp(), "report.html")
@@ -52,9 +56,15 @@ def report(
     """
     if not isinstance(model, nn.Module):
         raise BadInput(f"a report is made of an nn.Module, but this is {type(model).__name__}.")
-    if batch_axis not in (0, 1):
+    if batch_axis not in (0, 1, None):
         raise BadInput(f"batch_axis is 0 for (batch, time, ...) or 1 for (time, batch, ...), but is {batch_axis!r}.")
+    if time_axis not in (0, 1, None) or (time_axis is not None and time_axis == batch_axis):
+        raise BadInput(f"time_axis is 1 for (batch, time, ...) or 0 for (time, batch, ...), but is {time_axis!r}.")
+    if time_axis is not None:
+        batch_axis = 1 - time_axis
     where = _writable(Path(path))
+    if len(inputs) == 1 and is_data_set(inputs[0]):
+        inputs = (BegunDataSet(inputs[0]),)
     doctor = {"targets": targets, "loss": loss}
     evidence = gather(
         model,

@@ -8,14 +8,19 @@ from html import escape
 import torch
 
 from ..diagnosis import Report
-from ..measure import Comparison
+from ..measure import Comparison, Lyapunov
 from ..plot import one_row
 from . import figures
-from .gathering import Evidence, Track, Unmeasured
+from .evidence import Evidence, MeasuredTrack, Unmeasured
 from .markup import anchor, figure, section, table, tabs, unmeasured
 
 TRACKS = 8  # drawn in full; the rest is in the table of layers
 _CELLS = 500_000  # of all heatmaps together: about 3 MB
+GROWTH = {
+    "chaotic": "disturbances grow",
+    "contracting": "disturbances fade",
+    "at the edge": "too close to 0 to say whether disturbances grow or fade",
+}
 
 
 def findings(evidence: Evidence) -> str:
@@ -65,6 +70,36 @@ def layers(evidence: Evidence) -> str:
     return section("layers", "Layers", lead, table(head, rows))
 
 
+def data_set(evidence: Evidence) -> str:
+    """Return what the states of all batches do, nothing where there was one input alone."""
+    found = evidence.survey
+    if found is None:
+        return ""
+    rows = []
+    for track, numbers in found.statistics.items():
+        pressed = found.saturation.get(track)
+        low, high = float(numbers.min.nan_to_num().min()), float(numbers.max.nan_to_num().max())
+        rows.append(
+            (
+                track,
+                f"{numbers.count:,}",
+                f"{float(numbers.mean.nanmean()):.3g} ± {float(numbers.std.nanmean()):.3g}",
+                f"{low:.3g} to {high:.3g}",
+                f"{numbers.near_zero:.1%}",
+                "–" if pressed is None else f"{pressed.share:.1%}",
+                f"{len(found.still(track))} of {len(numbers.mean)}",
+                f"{numbers.nan + numbers.inf:,}",
+            )
+        )
+    head = ("track", "steps", "mean ± std", "range", "near zero", "saturated", "still units", "NaN, Inf")
+    words = "<strong>Activations</strong> of all batches: the share of values at each size, a line for each track."
+    lead = (
+        f"All states of {found.batches:,} batches, {found.rows:,} rows: <code>hs.measure.survey(model, loader)</code>."
+    )
+    body = table(head, rows) + figure("data-histogram", figures.histogram(found.statistics), words)
+    return section("data", "The whole data set", lead, body)
+
+
 def states(evidence: Evidence) -> str:
     """Return heatmaps, gates and saturation of each track."""
     shown = evidence.tracks[:TRACKS]
@@ -81,7 +116,7 @@ def states(evidence: Evidence) -> str:
     return section("states", "States and gates", lead, body)
 
 
-def _track(evidence: Evidence, track: Track, cells: int) -> str:
+def _track(evidence: Evidence, track: MeasuredTrack, cells: int) -> str:
     name, traj = f"track-{anchor(track.name)}", track.traj
     tokens = next(iter(evidence.tokens_of(traj)), None)
     panels = {}
@@ -102,7 +137,7 @@ def _track(evidence: Evidence, track: Track, cells: int) -> str:
     return body + _saturation(name, track)
 
 
-def _saturation(name: str, track: Track) -> str:
+def _saturation(name: str, track: MeasuredTrack) -> str:
     if isinstance(track.saturation, Unmeasured):
         return unmeasured(track.saturation)
     words = f"<strong>Saturation</strong>: {escape(str(track.saturation).splitlines()[0])}."
@@ -149,7 +184,8 @@ def distances(evidence: Evidence) -> str:
     result = evidence.comparison
     if not isinstance(result, Unmeasured):
         picture, note = figures.distances(result.distances, _unique(evidence.labels), "row")
-        words = f"<strong>Between rows</strong>: {escape(str(result))}." + (f" Drawn: {note}." if note else "")
+        words = f"<strong>Between rows</strong>: {escape(_closest(result, evidence.labels))}"
+        words += f" Drawn: {note}." if note else ""
         facts = table(("row", "nearest", "distance"), _nearest(result, evidence.labels), "Nearest rows")
         body += figure("distances-rows", picture, words, table=facts, square=True)
     lead = "How far apart states are, as points in the space of all units."
@@ -159,7 +195,10 @@ def distances(evidence: Evidence) -> str:
 def trajectories(evidence: Evidence) -> str:
     """Return the rows' paths through the plane of the main differences."""
     track = evidence.tracks[-1]
-    lead = "The path of the state through the two directions in which it varies most. Circle: start. Square: end."
+    lead = (
+        "The path of the state through the two directions in which it varies most; where there are lines, a circle is "
+    )
+    lead += "its start and a square its end."
     try:
         picture, explained, note = figures.paths(
             track.traj, evidence.rows_of(track.traj), evidence.tokens_of(track.traj)
@@ -180,17 +219,36 @@ def spectrum(evidence: Evidence) -> str:
             body += f"<h3>{title}</h3>{unmeasured(result)}"
             continue
         radius = result.spectral_radius[result.valid]
-        words = f"<strong>{title}</strong>: {escape(str(result))}."
+        words = f"<strong>{title}</strong>: {escape(str(result))}. {_growth(evidence.exponents.get(name))}"
         facts = table(
             ("spectral radius", "over the measured steps"),
             [(name, f"{float(value):.3g}") for name, value in _extremes(radius).items()],
         )
         body += figure(f"spectrum-{anchor(name)}", figures.spectrum(result), words, table=facts, square=True)
     lead = (
-        "Eigenvalues of d next state / d state, at steps spread over the first row. Inside the circle a disturbance "
-        "fades, outside it grows: <code>hs.measure.jacobians(layer, x)</code>."
+        "Eigenvalues of d next state / d state, at steps spread over the first row: "
+        "<code>hs.measure.jacobians(layer, x)</code>. What lies outside the circle grows in that one step; whether "
+        "disturbances grow in the long run is told by the Lyapunov exponent, since each step turns them anew."
     )
     return section("spectrum", "Jacobian spectrum", lead, body)
+
+
+def _growth(result: Lyapunov | Unmeasured | None) -> str:
+    if result is None or isinstance(result, Unmeasured):
+        return f"No Lyapunov exponent: {escape(result.reason)}" if result is not None else ""
+    first, error = float(result.exponents[0]), float(result.error[0])
+    said = f"Largest Lyapunov exponent {first:.3g} ± {error:.1g} a step: {GROWTH[result.kind]}."
+    return escape(said)
+
+
+def _closest(result: Comparison, labels: list[str]) -> str:
+    """Say which two rows end closest to each other, by the names that the picture gives them."""
+    names, neighbors = _unique(labels), result.neighbors[:, 0]
+    away = result.distances.gather(1, neighbors.unsqueeze(1)).squeeze(1)
+    row = int(away.argmin())
+    said = f"the states in which {len(names)} rows end; closest are {names[row]} and {names[int(neighbors[row])]}, "
+    said += f"{float(away[row]):.3g} apart."
+    return said + (f" {result.agreement:.0%} lie next to their own label." if result.agreement is not None else "")
 
 
 def _nearest(result: Comparison, labels: list[str]) -> list[tuple[str, str, str]]:
@@ -226,7 +284,7 @@ def _units(values: torch.Tensor, part: str) -> str:
     return table(("unit", "mean", "std", "min", "max"), rows, f"The ten largest units of {part}, by mean size")
 
 
-def _gates(track: Track) -> str:
+def _gates(track: MeasuredTrack) -> str:
     rows = []
     for name in track.traj.gates:
         values = one_row(track.traj, part=name)

@@ -9,8 +9,11 @@
   const draw = async (holder) => {
     const theme = themes[dark.matches && !printing ? "dark" : "light"];
     const source = document.getElementById(holder.dataset.figure).textContent;
-    const { data, layout } = JSON.parse(source, (_, value) => (typeof value === "string" && theme[value]) || value);
+    const { data, layout, orders } = JSON.parse(source, (_, value) => (typeof value === "string" && theme[value]) || value);
+    const order = orders?.[document.querySelector(`select[data-orders="${holder.id}"]`)?.value];
+    if (order) { data[0].z = order.map((line) => data[0].z[line]); data[0].y = order.map((line) => data[0].y[line]); }
     const axis = { gridcolor: theme["@@grid"], zerolinecolor: theme["@@grid"], linecolor: theme["@@grid"], automargin: true };
+    for (const side of ["xaxis", "yaxis"]) if (layout[side]?.title) layout[side].title.standoff = 14;
     await Plotly.react(holder, data, {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", autosize: true,
       margin: { l: 56, r: 12, t: 12, b: 48 }, hovermode: "closest", dragmode: touch ? false : "zoom",
@@ -25,6 +28,10 @@
     for (const entry of entries) if (entry.isIntersecting && !entry.target.dataset.drawn) draw(entry.target);
   }, { rootMargin: "400px" });
   figures.forEach((holder) => seen.observe(holder));
+
+  document.querySelectorAll("select[data-orders]").forEach((choice) => {
+    choice.addEventListener("change", () => draw(document.getElementById(choice.dataset.orders)));
+  });
 
   const again = () => figures.filter((holder) => holder.dataset.drawn).forEach(draw);
   dark.addEventListener("change", again);

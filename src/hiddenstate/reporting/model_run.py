@@ -1,4 +1,4 @@
-"""Running the user's model once: every state and gate, and what each layer was given."""
+"""One run of the user's model: every state and gate, and what each layer was given."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from ..cells import (
     Layers,
     Listener,
     Proceed,
+    as_layer,
     has_own_code,
     layers,
     listen,
+    started,
     unheard,
     untouched,
     unwrap,
@@ -31,15 +33,16 @@ from ..recording import Recording, record
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
-    """What one call of a model did."""
+class ModelRun:
+    """What one call of a model did: its layers, their states and gates, and what each layer was given."""
 
     layers: Layers
     recording: Recording
     inputs: dict[str, Tensor]  # layer -> what it was given, (batch, time, feature), call after call
+    given: tuple[Any, ...] = ()  # what the model was called with: a state that it insists on among it
 
 
-def run(model: nn.Module, inputs: tuple[Any, ...]) -> Run:
+def run_model(model: nn.Module, inputs: tuple[Any, ...]) -> ModelRun:
     """Call `model` once in eval mode and return all that its layers did; the model comes back untouched."""
     found = layers(model)
     if not found and not has_own_code(model):
@@ -54,12 +57,15 @@ def run(model: nn.Module, inputs: tuple[Any, ...]) -> Run:
             f"a report needs what the model is called with: hs.report(model, x, path=...), with x as {first}."
         )
     given = _Inputs()
-    with at_peace(model), unheard():
+    if len(inputs) == 1 and isinstance(inputs[0], Tensor):
+        with suppress(BadInput):  # the call itself says what is missing
+            inputs = (*inputs, *started(model, inputs[0]).beside(inputs[0]))
+    with _in_eval_mode(model), unheard():
         _call(model, inputs)  # says what is wrong, where it is the model that fails
         found = layers(model, *inputs) if has_own_code(model) else found
     if not found:
         raise NotRecurrent(_nothing(model))
-    with at_peace(model), record(model, gates=True) as recording:
+    with _in_eval_mode(model), record(model, gates=True) as recording:
         handle = listen(model, [layer for layer in found if layer.seen is None], given)
         try:
             _call(model, inputs)
@@ -67,7 +73,39 @@ def run(model: nn.Module, inputs: tuple[Any, ...]) -> Run:
             handle.remove()
     for track in recording:
         recording.runs(track)  # values are worked out while the weights are as they were
-    return Run(found, recording, given.along_time())
+    return ModelRun(found, recording, given.along_time(), inputs)
+
+
+class CellAlongTime(nn.Module):
+    """Calls a cell once for each step of `x (batch, time, ...)`, and returns what it gave: `(batch, time, ...)`."""
+
+    def __init__(self, cell: nn.Module, *, time_axis: int) -> None:
+        """Take the cell as it is; time may also come first."""
+        super().__init__()
+        self.cell, self.time_axis = cell, time_axis
+        self.train(cell.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs at all steps."""
+        steps = x.unbind(self.time_axis)
+        layer = as_layer(self.cell, steps[0])
+        native = layer.to_native(layer.initial(len(steps[0])))
+        outputs = []
+        for step in steps:
+            output, native = layer.split(layer.module(step, native))
+            outputs.append(output)
+        return torch.stack(outputs, dim=self.time_axis)
+
+
+def along_time(model: nn.Module, inputs: tuple[Any, ...], *, batch_axis: int) -> nn.Module:
+    """Return a cell that is given a sequence as a model that steps it, and any other model as it is."""
+    inner = unwrap(model)
+    found = layers(inner)
+    if len(found) != 1 or found[0].module is not inner or found[0].fused or len(inputs) != 1:
+        return model
+    x = inputs[0]
+    sequence = isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 3
+    return CellAlongTime(as_layer(inner).module, time_axis=1 - batch_axis) if sequence else model
 
 
 def _nothing(model: nn.Module) -> str:
@@ -78,7 +116,7 @@ def _nothing(model: nn.Module) -> str:
 
 
 @contextmanager
-def at_peace(model: nn.Module) -> Iterator[None]:
+def _in_eval_mode(model: nn.Module) -> Iterator[None]:
     """Hold a model in eval mode, without gradients, and put back all that a call may change."""
     inner = unwrap(model)
     carry = Carry.of(inner)
@@ -134,7 +172,7 @@ class _Inputs(Listener):
         return proceed(call)
 
     def along_time(self) -> dict[str, Tensor]:
-        """Return the inputs of each layer one after another, as far as they are of the first one's kind."""
+        """Return each layer's inputs joined along time, up to the first call that has other rows or features."""
         return {name: torch.cat(_alike(calls), dim=1) for name, calls in self.of.items() if calls}
 
 

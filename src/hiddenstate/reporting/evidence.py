@@ -1,0 +1,317 @@
+"""Everything that a report shows, measured first and drawn later; what cannot be measured says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..cells import BegunDataSet, Layer, input_axes, layers, read_batch, unwrap
+from ..diagnosis import Report, diagnose
+from ..errors import BadInput
+from ..measure import (
+    Comparison,
+    Jacobians,
+    Lyapunov,
+    Memory,
+    Saturation,
+    Survey,
+    compare,
+    jacobians,
+    lyapunov,
+    memory,
+    saturation,
+)
+from ..plot import readable
+from ..recording import Trajectory
+from ..state import State
+from .model_run import ModelRun, along_time, describe, run_model
+
+_WORK = 1e9  # of S³: eigenvalues that take a second or two
+_FEWEST = 20  # steps from which a mean growth is worth its name
+_LONGEST = 400  # steps along which it is measured
+_WIDEST = 1500  # coordinates of a state beyond which one Jacobian alone takes too long
+
+T = TypeVar("T")
+Tokens = Sequence[str] | Sequence[Sequence[str]]  # of the first row, or of several
+
+
+@dataclass(frozen=True, slots=True)
+class Unmeasured:
+    """Why there is no number."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredTrack:
+    """One track: its first run, how many runs there were, and how saturated it is."""
+
+    name: str
+    traj: Trajectory
+    runs: int
+    saturation: Saturation | Unmeasured
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """All that a report is made of; where a number could not be measured, the reason stands in its place."""
+
+    model: str
+    parameters: int
+    inputs: tuple[str, ...]
+    run: ModelRun
+    findings: Report | Unmeasured
+    tracks: tuple[MeasuredTrack, ...]
+    memory: Memory | Unmeasured
+    comparison: Comparison | Unmeasured
+    jacobians: dict[str, Jacobians | Unmeasured]  # layer -> at some steps of the first row
+    exponents: dict[str, Lyapunov | Unmeasured]  # layer -> the largest one along the first row
+    labels: list[str]
+    tokens: list[list[str]] = field(default_factory=list)  # of the first rows
+    survey: Survey | None = None  # of all batches, where the input is the first of a data set
+
+    def rows_of(self, traj: Trajectory) -> list[str]:
+        """Return a name for each row of a track; a layer that takes the batch for time has rows of its own."""
+        return self.labels if len(self.labels) == len(traj.h) else _labels(None, len(traj.h))
+
+    def tokens_of(self, traj: Trajectory) -> list[list[str]]:
+        """Return the tokens of the first rows of a track, none where they are not its own steps."""
+        assert traj.lengths is not None
+        known = len(self.labels) == len(traj.h)
+        return self.tokens if known and self.tokens and len(self.tokens[0]) == int(traj.lengths[0]) else []
+
+
+def gather(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    *,
+    tokens: Tokens | None,
+    labels: Sequence[str] | None,
+    lengths: Tensor | None,
+    batch_axis: int | None,
+    doctor: dict[str, Any],
+    tell: Callable[[str], None],
+) -> Evidence:
+    """Run, diagnose and measure `model`; `tell` is called with a few words before each of these."""
+    tell("running the model")
+    examined = inputs
+    if len(inputs) == 1 and isinstance(inputs[0], BegunDataSet):
+        batch = read_batch(model, inputs[0].first, lengths=lengths)
+        inputs, lengths = batch.args, batch.lengths
+    patient, model = model, along_time(model, inputs, batch_axis=batch_axis or 0)  # the doctor steps a cell himself
+    ran = run_model(model, inputs)
+    found = [(name, [_cut(run, lengths) for run in ran.recording.runs(name)]) for name in ran.recording]
+    if not found:
+        names = ", ".join(layer.label for layer in ran.layers)
+        raise BadInput(f"the model was called, but none of its recurrent layers ({names}) was: nothing to report on.")
+    first = found[0][1][0]
+    inputs = ran.given
+    examined = examined if isinstance(examined[0], BegunDataSet) else inputs
+    steps = _lengths(inputs[0], first, batch_axis=batch_axis, rows=None if labels is None else len(labels))
+    named, written = _labels(labels, len(steps)), _tokens(tokens, steps)  # refused before anything takes long
+    tell("asking the doctor")
+    findings = _try(lambda: diagnose(patient, *examined, lengths=lengths, batch_axis=batch_axis, **doctor))
+    tell("measuring states")
+    tracks = tuple(MeasuredTrack(name, runs[0], len(runs), _try(partial(saturation, runs[0]))) for name, runs in found)
+    tell("measuring memory")
+    remembered = _try(lambda: _memory(model, inputs, first, lengths=lengths, batch_axis=batch_axis))
+    tell("comparing rows")
+    compared = _try(lambda: _comparison(tracks[-1].traj, named, given=labels is not None))
+    tell("measuring Jacobians")
+    local = {layer.name: _try(partial(_jacobians, layer, ran, steps[0])) for layer in ran.layers if layer.seen is None}
+    tell("measuring Lyapunov exponents")
+    grown = {layer.name: _try(partial(_exponent, layer, ran, steps[0])) for layer in ran.layers if layer.seen is None}
+    inner = unwrap(patient)
+    return Evidence(
+        model=type(inner).__name__,
+        parameters=sum(weight.numel() for weight in inner.parameters()),
+        inputs=tuple(describe(value) for value in inputs),
+        run=ran,
+        findings=findings,
+        tracks=tracks,
+        memory=remembered,
+        comparison=compared,
+        jacobians=local,
+        exponents=grown,
+        labels=named,
+        tokens=written,
+        survey=findings.survey if isinstance(findings, Report) else None,
+    )
+
+
+def _cut(run: Trajectory, lengths: Tensor | None) -> Trajectory:
+    return run if lengths is None else run.without_padding(lengths)
+
+
+def _labels(labels: Sequence[str] | None, rows: int) -> list[str]:
+    """Return one label for each row, made up where none are given; a wrong count is refused."""
+    if labels is None:
+        return [f"row {row}" for row in range(rows)]
+    if isinstance(labels, str) or len(labels) != rows:
+        count = 1 if isinstance(labels, str) else len(labels)
+        raise BadInput(f"there are {count} labels, but {rows} rows: one for each row is needed.")
+    return [str(label) for label in labels]
+
+
+def _lengths(x: Any, first: Trajectory, *, batch_axis: int | None, rows: int | None) -> list[int]:
+    """Return the steps of each row as the user counts them, `rows` by labels.
+
+    The first track knows best, save where a layer takes the batch for time: then the input itself is asked.
+    """
+    labeled, (rows, steps) = rows, first.h.shape[:2]
+    if batch_axis is None and labeled == steps != rows:
+        batch_axis = 0  # the labels say that rows come first
+    if isinstance(x, Tensor) and x.dim() > 1 and batch_axis is not None:
+        own = (x.shape[batch_axis], x.shape[1 - batch_axis])
+        if own == (steps, rows) and rows != steps:
+            return [own[1]] * own[0]
+    assert first.lengths is not None
+    return [int(length) for length in first.lengths]
+
+
+def _tokens(tokens: Tokens | None, steps: list[int]) -> list[list[str]]:
+    """Return the tokens of each row that has some, made visible; `steps` are those of each row."""
+    if tokens is None:
+        return []
+    if isinstance(tokens, str) or all(isinstance(token, str) for token in tokens):
+        flat: list[str] = [str(token) for token in tokens]
+        if len(flat) != steps[0] and [len(row) for row in flat] == steps:  # a string for each row, read by characters
+            return [readable(list(row), count) for row, count in zip(flat, steps, strict=True)]
+        return [_checked_tokens(flat, 0, steps[0])]
+    if len(tokens) > len(steps):
+        raise BadInput(f"there are tokens for {len(tokens)} rows, but the input has {len(steps)}.")
+    return [_checked_tokens(list(row), number, steps[number]) for number, row in enumerate(tokens)]
+
+
+def _checked_tokens(tokens: list[str], row: int, steps: int) -> list[str]:
+    if len(tokens) != steps:
+        raise BadInput(
+            f"there are {len(tokens)} tokens for row {row}, but it has {steps} steps: one for each step is needed. "
+            f"Special tokens that the model is given, such as a start token, count too."
+        )
+    return readable(tokens, steps)
+
+
+def _try(measure: Callable[[], T]) -> T | Unmeasured:
+    """Return what `measure` returns, or why it could not: one number that fails takes no other along."""
+    try:
+        return measure()
+    except Exception as error:
+        return Unmeasured(" ".join(str(error).split()) or type(error).__name__)
+
+
+def _memory(
+    model: nn.Module, inputs: tuple[Any, ...], first: Trajectory, *, lengths: Tensor | None, batch_axis: int | None
+) -> Memory:
+    x, *more = inputs
+    if not isinstance(x, Tensor):
+        raise BadInput(f"the input is {describe(x)}: memory is measured back to a tensor.")
+    inner = unwrap(model)
+    if isinstance(inner, nn.RNNBase):  # measured along the axis that the layer itself takes for time
+        return memory(inner, x.unsqueeze(0), time_axis=1) if x.dim() == 2 else memory(inner, x, lengths=lengths)
+    if batch_axis is None and x.dim() > 1:
+        batch_axis = input_axes(inner, x, call=lambda some: inner(some, *more)).batch
+    batch_axis = batch_axis or 0
+    if lengths is None and first.lengths is not None and x.dim() > 1:
+        rows, steps = (x.shape[0], x.shape[1]) if batch_axis == 0 else (x.shape[1], x.shape[0])
+        if first.h.shape[:2] == (rows, steps) and int(first.lengths.min()) < steps:
+            lengths = first.lengths.to("cpu")
+    if len(cells := layers(inner)) == 1 and cells[0].module is inner and not cells[0].fused:
+        return memory(inner, x.unsqueeze(1), time_axis=1)  # a cell, and one step of its input
+    try:
+        return memory(inner, x, lengths=lengths, args=more, time_axis=1 - batch_axis)
+    except BadInput:  # a decoder has steps of its own: its last one is asked about
+        return memory(inner, x, args=more, time_axis=1 - batch_axis, output=lambda made: _last(made, batch_axis))
+
+
+def _last(made: Any, batch_axis: int) -> Tensor:
+    """Return the last step of the first output that has steps, (batch, unit)."""
+    while not isinstance(made, Tensor):
+        made = next(iter(made.values() if isinstance(made, dict) else made))
+    steps = made.transpose(0, 1) if batch_axis == 1 else made
+    return steps[:, -1] if steps.dim() > 2 else steps
+
+
+def _comparison(traj: Trajectory, labels: list[str], *, given: bool) -> Comparison:
+    if len(traj.h) < 2:
+        raise BadInput("the input has one row: there is nothing to compare it with.")
+    if len(traj.h) != len(labels):
+        raise BadInput(f"the layer has {len(traj.h)} rows, but the input has {len(labels)}.")
+    # Where every row has a label of its own, no neighbor can share it.
+    return compare(traj, labels=labels if given and len(set(labels)) < len(labels) else None)
+
+
+def _jacobians(layer: Layer, ran: ModelRun, real: int) -> Jacobians:
+    """Measure at steps spread evenly over the first row, each as a row of its own that starts where the run was."""
+    size = sum(layer.spec.sizes.values()) * layer.spec.layers
+    if size > _WIDEST and not layer.spec.bidirectional:
+        raise BadInput(f"its state has {size:,} coordinates: eigenvalues of matrices that large take minutes.")
+    x, tracks = _first_row(layer, ran, real)
+    count = int(max(1, min(len(x), 64, _WORK // max(1, size**3))))
+    at = torch.linspace(0, len(x) - 1, count).long()
+    with _one_thread():
+        found = jacobians(layer.module, x[at].unsqueeze(1), state=_before(layer, tracks, at), time_axis=1)
+        _ = found.eigenvalues  # worked out here, and kept
+    return found
+
+
+def _exponent(layer: Layer, ran: ModelRun, real: int) -> Lyapunov:
+    """Measure the largest Lyapunov exponent along the first row, from the state that it began with."""
+    x, tracks = _first_row(layer, ran, real)
+    if len(x) < _FEWEST:
+        raise BadInput(f"the first row has {len(x)} steps: a Lyapunov exponent is a mean over {_FEWEST} or more.")
+    start = _before(layer, tracks, torch.tensor([0]))
+    with _one_thread():
+        return lyapunov(layer.module, x[:_LONGEST].unsqueeze(0), k=1, state=start, time_axis=1)
+
+
+def _first_row(layer: Layer, ran: ModelRun, real: int) -> tuple[Tensor, list[Trajectory]]:
+    """Return what a layer was given along the first row, (time, feature), and the tracks that came of it."""
+    if layer.spec.bidirectional:
+        raise BadInput("it runs in both directions: there is no single next state.")
+    x = ran.inputs.get(layer.name)
+    tracks = [ran.recording.runs(track)[0] for track in layer.tracks if track in ran.recording]
+    if x is None or len(tracks) < len(layer.tracks):
+        raise BadInput("it was not run, or not with a plain tensor.")
+    assert tracks[0].lengths is not None
+    steps = min(int(tracks[0].lengths[0]), x.shape[1], real)
+    if not steps:
+        raise BadInput("the first row has no steps.")
+    return x[0, :steps], tracks
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Hold torch to one thread: for eigenvalues of small matrices more only stand in each other's way."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _before(layer: Layer, tracks: list[Trajectory], at: Tensor) -> State:
+    """Return the states of the first row before the steps `at`, as one state with a row for each."""
+    start = layer.initial(1)
+    parts = {}
+    for part in layer.spec.parts:
+        levels = []
+        for depth, traj in enumerate(tracks):
+            walked = traj.states[part][0]  # (time, unit)
+            known = traj.initial[part][0] if traj.initial is not None and part in traj.initial else None
+            first = known if known is not None else _level(start[part], depth, fused=layer.fused)
+            levels.append(torch.cat([first.to(walked).unsqueeze(0), walked])[at.to(walked.device)])  # (count, unit)
+        parts[part] = torch.stack(levels) if layer.fused else levels[0]
+    axis = start.batch_axis if not layer.fused else 1
+    return State(parts, batch_axis=axis)
+
+
+def _level(initial: Tensor, depth: int, *, fused: bool) -> Tensor:
+    return initial[depth, 0] if fused else initial[0]
