@@ -1,10 +1,21 @@
-"""What the library relies on, as checks for cells, adapters, stores and rules of your own; and test doubles."""
+"""What the library relies on, as checks for models, cells, adapters, stores and rules of your own; and test doubles."""
 
 from ..serve.stores import MemoryStore
+from .assert_healthy import assert_healthy
 from .check_adapter import check_adapter
 from .check_cell import check_cell
+from .check_equations import check_equations
 from .check_rule import check_rule
 from .check_store import check_store
 from .fake_clock import FakeClock
 
-__all__ = ["FakeClock", "MemoryStore", "check_adapter", "check_cell", "check_rule", "check_store"]
+__all__ = [
+    "FakeClock",
+    "MemoryStore",
+    "assert_healthy",
+    "check_adapter",
+    "check_cell",
+    "check_equations",
+    "check_rule",
+    "check_store",
+]

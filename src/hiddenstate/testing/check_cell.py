@@ -26,7 +26,7 @@ class CellUnderTest:
 
     def run(self, x: Tensor, state: State | None = None, **options: Any) -> tuple[Tensor, State]:
         """Return the outputs and the final state, by the plain loop."""
-        return unroll(self.layer.module, x, state, engine="loop", **options)
+        return unroll(self.layer.module, x, state, time_axis=1, engine="loop", **options)
 
 
 def check_cell(cell: nn.Module, x: Tensor | None = None) -> None:
