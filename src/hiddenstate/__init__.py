@@ -2,7 +2,7 @@
 
     State, load          what a state is: named tensors at one instant, saved without pickle
     layers, register     who makes the next one: recurrent layers found in any model; Cell is the type of one's own
-    unroll, Recurrent    how a cell is run along time; explain says what makes it fast
+    unroll, Recurrent    how a cell is run along time; accelerate runs torch's own layers faster; also explain
     Carry, Learned, …    how a state goes from batch to batch: also Noise, Bridge, tbptt, Streams, check_split
     record, tap, …       seeing a run without changing it: every state and gate; also load_recording, Trajectory
     measure              numbers: saturation, memory, Jacobians, exponents, fixed points, what states know
@@ -24,7 +24,7 @@ from .carry import Bridge, Carry, Learned, Noise, Streams, check_split, tbptt
 from .cells import Cell, layers, register
 from .recording import Trajectory, load_recording, record, tap
 from .state import State, load
-from .unrolling import Recurrent, explain, unroll
+from .unrolling import Recurrent, accelerate, explain, unroll
 
 __version__ = "0.1.0"
 
@@ -39,6 +39,7 @@ __all__ = [
     "State",
     "Streams",
     "Trajectory",
+    "accelerate",
     "check_split",
     "diagnose",
     "errors",

@@ -39,6 +39,12 @@ def test_help_names_every_command(run):
     assert "--install-completion" in said
 
 
+@pytest.mark.parametrize("command", COMMANDS[1:])
+def test_every_command_that_takes_a_model_takes_its_weights(run, command, here):
+    ran = run(command, "my_models:gru", "--weights", "none.pt")
+    assert (ran.code, ran.err) == (2, "error: there is no file none.pt.\n")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(run, command):
     ran = run(command, "--help")
@@ -130,27 +136,19 @@ class TestBench:
         assert ran.code == 0
         assert "record gates" in ran.out
 
+    def test_what_accelerate_would_bring_is_told_with_what_was_decided(self, run, here):
+        numpy.save(here / "x.npy", numpy.zeros((2, 12, 3)))
+        ran = run("bench", "my_models:gru", "-i", "x.npy", "--accelerate", "--rounds", "2")
+        assert ran.code == 0
+        assert ran.out.count("accelerated") == 2
+        assert "the model itself: GRU, up to 2 rows of 16 steps, forward and backward: by " in ran.out
+
     def test_a_model_without_inputs_is_refused(self, run):
         ran = run("bench", "my_models:healthy")
         assert (ran.code, ran.err) == (
             2,
             "error: a bench needs what the model is called with: --input x.npy, or --text.\n",
         )
-
-
-def test_serve_hands_over_what_it_was_given(run, monkeypatch):
-    asked = {}
-    monkeypatch.setattr(
-        "hiddenstate.serve.run", lambda model, **options: asked.update(options, model=type(model).__name__)
-    )
-    ran = run(
-        "serve", "my_models:gru", "--store", "memory:", "--port", "0", "--token", "a", "--token", "b", "--ttl", "5"
-    )
-    assert ran.code == 0, ran.err
-    assert asked == {
-        "model": "GRU", "store": "memory:", "host": "127.0.0.1", "port": 0, "tokens": ["a", "b"], "max_batch": 256,
-        "max_sessions": 4096, "ttl": 5.0,
-    }  # fmt: skip
 
 
 class TestMistakes:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated, Any
 
 import typer
@@ -16,8 +18,8 @@ from torch import nn
 
 from ..cells import layers as find_layers
 from ..errors import BadInput, HiddenStateError, NotRecurrent
-from .failing import show
-from .loading import load_inputs, load_model, load_text
+from .loaders import TheirCodeFailed, load_inputs, load_model, load_text
+from .serve import serve
 
 app = typer.Typer(
     name="hiddenstate",
@@ -26,6 +28,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.command()(serve)
+
+_OURS = str(Path(__file__).resolve().parents[1])
 
 Model = Annotated[
     str, typer.Argument(help="package.module:factory or file.py:factory; a model, or a function of none.")
@@ -37,6 +43,9 @@ Inputs = Annotated[
 Text = Annotated[str | None, typer.Option("--text", help="Text as input: UTF-8 bytes, or what --encode makes of it.")]
 Encode = Annotated[str | None, typer.Option("--encode", help="package.module:function from a text to token numbers.")]
 BatchAxis = Annotated[int, typer.Option("--batch-axis", min=0, max=1, help="1 for a model that takes time first.")]
+Weights = Annotated[
+    str | None, typer.Option("--weights", help="A checkpoint: .safetensors, or of a .pt file its tensors alone.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for tools.")]
 
 
@@ -47,17 +56,44 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = app([one for one in given if one != "--debug"], standalone_mode=False, prog_name="hiddenstate")
     except HiddenStateError as error:
-        show(error, debug=debug)
+        _show(error, debug=debug)
         raise SystemExit(2) from None
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:
-        show(error, debug=debug)
+        _show(error, debug=debug)
         if not debug and not hasattr(error, "format_message"):
             print("This was not expected; --debug shows the whole traceback.", file=sys.stderr)
         raise SystemExit(2) from None
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _show(error: BaseException, *, debug: bool) -> None:
+    """Print an error on stderr: in one line, after the user's own traceback where their code is at fault."""
+    if debug:
+        traceback.print_exception(error)
+    elif isinstance(error, TheirCodeFailed) and error.__cause__ is not None:
+        cause = error.__cause__
+        traceback.print_exception(type(cause), cause, _their_part(cause.__traceback__))
+    print(f"error: {_one_line(error)}", file=sys.stderr)
+
+
+def _one_line(error: BaseException) -> str:
+    """Return the message of an error without line breaks, or its type where it has none."""
+    said = getattr(error, "format_message", error.__str__)()  # of a usage error, this names the option too
+    return " ".join(str(said).split()) or type(error).__name__
+
+
+def _their_part(trace: TracebackType | None) -> TracebackType | None:
+    """Leave out the frames in front that are ours or the import system's."""
+    here = trace
+    while here is not None:
+        name = here.tb_frame.f_code.co_filename
+        if not name.startswith((_OURS, "<frozen")) and "importlib" not in name:
+            return here
+        here = here.tb_next
+    return trace if trace is None or trace.tb_next is None else None
 
 
 def _version(wanted: bool) -> None:
@@ -86,9 +122,9 @@ def demo(
 
 
 @app.command()
-def layers(model: Model, as_json: Json = False) -> None:
+def layers(model: Model, weights: Weights = None, as_json: Json = False) -> None:
     """List the recurrent layers of a model."""
-    found = find_layers(load_model(model)[0])
+    found = find_layers(load_model(model, weights)[0])
     if as_json:
         typer.echo(json.dumps([_plain(layer) for layer in found], indent=2))
         return
@@ -108,6 +144,7 @@ def layers(model: Model, as_json: Json = False) -> None:
 def diagnose(
     model: Model,
     *,
+    weights: Weights = None,
     inputs: Inputs = None,
     text: Text = None,
     encode: Encode = None,
@@ -126,7 +163,7 @@ def diagnose(
     grades = ("error", "warning", "note", "never")
     if fail_on not in grades:
         raise BadInput(f"--fail-on is one of {', '.join(grades)}, but is {fail_on!r}.")
-    made, given, _ = _loaded(model, inputs, text, encode=encode, batch_axis=batch_axis)
+    made, given, _ = _loaded(model, inputs, text, weights=weights, encode=encode, batch_axis=batch_axis)
     found = examine(made, *given, batch_axis=batch_axis, ignore=ignore or ())
     if as_json or sarif:
         typer.echo(json.dumps(found.to_sarif() if sarif else found.to_dict(), indent=2))
@@ -142,6 +179,7 @@ def diagnose(
 def report(
     model: Model,
     *,
+    weights: Weights = None,
     inputs: Inputs = None,
     text: Text = None,
     encode: Encode = None,
@@ -152,7 +190,9 @@ def report(
     """Write one self-contained page about a model's hidden state."""
     from ..reporting import report as write
 
-    made, given, tokens = _loaded(model, inputs, text, encode=encode, batch_axis=batch_axis)
+    made, given, tokens = _loaded(model, inputs, text, weights=weights, encode=encode, batch_axis=batch_axis)
+    if not given:
+        raise BadInput("a report needs what the model is called with: --input x.npy, or --text.")
     console = Console(stderr=True)
     with console.status("starting") as status:
         where = write(made, *given, path=output, tokens=tokens, batch_axis=batch_axis, tell=status.update)
@@ -166,9 +206,13 @@ def report(
 def bench(
     model: Annotated[str | None, typer.Argument(help="As for the others; an LSTM of 256 units without it.")] = None,
     *,
+    weights: Weights = None,
     inputs: Inputs = None,
     text: Text = None,
     encode: Encode = None,
+    accelerate: Annotated[
+        bool, typer.Option("--accelerate", help="Time what hs.accelerate would bring instead.")
+    ] = False,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often each rival takes its turn.")] = 20,
     as_json: Json = False,
 ) -> None:
@@ -176,7 +220,8 @@ def bench(
     from dataclasses import asdict
 
     from ..reporting import misfit
-    from .timing import bench as time_them
+    from .bench import bench as time_them
+    from .bench import bench_accelerated
 
     if model is None:
         import torch
@@ -184,11 +229,15 @@ def bench(
         lstm: nn.Module = nn.LSTM(64, 256, batch_first=True)
         made, given = lstm, (torch.randn(16, 100, 64),)
     else:
-        made, given, _ = _loaded(model, inputs, text, encode=encode, batch_axis=0)
+        made, given, _ = _loaded(model, inputs, text, weights=weights, encode=encode)
         if not given:
             raise BadInput("a bench needs what the model is called with: --input x.npy, or --text.")
+    said = ""
     try:
-        costs = time_them(made, given, rounds)
+        if accelerate:
+            costs, said = bench_accelerated(made, given, rounds)
+        else:
+            costs = time_them(made, given, rounds)
     except HiddenStateError:
         raise
     except Exception as error:
@@ -202,45 +251,20 @@ def bench(
             cost.name, f"x {cost.ratio:.3f}", f"{cost.low:.3f} to {cost.high:.3f}", f"{cost.milliseconds:.2f}"
         )
     Console().print(table)
-
-
-@app.command()
-def serve(
-    model: Model,
-    *,
-    store: Annotated[
-        str, typer.Option(help="memory:, sqlite:///path or redis://host:port/number.")
-    ] = "sqlite:///sessions.db",
-    host: Annotated[str, typer.Option(help="0.0.0.0 for the whole network, and then with --token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8080,
-    token: Annotated[list[str] | None, typer.Option(help="A bearer token; once for each caller.")] = None,
-    max_batch: Annotated[int, typer.Option(min=1, help="Sessions in one call of the model.")] = 256,
-    max_sessions: Annotated[int, typer.Option(min=1, help="Sessions kept hot; more go to the store.")] = 4096,
-    ttl: Annotated[float | None, typer.Option(help="Seconds after which an unused session expires.")] = None,
-    inputs: Inputs = None,
-) -> None:
-    """Serve a model: one state for each caller, batched and durable, over REST, KServe v2 and WebSockets."""
-    from ..serve import run
-
-    made, given, _ = _loaded(model, inputs, None, encode=None, batch_axis=0)
-    example = {"example": given[0]} if given else {}
-    run(
-        made,
-        store=store,
-        host=host,
-        port=port,
-        tokens=token,
-        max_batch=max_batch,
-        max_sessions=max_sessions,
-        ttl=ttl,
-        **example,
-    )
+    if said:
+        typer.echo(said)
 
 
 def _loaded(
-    name: str, files: list[str] | None, text: str | None, *, encode: str | None, batch_axis: int
+    name: str,
+    files: list[str] | None,
+    text: str | None = None,
+    *,
+    weights: str | None,
+    encode: str | None = None,
+    batch_axis: int = 0,
 ) -> tuple[nn.Module, tuple[Any, ...], list[str] | None]:
-    model, inputs = load_model(name)
+    model, inputs = load_model(name, weights)
     if text is not None and files:
         raise BadInput("give --input or --text, not both: a model is called with one or the other.")
     if text is not None:

@@ -20,7 +20,7 @@ class CharacterModel(nn.Module):
     """An ordinary model: it knows nothing of carried state."""
 
     def __init__(self, symbols: int, units: int = 128) -> None:
-        """Make a model of so many symbols."""
+        """Make a model for an alphabet of `symbols` characters."""
         super().__init__()
         self.embed = nn.Embedding(symbols, 32)
         self.lstm = nn.LSTM(32, units, batch_first=True)
@@ -33,10 +33,10 @@ class CharacterModel(nn.Module):
 
 
 class Text:
-    """Python's own help texts, as numbers."""
+    """Python's own help texts, one number for each character."""
 
     def __init__(self) -> None:
-        """Read them, and keep the last part back to judge on."""
+        """Read them; the last twentieth is kept apart, to judge a model on text that it has not seen."""
         whole = "\n".join(topics.topics[name] for name in sorted(topics.topics))
         self.symbols = sorted(set(whole))
         self._number = {symbol: place for place, symbol in enumerate(self.symbols)}

@@ -21,6 +21,13 @@ from .characters import STEPS, CharacterModel, Text, judge, train
 
 _SHOWN = 160  # characters of unseen text that the report looks at
 
+_NEXT = {
+    "hiddenstate diagnose package.module:make_model": "what is wrong with its state",
+    "hiddenstate report package.module:make_model -i x.npy": "a page like the one above",
+    "hiddenstate bench package.module:make_model -i x.npy": "what recording and carrying would cost",
+    "hiddenstate --help": "the rest; docs/tutorial.md takes ten minutes",
+}
+
 
 def show_all(folder: Path, updates: int, console: Console) -> None:
     """Train with and without a carried state, look inside, diagnose, plant a bug, and write the report."""
@@ -97,6 +104,10 @@ def _write(model: CharacterModel, rows: torch.Tensor, text: Text, *, folder: Pat
         where = report(model, rows, path=folder / "report.html", tokens=tokens, labels=labels)
     _say(console, f"{where.stat().st_size / 1e6:.1f} MB, needs no network. Open it in a browser:")
     console.print(f"   [bold]{escape(str(where.resolve()))}[/]\n", soft_wrap=True)
+    console.print("[bold]Next, with a model of your own:[/]")
+    for command, gives in _NEXT.items():
+        console.print(f"   [bold]{escape(command)}[/]  {gives}", soft_wrap=True)
+    console.print()
 
 
 def _title(console: Console, number: str, call: str, does: str) -> None:

@@ -1,6 +1,6 @@
 """Other people's libraries: where a Monitor writes to, and a callback for Lightning."""
 
 from .lightning import monitor_callback
-from .logging import TensorBoardWriter, WandbWriter
+from .writers import TensorBoardWriter, WandbWriter
 
 __all__ = ["TensorBoardWriter", "WandbWriter", "monitor_callback"]

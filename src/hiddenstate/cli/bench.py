@@ -12,7 +12,10 @@ import torch
 from torch import nn
 
 from ..carry import Carry
+from ..cells import unheard
 from ..recording import record
+from ..state import tensors
+from ..unrolling import accelerate
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,35 @@ def bench(model: nn.Module, inputs: tuple[Any, ...], rounds: int) -> list[Cost]:
         times = _in_turn(rivals, rounds)
     yardstick = times["plain forward"]
     return [_cost(name, own, yardstick) for name, own in times.items()]
+
+
+def bench_accelerated(model: nn.Module, inputs: tuple[Any, ...], rounds: int) -> tuple[list[Cost], str]:
+    """Time a model with torch's kernels and with `accelerate`, forward and in training; say what was decided."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(*inputs)
+
+    def training() -> None:
+        made = [value for value in tensors(model(*inputs)).values() if value.requires_grad]
+        torch.autograd.grad(made, weights, [torch.ones_like(value) for value in made], allow_unused=True)
+
+    def plain(call: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            with unheard():
+                call()
+
+        return run
+
+    costs = []
+    with accelerate(model) as faster:
+        for name, call in {"forward": forward, "forward and backward": training}.items():
+            call()  # decides
+            times = _in_turn({f"{name}, torch's kernels": plain(call), f"{name}, accelerated": call}, rounds)
+            yardstick = times[f"{name}, torch's kernels"]
+            costs += [_cost(rival, own, yardstick) for rival, own in times.items()]
+        return costs, faster.explain()
 
 
 def _in_turn(rivals: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,13 +16,19 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from ..errors import BadInput
-from .failing import TheirCodeFailed
+from ..errors import BadInput, HiddenStateError
 
 Loaded = tuple[nn.Module, tuple[Any, ...]]
 
+# What DataParallel, DDP and torch.compile put in front of a weight's name.
+_PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+")
 
-def load_model(name: str) -> Loaded:
+
+class TheirCodeFailed(HiddenStateError, RuntimeError):
+    """The user's own module or factory raised; what it raised is the cause."""
+
+
+def load_model(name: str, weights: str | None = None) -> Loaded:
     """Return the model that `package.module:factory` names, and the inputs where the factory returns some with it."""
     made: Any = load_object(name, "a model")
     if not isinstance(made, nn.Module):
@@ -34,7 +41,45 @@ def load_model(name: str) -> Loaded:
         inputs = tuple(rest)
     if not isinstance(made, nn.Module):
         raise BadInput(f"{name} returned {type(made).__name__}: an nn.Module, or (model, *inputs), is needed.")
+    if weights is not None:
+        load_weights(made, weights)
     return made, inputs
+
+
+def load_weights(model: nn.Module, file: str) -> None:
+    """Put the weights of a checkpoint into a model: all of them, or a refusal that names what does not fit."""
+    path = Path(file)
+    if not path.is_file():
+        raise BadInput(f"there is no file {path}.")
+    try:
+        found = _checkpoint(path)
+    except Exception as error:
+        raise BadInput(f"{path} cannot be read as weights: {' '.join(str(error).split())[:300]}") from error
+    weights = {_PREFIXES.sub("", str(name)): value for name, value in found.items() if isinstance(value, Tensor)}
+    own = model.state_dict()
+    missing, unknown = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    shapes = [name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape]
+    if missing or unknown or shapes:
+        said = {"it lacks": missing, "the model has no": unknown, "of another shape are": sorted(shapes)}
+        lists = "; ".join(f"{what} {_some(names)}" for what, names in said.items() if names)
+        raise BadInput(f"the weights in {path} are not those of {type(model).__name__}: {lists}.")
+    model.load_state_dict(weights)
+
+
+def _checkpoint(path: Path) -> dict[str, Any]:
+    """Return the state dict in a file: tensors only, whatever else a checkpoint may hold."""
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    found = torch.load(path, map_location="cpu", weights_only=True)
+    for inside in ("state_dict", "model_state_dict", "model"):  # as Lightning and most training loops save it
+        found = found[inside] if isinstance(found.get(inside), dict) else found
+    return dict(found)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def load_object(name: str, what: str) -> Any:
