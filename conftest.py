@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 
 import hypothesis
@@ -9,6 +10,9 @@ import pytest
 import torch
 
 import hiddenstate
+
+# Nothing is left in the caches of whoever runs the tests.
+os.environ["HIDDENSTATE_CACHE"] = tempfile.mkdtemp(prefix="hiddenstate-tests-")
 
 # Pictures are drawn in memory, also where there is a screen.
 os.environ["MPLBACKEND"] = "agg"

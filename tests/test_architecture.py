@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.exceptions import CYCLES, DEPTH
-from tests.support.source import cycles, deepest, import_graph
+from tests.support.exceptions import CYCLES, DEPTH, DEPTH_OF_THE_FRONT_DOOR
+from tests.support.source import cycles, deepest, definition_graph, import_graph
 
 PACKAGE = "hiddenstate"
 SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
@@ -164,10 +164,11 @@ def test_no_file_imports_itself_by_a_detour():
     assert [ring for ring in CYCLES if ring not in found] == [], "gone: take it out of tests/support/exceptions.py"
 
 
-def test_the_longest_chain_of_imports_gets_no_longer():
-    chain = deepest(import_graph(late=False))
-    assert len(chain) <= DEPTH, f"the longest chain is {' → '.join(chain)}"
-    assert len(chain) == DEPTH, f"it is {len(chain)} files long now: say so in tests/support/exceptions.py"
+@pytest.mark.parametrize(("start", "depth"), [(None, DEPTH), ("__init__.py", DEPTH_OF_THE_FRONT_DOOR)])
+def test_the_longest_chain_of_names_gets_no_longer(start, depth):
+    chain = deepest(definition_graph(), start)
+    assert len(chain) <= depth, f"the longest chain is {' → '.join(chain)}"
+    assert len(chain) == depth, f"it is {len(chain)} files long now: say so in tests/support/exceptions.py"
 
 
 FORBIDDEN = {
@@ -312,12 +313,14 @@ def test_a_ring_of_imports_is_found(tmp_path, second, early, late):
 
 def test_the_longest_chain_is_found(tmp_path):
     write(tmp_path / "__init__.py", "from .carry import x")
-    write(tmp_path / "carry/__init__.py", "from .first import x")
+    write(tmp_path / "carry/__init__.py", "from .heavy import w\nfrom .first import x\n__all__ = ['w', 'x']")
     write(tmp_path / "carry/first.py", "from ..errors import y\ndef f():\n    from .second import z")
     write(tmp_path / "carry/second.py", "")
+    write(tmp_path / "carry/heavy.py", "from .first import x")
     write(tmp_path / "errors.py", "")
-    chain = ["__init__.py", "carry/__init__.py", "carry/first.py", "errors.py"]
-    assert deepest(import_graph(tmp_path, late=False)) == chain
+    loaded = ["__init__.py", "carry/__init__.py", "carry/heavy.py", "carry/first.py", "errors.py"]
+    assert deepest(import_graph(tmp_path, late=False)) == loaded
+    assert deepest(definition_graph(tmp_path), "__init__.py") == ["__init__.py", "carry/first.py", "errors.py"]
 
 
 def write(path: Path, text: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 import hiddenstate
 
 FRONT_DOOR = {
-    *("State", "load", "layers", "register", "Cell", "unroll", "Recurrent", "explain"),
+    *("State", "load", "layers", "register", "Cell", "unroll", "Recurrent", "explain", "accelerate"),
     *("Carry", "Learned", "Noise", "Bridge", "tbptt", "Streams", "check_split"),
     *("record", "load_recording", "tap", "Trajectory", "diagnose", "Monitor", "report"),
 }

@@ -22,7 +22,7 @@ ALL = {name: part for part, names in NEEDED.items() for name in names}
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_this_version_of_torch_has_it(expression):
-    eval(expression, {"torch": torch})
+    assert eval(expression, {"torch": torch}) is not None
 
 
 def test_what_is_needed_is_looked_up_when_the_library_is_loaded():
@@ -42,6 +42,7 @@ def test_a_name_that_is_gone_is_an_error_in_a_sentence(name, monkeypatch):
 
 
 def test_every_part_finds_what_it_needs_now():
+    assert [name for name in ALL if lookup(name) is None] == []
     for part in (*NEEDED, "pool"):
         require(part)
 
@@ -80,7 +81,7 @@ def test_cells_run_step_by_step_where_torch_does_not_say_what_is_at_work(name, m
 def test_pools_are_recorded_without_a_check_where_torch_has_none_for_graphs(monkeypatch):
     h, lengths, pool = torch.randn(2, 5, 3), torch.tensor([5, 2]), hs.pool.Last()
     expected = pool(h, lengths)
-    monkeypatch.setattr(steps, "recorded", lambda: True)
+    monkeypatch.setattr(steps, "captured", lambda: True)
     monkeypatch.setattr(steps, "_assert_async", None)
     torch.testing.assert_close(pool(h, lengths), expected)
 

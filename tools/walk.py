@@ -12,12 +12,12 @@ import argparse
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -162,16 +162,22 @@ def _stream() -> Iterator[str]:
     """The address of a new session's stream, on a server in a thread of this process."""
     import uvicorn
 
+    ready = threading.Event()
+
+    class Server(uvicorn.Server):
+        async def startup(self, *args: Any, **kwargs: Any) -> None:
+            await super().startup(*args, **kwargs)
+            ready.set()
+
     threading.setprofile(_note)  # for the threads of the engine and of the server
     with (
         tempfile.TemporaryDirectory() as folder,
         hs.serve.Engine(Tagger().eval(), f"sqlite:///{folder}/sessions.db") as engine,
     ):
-        server = uvicorn.Server(uvicorn.Config(hs.serve.app(engine), port=0, log_level="error"))
+        server = Server(uvicorn.Config(hs.serve.app(engine), port=0, log_level="error"))
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
-        while not server.started:
-            time.sleep(0.01)
+        ready.wait(20)
         port = server.servers[0].sockets[0].getsockname()[1]
         try:
             yield f"ws://127.0.0.1:{port}/v1/sessions/{engine.open()}/stream"

@@ -96,7 +96,7 @@ def zeroed(layer: nn.Module) -> nn.Module:
 
 def forgetting(bias: float) -> nn.LSTM:
     """An LSTM without weights, whose forget gate has this bias."""
-    lstm = nn.LSTM(1, 3)
+    lstm = nn.LSTM(1, 3, batch_first=True)
     zeroed(lstm)
     with torch.no_grad():
         lstm.bias_ih_l0[3:6] = bias
@@ -105,7 +105,7 @@ def forgetting(bias: float) -> nn.LSTM:
 
 def doubling(units: int) -> nn.RNN:
     """h' = tanh(2 h), each unit on its own."""
-    rnn = nn.RNN(1, units, bias=False)
+    rnn = nn.RNN(1, units, bias=False, batch_first=True)
     with torch.no_grad():
         rnn.weight_hh_l0.copy_(2 * torch.eye(units))
     return rnn

@@ -23,6 +23,14 @@ class Deep(nn.Module):
         return self.head(y)
 
 
+def second_version(model: Deep) -> Deep:
+    """The same model with another head, so that its states are the same and its outputs are not."""
+    with torch.no_grad():
+        model.head.weight.neg_()
+        model.head.bias.add_(10.0)
+    return model
+
+
 class Stepping(nn.Module):
     """A cell stepped in the model's own loop, which starts without a state."""
 

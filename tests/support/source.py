@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support import exceptions
+from tests.support.covered import WHY_ELSEWHERE, group_of
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "hiddenstate"
@@ -138,6 +140,36 @@ def _promised(door: ast.Module) -> set[str]:
     return set()
 
 
+@cache
+def definition_graph(root: Path = SOURCE) -> Graph:
+    """Which file uses names of which when it is loaded: a name from a front door leads to the file that defines it.
+
+    A reader goes this way. A front door is a table of contents, and says nothing that its file does not say; it is
+    not counted, and importing one name from it does not count as using all others.
+    """
+    trees = files(root)
+    graph: Graph = {}
+    for file, tree in trees.items():
+        package = list(Path(file).parent.parts)
+        found = (_definition(base, name, trees) for base, name in _imported(tree, package, late=False))
+        graph[file] = {target for target in found if target is not None and target != file}
+    return graph
+
+
+def _definition(base: list[str], name: str, trees: dict[str, ast.Module]) -> str | None:
+    target = _target(base, name, trees)
+    if target is None or not target.endswith("__init__.py"):
+        return target
+    package = list(Path(target).parent.parts)
+    origin = next((found for found in _imported(trees[target], package, late=False) if found[1] == name), None)
+    if origin is None:
+        return target
+    if origin[0] != base:
+        return _definition(*origin, trees)
+    inner = "/".join([*base, name, "__init__.py"])  # the door promises a whole folder: `from . import measure`
+    return inner if inner in trees else target
+
+
 def reached(graph: Graph, start: str) -> set[str]:
     """Every file that is imported from `start`, directly or not."""
     found: set[str] = set()
@@ -158,8 +190,8 @@ def cycles(graph: Graph) -> list[tuple[str, ...]]:
     return sorted(rings)
 
 
-def deepest(graph: Graph) -> list[str]:
-    """The longest chain of imports, of a graph without cycles."""
+def deepest(graph: Graph, start: str | None = None) -> list[str]:
+    """The longest chain of imports, of a graph without cycles: from this file, or from any."""
     known: dict[str, list[str]] = {}
 
     def chain(file: str) -> list[str]:
@@ -167,7 +199,61 @@ def deepest(graph: Graph) -> list[str]:
             known[file] = [file, *max((chain(other) for other in sorted(graph[file])), key=len, default=[])]
         return known[file]
 
-    return max((chain(file) for file in graph), key=len, default=[])
+    return max((chain(file) for file in ([start] if start else graph)), key=len, default=[])
+
+
+def silent_tests(root: Path = TESTS) -> list[str]:
+    """Tests that only see that nothing is raised: neither they nor what they call of ours asserts anything."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(root.rglob("*.py"))}
+    found = []
+    for path, tree in trees.items():
+        tests = [node for node in ast.walk(tree) if isinstance(node, _Function) and node.name.startswith("test_")]
+        if path.name.startswith("test_"):
+            found += [f"{path.relative_to(root)}:{test.lineno}" for test in tests if not _says(test, path, trees, ())]
+    return found
+
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_SAYS = re.compile(r"(raises|warns|deprecated_call|fail|assert\w*|enforce)$")
+
+
+def _says(node: ast.AST, path: Path, trees: dict[Path, ast.Module], seen: tuple[str, ...]) -> bool:
+    if any(isinstance(inner, ast.Assert) for inner in ast.walk(node)):
+        return True
+    called = {inner.func for inner in ast.walk(node) if isinstance(inner, ast.Call)}
+    names = {func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "") for func in called}
+    if any(_SAYS.match(name) for name in names):
+        return True
+    return any(
+        _says(helper, where, trees, (*seen, name))
+        for name in names - set(seen)
+        for where, helper in _helpers(name, path, trees)
+        if helper is not node
+    )
+
+
+def _helpers(name: str, path: Path, trees: dict[Path, ast.Module]) -> Iterator[tuple[Path, ast.AST]]:
+    """What a test of this file means by a name: a function or class here, of another test file, or of ours."""
+    for node in ast.walk(trees[path]):
+        if isinstance(node, _Function | ast.ClassDef) and node.name == name:
+            yield path, node
+        if isinstance(node, ast.ImportFrom) and name in {alias.asname or alias.name for alias in node.names}:
+            parts = (node.module or "").split(".")
+            if parts == ["hiddenstate", "testing"] and name.startswith("check_"):
+                yield path, ast.parse("assert True")  # these raise where a law is broken
+            other = ROOT.joinpath(*parts).with_suffix(".py")
+            if other in trees and other != path:
+                yield from _helpers(name, other, trees)
+
+
+def sleeping_tests(root: Path = TESTS) -> list[str]:
+    """Where tests, or programs that they start, let time pass by themselves; giving way with `sleep(0)` is none."""
+    here = {path: path.read_text(encoding="utf-8") for path in sorted(root.rglob("*.py")) if path.stem != "deadline"}
+    lines = ((path, number, line) for path, text in here.items() for number, line in enumerate(text.splitlines(), 1))
+    return [f"{path.relative_to(root)}:{number}" for path, number, line in lines if _SLEEP.search(line)]
+
+
+_SLEEP = re.compile(r"\b(?:time|asyncio)\.sleep\((?!0\))")
 
 
 def own_test(file: str) -> str:
@@ -205,10 +291,13 @@ def _written() -> str:
     trees = files()
     nearest = nearest_tests(trees)
     said = {file: test for file, test in exceptions.COVERED_ELSEWHERE.items() if (TESTS / test).is_file()}
+    groups = {file: WHY_ELSEWHERE[group_of(file)].test for file in nearest if group_of(file) in WHY_ELSEWHERE}
+    said |= {file: test for file, test in groups.items() if test}
     tables = {
         "SEVERAL_MEANINGS": {name: len(where) for name, where in several_meanings(trees).items()},
         "CYCLES": cycles(import_graph(late=True)),
-        "DEPTH": len(deepest(import_graph(late=False))),
+        "DEPTH": len(deepest(definition_graph())),
+        "DEPTH_OF_THE_FRONT_DOOR": len(deepest(definition_graph(), "__init__.py")),
         "COVERED_ELSEWHERE": {file: said.get(file, test) for file, test in nearest.items()},
     }
     text = f'"""{exceptions.__doc__}"""\n'
@@ -228,8 +317,9 @@ def _written() -> str:
 _COMMENTS = {
     "SEVERAL_MEANINGS": "Class names, underscores in front left out, and how many classes have each.",
     "CYCLES": "Files that import each other, at least one of them within a function.",
-    "DEPTH": "Files in the longest chain of imports when the library is loaded.",
-    "COVERED_ELSEWHERE": "Files without a test file of their own, and the one that enters most of their functions.",
+    "DEPTH": "Files in the longest chain of names, each defined in one and used by the one before.",
+    "DEPTH_OF_THE_FRONT_DOOR": "The same for what `import hiddenstate` loads; httpx has 10, in one part.",
+    "COVERED_ELSEWHERE": "Files without a test file of their own, and the one that covers each; `covered.py` says why.",
 }
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -21,11 +23,11 @@ def portrait(model: nn.Module) -> dict[str, Any]:
         "buffers": {name: buffer.clone() for name, buffer in model.named_buffers()},
         "modes": {name: module.training for name, module in members.items()},
         "hooks": {
-            name: (list(module._forward_hooks.items()), list(module._forward_pre_hooks.items()))
-            for name, module in members.items()
+            name: [list(hooks.items()) for hooks in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks)]
+            for name, m in members.items()
         },
         "attributes": {name: sorted(vars(module)) for name, module in members.items()},
-        "random stream": torch.get_rng_state(),
+        "random streams": (torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()),
         "grad mode": torch.is_grad_enabled(),
     }
 
