@@ -95,18 +95,12 @@ def stream(model: Foresight, x: Tensor) -> Tensor:
 def strangeness(states: Tensor, normal: int) -> Tensor:
     """Return how far each state is from the cloud of normal ones, in its own deviations: (time,)."""
     known = states[CHUNK:normal]  # the first chunk is still under the spell of the zero state
-    centered = known - known.mean(0)
-    cloud = centered.T @ centered / len(known) + 1e-4 * torch.eye(UNITS)
-    apart = states - known.mean(0)
-    return (apart @ torch.linalg.inv(cloud) * apart).sum(1).clamp(min=0).sqrt()
+    return hs.measure.novelty(states.unsqueeze(0), known.unsqueeze(0)).scores[0]
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
     """Return the chance that an anomaly scores above a normal one, ties counted half; NaN where there is no anomaly."""
-    if not labels.any():
-        return float("nan")
-    bad, good = scores[labels].unsqueeze(1), scores[~labels].unsqueeze(0)
-    return ((bad > good).double() + 0.5 * (bad == good).double()).mean().item()
+    return hs.measure.Novelty(scores.unsqueeze(0), 0.0, 0.99, scores, "mahalanobis").auc(labels.unsqueeze(0))
 
 
 def judge(scores: Tensor, signal: Signal) -> dict[str, float]:
