@@ -138,7 +138,7 @@ def test_outputs_and_arguments_of_a_model_can_be_said():
             return {"scores": scale * self.rnn(x)[0]}
 
     model, x = Odd(), torch.randn(2, 5, 3)
-    found = hs.measure.memory(model, x, args=(2.0,), output=lambda result: result["scores"])
+    found = hs.measure.memory(model, x, 2.0, output=lambda result: result["scores"])
     torch.testing.assert_close(found.curve, 2 * hs.measure.memory(model.rnn, x).curve)
 
 

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import hiddenstate as hs
 from hiddenstate.errors import BadInput, NotRecurrent
 from tests.reporting.conftest import TEXT, Tagger
+from tests.support.calling import plain_call
 from tests.support.models import Deep
 from tests.support.untouched import untouched
 
@@ -375,7 +376,7 @@ def test_padding_that_only_the_user_knows_of_counts_for_nothing(tmp_path):
     lengths = torch.tensor([4, 6])
     options = {"tokens": None, "labels": None, "batch_axis": 0, "doctor": {}, "tell": lambda _: None}
     model = Tokens()
-    found = gather(model, (x,), lengths=lengths, **options).tracks[0]
+    found = gather(plain_call(model, x), lengths=lengths, **options).tracks[0]
     assert found.traj.lengths.tolist() == [4, 6]
     assert not found.traj.h[0, 4:].any()
     expected = hs.measure.saturation(model(x).detach(), lengths=lengths)

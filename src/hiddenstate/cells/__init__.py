@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from .axes import InputAxes, input_axes, is_step, layer_axes
 from .batches import BegunDataSet, ReadBatch, is_data_set, read_batch
+from .calling import Called, Calling, GivenCall, called, calling, given_call, refuse_clashes, taken_by_position
 from .cell import Cell
 from .custom import CellAdapter
 from .discovery import Layers, ambiguous, as_layer, gathered, has_own_code, layers, register
@@ -44,10 +45,13 @@ __all__ = [
     "Begun",
     "BegunDataSet",
     "Call",
+    "Called",
+    "Calling",
     "Cell",
     "CellAdapter",
     "EndState",
     "Form",
+    "GivenCall",
     "Handle",
     "InputAxes",
     "Layer",
@@ -65,9 +69,12 @@ __all__ = [
     "around",
     "as_layer",
     "attributes",
+    "called",
+    "calling",
     "flatten",
     "foreseen",
     "gathered",
+    "given_call",
     "has_own_code",
     "input_axes",
     "invented_inputs",
@@ -85,9 +92,11 @@ __all__ = [
     "read_batch",
     "rebuild",
     "recomputing",
+    "refuse_clashes",
     "register",
     "seed",
     "started",
+    "taken_by_position",
     "uncompiled",
     "under_checkpointing",
     "unheard",

@@ -106,7 +106,7 @@ def _of_mapping(
     last = max(place for place, parameter in enumerate(taken) if parameter.name in given)
     args = tuple(given.get(p.name, None if p.default is p.empty else p.default) for p in taken[: last + 1])
     rest = tuple(value for name, value in batch.items() if name not in given)
-    return args, rest, next((value for name, value in batch.items() if _named_like_lengths(name)), None)
+    return args, rest, next((value for name, value in batch.items() if named_like_lengths(name)), None)
 
 
 def _of_tuple(batch: Any, taken: list[inspect.Parameter]) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
@@ -116,11 +116,11 @@ def _of_tuple(batch: Any, taken: list[inspect.Parameter]) -> tuple[tuple[Any, ..
         raise BadInput("a batch is empty: there is nothing to call the model with.")
     first, rest = batch[0], list(batch[1:])
     if isinstance(first, list | tuple) and not isinstance(first, PackedSequence) and not numbers(first):
-        told = next((one for one in first[1:] if _are_lengths(one, first[0])), None)
+        told = next((one for one in first[1:] if are_lengths(one, first[0])), None)
         return tuple(first), tuple(rest), told
-    args, told = [first], next((one for one in rest if _are_lengths(one, first)), None)
+    args, told = [first], next((one for one in rest if are_lengths(one, first)), None)
     for parameter in taken[1:]:
-        if told is not None and _named_like_lengths(parameter.name):
+        if told is not None and named_like_lengths(parameter.name):
             args.append(told)
             rest = [one for one in rest if one is not told]
         elif parameter.default is not parameter.empty or named_like_state(parameter.name) or not rest:
@@ -139,12 +139,13 @@ def _parameters(model: nn.Module) -> list[inspect.Parameter]:
     return [one for one in found if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
 
 
-def _named_like_lengths(name: str) -> bool:
+def named_like_lengths(name: str) -> bool:
+    """Say whether an argument of this name holds lengths."""
     name = name.lower()
     return "len" in name.split("_") or "lens" in name.split("_") or "length" in name or "seqlen" in name
 
 
-def _are_lengths(value: Any, x: Any) -> bool:
+def are_lengths(value: Any, x: Any) -> bool:
     """Say whether these are the lengths of the rows of `x`: behind them, rows hold one and the same value.
 
     Labels would cut rows off where something still is.

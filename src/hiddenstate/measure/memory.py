@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,9 +13,11 @@ from torch.nn import functional
 
 from ..cells import (
     Call,
+    GivenCall,
     InputAxes,
     Layer,
     as_layer,
+    given_call,
     input_axes,
     is_data_set,
     is_step,
@@ -81,9 +83,8 @@ class Memory:
 
 def memory(
     model: nn.Module,
-    x: Tensor | Iterable[Any] | None = None,
+    *inputs: Any,
     threshold: float = 0.01,
-    *,
     steps: int = 100,
     trials: int = 8,
     lengths: Tensor | None = None,
@@ -91,30 +92,34 @@ def memory(
     time_axis: int | None = None,
     batch_axis: int | None = None,
     output: Callable[[Any], Tensor] | None = None,
-    args: Sequence[Any] = (),
     probes: int | None = None,
+    call: Callable[..., Any] | None = None,
+    **kwargs: Any,
 ) -> Memory:
     """Return the norm of d output / d input at each distance back in time: a curve, its length and its half-life.
 
-    `model` is a whole model or a recurrent layer, and `x` is as it takes it: which axis is time is deduced as in
-    `check_split`, and the result's `axes` say what was found. Tokens are followed back to the model's embedding of
-    them. The norm is that of the whole matrix (Frobenius); for an output of more than 64 units it is estimated without
-    bias in its square from 16 random directions, or from `probes` of them where given.
+    `model` is a whole model or a recurrent layer, called as `model(*inputs, **kwargs)`: which axis of its sequence is
+    time is deduced as in `check_split`, and the result's `axes` say what was found. Tokens are followed back to the
+    model's embedding of them. The norm is that of the whole matrix (Frobenius); for an output of more than 64 units it
+    is estimated without bias in its square from 16 random directions, or from `probes` of them where given.
 
     Args:
         model: A model or a layer; it is measured in eval mode and comes back untouched.
-        x: Its input; more arguments of the model go into `args`. Without it random numbers or tokens are made up. Of a
-            DataLoader all rows count, one batch at a time.
-        steps: How many steps of input are made up, where there is no x.
+        inputs: What it is called with. Without them random numbers or tokens are made up. Of a DataLoader all rows
+            count, one batch at a time.
+        steps: How many steps of input are made up, where there is none.
         trials: How many rows of it.
         threshold: The share of the peak down to which the memory's length is counted.
-        lengths: The real steps of each row; what lies behind them never counts.
+        lengths: The real steps of each row; what lies behind them never counts. Lengths or a mask among the inputs
+            tell it as well.
         at: The step whose output is asked about, counted from each row's start, or from its end where negative.
         time_axis: Which axis is time in the model's input and output, 0 or 1, where it is not to be deduced.
         batch_axis: Which axis holds the rows.
         output: Takes what the model returns and gives the tensor that is meant.
-        args: Further arguments for the model.
         probes: Random directions of the output, instead of all its units.
+        call: How the model is called, where that is not by its forward: `call=lambda model: model.act(x, state)`; or
+            `call(model, *inputs)`, of a DataLoader `call(model, batch)`.
+        kwargs: What it is called with by name.
 
     >>> leaky = torch.nn.RNN(1, 1, nonlinearity="relu", bias=False, batch_first=True)
     >>> _ = torch.nn.init.constant_(leaky.weight_ih_l0, 0.1), torch.nn.init.constant_(leaky.weight_hh_l0, 0.9)
@@ -123,37 +128,62 @@ def memory(
     """
     if not isinstance(model, nn.Module):
         raise NotRecurrent(f"memory is measured of an nn.Module, but this is {type(model).__name__}.")
-    if is_data_set(x):
-        told = {"at": at, "time_axis": time_axis, "batch_axis": batch_axis, "output": output, "probes": probes}
-        return _over_batches(model, x, threshold, told)  # type: ignore[arg-type]
-    if x is None:
+    told: dict[str, Any] = {
+        "at": at,
+        "time_axis": time_axis,
+        "batch_axis": batch_axis,
+        "output": output,
+        "probes": probes,
+    }
+    if len(inputs) == 1 and is_data_set(inputs[0]):
+        return _over_batches(model, inputs[0], call, threshold=threshold, told=told)
+    if not inputs and not kwargs and call is None:
         first = any(each.fused and not each.spec.batch_first for each in layers(model))
         turned = time_axis == 0 or batch_axis == 1 or (time_axis is None and batch_axis is None and first)
-        x = invented(model, trials, steps, time_axis=0 if turned else 1, args=args)
+        inputs = (invented(model, trials, steps, time_axis=0 if turned else 1),)
+    options = {"lengths": lengths, "threshold": threshold, "steps": steps, "trials": trials, **told}
+    given = given_call(memory, model, inputs, kwargs=kwargs, call=call, options=options)
+    return _measured(given, lengths, threshold=threshold, **told)
+
+
+def _measured(
+    given: GivenCall,
+    lengths: Tensor | None,
+    *,
+    threshold: float,
+    at: int,
+    time_axis: int | None,
+    batch_axis: int | None,
+    output: Callable[[Any], Tensor] | None,
+    probes: int | None,
+) -> Memory:
+    """Return the memory of a model in one call of it."""
+    x = given.x
     if not isinstance(x, Tensor) or x.dim() < 2:
         seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise BadInput(f"the input is (batch, time, ...), but this is {seen}. One sequence wants x.unsqueeze(0).")
-    model = unwrap(model)
-    layer = _itself_a_layer(model, x, turned=time_axis == 0 or batch_axis == 1) if not args else None
-    call = _called(model, x, args) if layer is None else model
-    axes = _axes(layer, model, x, call, time_axis=time_axis, batch_axis=batch_axis)
-    time_axis = axes.time
+    inner = unwrap(given.model)
+    layer = _itself_a_layer(inner, x, turned=time_axis == 0 or batch_axis == 1) if given.alone else None
+    run = given if layer is not None or not given.alone else started(inner, x)
+    axes = _axes(layer, inner, x, run, time_axis=time_axis, batch_axis=batch_axis)
+    lengths = lengths if lengths is not None else given.lengths(axes)
+    time = axes.time
     if layer is not None:  # layers are run batch-first here, whatever their own layout
-        x, time_axis = axes.rows_first(x), 1
-    with at_rest(model):
-        valid, ends = _last_steps(x, lengths, at=at, time_axis=time_axis)
-        leaf = Leaf(x, valid, time_axis=time_axis)
-        system = None if layer is None or layer.spec.bidirectional else as_system(model, x)
+        x, time = axes.rows_first(x), 1
+    with at_rest(inner):
+        valid, ends = _last_steps(x, lengths, at=at, time_axis=time)
+        leaf = Leaf(x, valid, time_axis=time)
+        system = None if layer is None or layer.spec.bidirectional else as_system(inner, x)
         by_step = True
         if isinstance(system, TorchSystem) and output is None:
-            inputs = check_sequence(system, leaf.x)
-            found, dtype = by_closed_form(system, inputs, valid, ends, probes=probes), inputs.dtype
+            sequence = check_sequence(system, leaf.x)
+            found, dtype = by_closed_form(system, sequence, valid, ends, probes=probes), sequence.dtype
         else:
-            with leaf.attached(model):
-                result = _run_layer(layer, leaf.x, valid.sum(1)) if layer is not None else call(leaf.x)
+            with leaf.attached(inner):
+                result = _run_layer(layer, leaf.x, valid.sum(1)) if layer is not None else run(leaf.x)
             result = tensor_of(result) if output is None else output(result)
-            by_step = isinstance(result, Tensor) and has_steps(result, valid, time_axis=time_axis)
-            y = at_steps(result, ends, valid, time_axis=time_axis)  # (batch, unit)
+            by_step = isinstance(result, Tensor) and has_steps(result, valid, time_axis=time)
+            y = at_steps(result, ends, valid, time_axis=time)  # (batch, unit)
             found, dtype = by_autograd(y, leaf, probes), y.dtype
         rows = by_lag(found.squares.sqrt().to(dtype), ends)
         rows, tap = from_tap(rows, found, ends, wanted=at == -1 and not by_step)
@@ -163,14 +193,26 @@ def memory(
     return replace(_memory(rows, threshold, found, own), axes=axes, tap=tap)
 
 
-def _over_batches(model: nn.Module, batches: Iterable[Any], threshold: float, told: dict[str, Any]) -> Memory:
+def _over_batches(
+    model: nn.Module,
+    batches: Iterable[Any],
+    call: Callable[..., Any] | None,
+    *,
+    threshold: float,
+    told: dict[str, Any],
+) -> Memory:
     """Return the memory over all rows of a data set; Ctrl-C keeps the batches that are done."""
     found: list[Memory] = []
     interrupted = False
     try:
         for batch in tracked(batches, "memory", len(batches) if isinstance(batches, Sized) else 0):
-            read = read_batch(model, batch)
-            found.append(memory(model, read.args[0], threshold, lengths=read.lengths, args=read.args[1:], **told))
+            if call is not None:
+                inputs, lengths = (batch,), None
+            else:
+                read = read_batch(model, batch)
+                inputs, lengths = read.args, read.lengths
+            given = given_call(memory, model, inputs, kwargs={}, call=call, options={})
+            found.append(_measured(given, lengths, threshold=threshold, **told))
             interrupted = found[-1].interrupted
             if interrupted:
                 break
@@ -201,11 +243,6 @@ def _last_steps(x: Tensor, lengths: Tensor | None, *, at: int, time_axis: int) -
         row = int(outside.nonzero()[0])
         raise BadInput(f"the output at step {at} is asked for, but row {row} has {int(real[row])} steps.")
     return valid, ends
-
-
-def _called(model: nn.Module, x: Tensor, args: Sequence[Any]) -> Callable[[Tensor], Any]:
-    """Return what is called with the sequence alone."""
-    return (lambda some: model(some, *args)) if args else started(model, x)
 
 
 def _axes(

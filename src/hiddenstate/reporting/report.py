@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..cells import BegunDataSet, is_data_set
+from ..cells import BegunDataSet, given_call, is_data_set, read_batch
 from ..errors import BadInput
 from .evidence import Tokens, gather
 from .page import page
@@ -28,6 +28,8 @@ def report(
     targets: Any = None,
     loss: Callable[..., Tensor] | None = None,
     tell: Callable[[str], None] | None = None,
+    call: Callable[..., Any] | None = None,
+    **kwargs: Any,
 ) -> Path:
     """Write one self-contained page about the hidden state of `model` as it runs on `inputs`, and return its path.
 
@@ -35,7 +37,8 @@ def report(
     and the spectrum of the Jacobian. It opens without a network. The model comes back untouched.
 
     Args:
-        model: Any model with recurrent layers or cells in it; it is called as `model(*inputs)`, in eval mode.
+        model: Any model with recurrent layers or cells in it; it is called as `model(*inputs, **kwargs)`, in eval
+            mode.
         *inputs: What it is called with; or a DataLoader: its first batch is drawn, and the states of all batches are
             looked at, one batch at a time.
         path: Where to write; folders that are missing are made.
@@ -48,6 +51,9 @@ def report(
         targets: For the doctor: with `loss`, gradients are examined too.
         loss: `loss(output, targets)`.
         tell: Called with a few words about what is being done, for a progress bar.
+        call: How the model is called, where that is not by its forward: `call=lambda model: model.act(x, state)`; or
+            `call(model, *inputs)`, of a DataLoader `call(model, batch)`.
+        kwargs: What the model is called with by name.
 
     >>> import tempfile, pathlib
     >>> where = pathlib.Path(tempfile.mkdtemp(), "report.html")
@@ -63,17 +69,21 @@ def report(
     if time_axis is not None:
         batch_axis = 1 - time_axis
     where = _writable(Path(path))
-    if len(inputs) == 1 and is_data_set(inputs[0]):
-        inputs = (BegunDataSet(inputs[0]),)
-    doctor = {"targets": targets, "loss": loss}
+    options = {"tokens": tokens, "labels": labels, "lengths": lengths, "targets": targets, "loss": loss}
+    data = BegunDataSet(inputs[0]) if len(inputs) == 1 and is_data_set(inputs[0]) else None
+    if data is not None and call is None:
+        batch = read_batch(model, data.first, lengths=lengths)
+        inputs, lengths, options = batch.args, batch.lengths, {}
+    elif data is not None:
+        inputs = (data.first,)
     evidence = gather(
-        model,
-        inputs,
+        given_call(report, model, inputs, kwargs=kwargs, call=call, options=options),
+        data,
         tokens=tokens,
         labels=labels,
         lengths=lengths,
         batch_axis=batch_axis,
-        doctor=doctor,
+        doctor={"targets": targets, "loss": loss},
         tell=tell or (lambda _: None),
     )
     _write(where, page(evidence))
