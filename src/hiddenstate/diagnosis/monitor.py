@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +14,19 @@ import torch
 from torch import nn
 
 from ..carry import Carry
-from ..cells import Call, Listener, OuterCall, Proceed, Succession, layers, listen, unwrap
+from ..cells import Call, Listener, OuterCall, Proceed, Succession, layers, listen, unwrap, warn
 from ..errors import BadInput, HiddenStateWarning
-from ..state import tensors
 from .advice import detaching
+from .episodes import Episode, Episodes
 from .graphs import GraphWatch
-from .look import Look, judged
+from .judging import judged
+from .look import Look
+from .loop_watch import LoopWatch
 from .patient import held_tensors
 from .report import Finding
+from .samples import SampleClock
 from .thresholds import Thresholds
-from .training_watch import UpdateWatch, ValidationWatch
+from .training_watch import UpdateWatch, ValidationWatch, given_to, has_gradients, is_finite, not_handed_on
 from .writers import MonitorWriter
 
 _APART = (
@@ -36,21 +38,6 @@ _APART = (
     "HS504",
     "HS505",
 )  # told by several calls, or by the optimizer alone
-_log = logging.getLogger("hiddenstate")
-
-
-@dataclass(slots=True)
-class Episode:
-    """A finding with the training step at which it began, and at which it was gone; None while it lasts."""
-
-    finding: Finding
-    began: int
-    ended: int | None = None
-
-    def __str__(self) -> str:
-        """Return one line."""
-        until = "still so" if self.ended is None else f"until step {self.ended}"
-        return f"step {self.began}, {until}: {self.finding.code} {self.finding.title} ({self.finding.where})"
 
 
 @dataclass(slots=True)
@@ -72,7 +59,8 @@ class Monitor(Listener):
 
     Args:
         model: The model in training; calls in eval mode do not count. Where modules of it are called in its place,
-            such as an encoder and then a decoder, they are one training call until one of them is called again.
+            such as an encoder and then a decoder, they are one training call until one of them is called again. Loops
+            in code of its own are looked at too; what recurs and cannot be is a warning that names it.
         optimizer: Where given, gradients are measured right before its steps, and missing parameters are named.
         every: How many training calls lie between two looks.
         writers: Where numbers and findings go as well; see `hiddenstate.diagnosis.writers`.
@@ -95,10 +83,9 @@ class Monitor(Listener):
             raise BadInput(f"every is {every!r}, but a whole number of training calls from 1 is needed.")
         self._model = unwrap(model)
         self._every, self._limits = every, Thresholds.adjusted(thresholds)
-        self._writers, self._on_finding = list(writers), on_finding
+        self._writers = list(writers)
         self._history = _History()
-        self._episodes: dict[tuple[str, str], Episode] = {}
-        self._past: list[Episode] = []
+        self._episodes = Episodes(self._writers, on_finding)
         self._step = -1  # of the last training call
         self._entries: set[nn.Module] = set()  # what was called from outside in it
         self._within = False  # a training call is running
@@ -111,7 +98,11 @@ class Monitor(Listener):
         self._updates, self._validation = UpdateWatch(), ValidationWatch()
         self._evaluating = False  # a call in eval mode is running
         self._updated = 0  # steps of the optimizer
-        self._layers = layers(self._model)
+        self._layers = list(layers(self._model))
+        self._heard: set[nn.Module] = set()  # layers that were called in training
+        self._loops, self._samples = LoopWatch(self._model), SampleClock()
+        self._silent: dict[str, None] = {}  # layers that get gradients, and were never called
+        self._told: set[str] = set()  # what was said not to be looked at
         self._handles: list[Any] = [listen(self._model, self._layers, self)]
         if optimizer is not None:
             self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._before_update()))
@@ -132,30 +123,45 @@ class Monitor(Listener):
     @property
     def findings(self) -> list[Episode]:
         """Everything found so far, in the order in which it began."""
-        return sorted([*self._past, *self._episodes.values()], key=lambda episode: episode.began)
+        return list(self._episodes)
 
     @property
-    def _infinite(self) -> bool:
-        return any(code == "HS401" for code, _ in self._episodes)
+    def unseen(self) -> list[str]:
+        """What recurs in the model, or may, and is not looked at: nothing found there means nothing."""
+        return [*self._loops.unseen, *(f"{label}, which gets gradients and was never called" for label in self._silent)]
 
     def flush(self) -> None:
         """Bring the last look to its end, without waiting for the next call."""
         look, self._look = self._look, None
         if look is None:
             return
+        look.measured = self._samples.taken(look.samples) if look.sampled else {}
         numbers, found = judged(look, self._limits)
         self._history.steps.append(look.step)
         self._history.rows.append(numbers)
         for writer in self._writers:
             writer.write(look.step, numbers)
-        self._settle(look.step, found)
+        # What several calls tell, or the optimizer alone, or a sample that this look has not taken, it has not judged.
+        self._episodes.settle(
+            look.step,
+            found,
+            lambda finding: finding.code not in _APART and ("gates" not in finding.numbers or look.sampled),
+        )
 
     def close(self) -> None:
         """Bring the last look to its end, listen no longer, and close the writers."""
         self.flush()
         self._begin_once(self._updates.after())
+        self._warn_unseen()
         for handle in self._handles:
             handle.remove()
+        if self._handles and self._step >= 0 and not self._heard and not self._loops.seen and sys.exc_info()[0] is None:
+            warnings.warn(
+                f"hs.Monitor({type(self._model).__name__}) heard no recurrent layer in {self.step} training calls, and "
+                f"saw nothing recur in them: no state was looked at. hs.layers(model, *inputs).explain() says more.",
+                HiddenStateWarning,
+                stacklevel=2,
+            )
         if self._handles and self._step < 0 and sys.exc_info()[0] is None:
             seen = f"{self._updated} updates and " if self._updated else ""
             warnings.warn(
@@ -167,7 +173,7 @@ class Monitor(Listener):
         self._handles = []
         for writer in self._writers:
             writer.close()
-        self._writers = []
+        self._writers.clear()
 
     def __enter__(self) -> Monitor:
         """Return itself."""
@@ -182,7 +188,7 @@ class Monitor(Listener):
     def __str__(self) -> str:
         """Return one line for each finding."""
         lines = [f"{self.step} training calls, {len(self._history.steps)} looks, {len(self.findings)} findings"]
-        return "\n".join([*lines, *map(str, self.findings)])
+        return "\n".join([*lines, *map(str, self.findings), *(f"not looked at: {each}" for each in self.unseen)])
 
     __repr__ = __str__
 
@@ -199,6 +205,8 @@ class Monitor(Listener):
             self._begin()
         self._entries.add(module)
         self._within = True
+        if self._look is not None:
+            run = self._loops.around(entry, run, self._look)
         try:
             result = run()
         except BaseException:
@@ -208,10 +216,32 @@ class Monitor(Listener):
             self._within = False
         if self._look is not None:
             self._look.end(result)
+            self._hear_cells()
         if self._graphs is not None:
             self._follow(entry, result)
         self._end_calls()
         return result
+
+    def _hear_cells(self) -> None:
+        """Listen from now on to modules that a watched call has shown to be cells."""
+        new = [cell for cell in self._loops.cells if cell.module not in {layer.module for layer in self._layers}]
+        if new:
+            self._layers += new
+            self._heard |= {cell.module for cell in new}
+            before, self._handles[0] = self._handles[0], listen(self._model, self._layers, self)
+            before.remove()
+        self._warn_unseen()
+
+    def _warn_unseen(self) -> None:
+        """Say by name what recurs and is not looked at."""
+        new = [each for each in self.unseen if each not in self._told]
+        self._told.update(new)
+        if new and sys.exc_info()[0] is None:
+            warn(
+                f"hs.Monitor({type(self._model).__name__}) does not look at: {'; '.join(new)}. That nothing is found "
+                f"there means nothing. hs.layers(model, *inputs).explain() says more.",
+                HiddenStateWarning,
+            )
 
     def _follow(self, entry: OuterCall, result: Any) -> None:
         """See whether the graph of a call reaches into what a backward pass has gone through."""
@@ -229,39 +259,24 @@ class Monitor(Listener):
                 detaching(held, self._layers),
                 {"shared": shared, "limit": 0.0},
             )
-            if not any(code == "HS203" for code, _ in self._episodes):
-                self._start(Episode(finding, self._step))
+            if not self._episodes.lasts("HS203"):
+                self._episodes.begin(finding, self._step)
         self._shared = max(self._shared, shared)
 
     def _end_calls(self) -> None:
         """Remember what each layer ended in, and tell where states are not handed on from outside."""
         for module, call in self._last_calls.items():
-            succession = self._successions[module]
+            succession = self._successions.get(module)
+            if succession is None:
+                continue
             if call is None:
                 self._successions[module] = Succession()
                 continue
             succession.ended(call, self._step)
-            self._judge_handing_on(call.layer.name or "model", succession)
+            finding = not_handed_on(call.layer.name or "model", succession)
+            if finding is not None:
+                self._episodes.begin(finding, self._step, anew=True)  # with the number of calls so far
         self._last_calls = {}
-
-    def _judge_handing_on(self, where: str, succession: Succession) -> None:
-        complaint = succession.complaint()
-        if complaint is None:
-            return
-        key = ("HS101" if complaint.mixes_rows else "HS103", where)
-        finding = Finding(
-            key[0],
-            "warning",
-            where,
-            f"{complaint.seen} (limit 0).",
-            complaint.cause,
-            f"# {complaint.way_out}",
-            {"calls": complaint.calls, "limit": 0.0},
-        )
-        if key in self._episodes:
-            self._episodes[key].finding = finding  # with the number of calls so far
-        else:
-            self._start(Episode(finding, self._step))
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
         """Look at a layer where it is its turn, and else see that what it gives is finite."""
@@ -274,11 +289,18 @@ class Monitor(Listener):
         module = call.layer.module
         first = module not in self._last_calls
         if first:
+            self._heard.add(module)
             self._begin_once(self._validation.trained(call))
-            self._successions.setdefault(module, Succession()).goes_on(call, self._step)
+            self._see_start(call)
         done = self._looked_at(call, proceed)
         self._last_calls[module] = done if first else None
         return done
+
+    def _see_start(self, call: Call) -> None:
+        """See what a layer is handed; one that never was handed anything, and runs whole sequences, begins anew."""
+        module = call.layer.module
+        if module in self._successions or given_to(call) is not None or call.steps < 2:
+            self._successions.setdefault(module, Succession()).goes_on(call, self._step)
 
     def _looked_at(self, call: Call, proceed: Proceed) -> Call:
         if self._look is not None:
@@ -286,7 +308,7 @@ class Monitor(Listener):
             self._look.leave(done)
             return done
         done = proceed(call)
-        if not self._infinite and not _finite(done.result):
+        if not is_finite(done.result) and not self._episodes.lasts("HS401"):
             # Out of turn: a NaN spreads to all weights within one update, and then its origin is lost.
             self._look = Look(self._step)
             self._look.leave(done)
@@ -298,8 +320,8 @@ class Monitor(Listener):
 
     def _begin_once(self, finding: Finding | None) -> None:
         """Begin what no look ends, where it is new."""
-        if finding is not None and (finding.code, finding.where) not in self._episodes:
-            self._start(Episode(finding, self._step))
+        if finding is not None:
+            self._episodes.begin(finding, self._step)
 
     def _begin(self) -> None:
         self.flush()
@@ -310,14 +332,13 @@ class Monitor(Listener):
             self._conclude()
         self._tested = self._graphs is not None and self._graphs.spent
         if self._step % self._every == 0:
-            self._look = Look(self._step)
+            self._look = Look(self._step, sampled=self._samples.due())
             self._graphs = self._graphs or GraphWatch()
 
     def _conclude(self) -> None:
         """End what was found of graphs where the calls since the last backward pass share no node with those before."""
         if not self._shared:
-            for key in [key for key in self._episodes if key[0] == "HS203"]:
-                self._stop(key, self._step)
+            self._episodes.end("HS203", self._step)
         self._graphs, self._shared = None, 0
 
     def _before_update(self) -> None:
@@ -325,6 +346,9 @@ class Monitor(Listener):
         if self._look is not None:
             self._look.update(self._model)
             self._updates.before(self._model)
+            silent = [layer for layer in self._layers if layer.module not in self._heard]
+            self._silent.update({layer.label: None for layer in silent if has_gradients(layer.module)})
+            self._warn_unseen()
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -340,7 +364,7 @@ class Monitor(Listener):
                 "optimizer = torch.optim.Adam(model.parameters()), after the model is complete",
                 {"missing": len(missing), "limit": 0.0},
             )
-            self._start(Episode(finding, 0))
+            self._episodes.begin(finding, 0)
 
     def _check_learned(self, held: set[int]) -> None:
         """See that an `hs.Learned` that the model is carried from is optimized too."""
@@ -357,38 +381,4 @@ class Monitor(Listener):
                 "optimizer = torch.optim.Adam([*model.parameters(), *learned.parameters()])",
                 {"missing": len(missing), "limit": 0.0},
             )
-            self._start(Episode(finding, 0))
-
-    def _settle(self, step: int, found: list[Finding]) -> None:
-        """Begin what is new, end what is gone, but for what is not judged by one look."""
-        now = {(finding.code, finding.where) for finding in found}
-        for finding in found:
-            if (finding.code, finding.where) not in self._episodes:
-                self._start(Episode(finding, step))
-        for key in list(self._episodes):
-            if key not in now and key[0] not in _APART:
-                self._stop(key, step)
-
-    def _stop(self, key: tuple[str, str], step: int) -> None:
-        episode = self._episodes.pop(key)
-        episode.ended = step
-        self._past.append(episode)
-        self._tell(episode)
-
-    def _start(self, episode: Episode) -> None:
-        self._episodes[episode.finding.code, episode.finding.where] = episode
-        _log.log(logging.INFO if episode.finding.severity == "note" else logging.WARNING, "%s", episode)
-        self._tell(episode)
-
-    def _tell(self, episode: Episode) -> None:
-        for writer in self._writers:
-            writer.finding(episode.began if episode.ended is None else episode.ended, episode)
-        if self._on_finding is not None:
-            self._on_finding(episode)
-
-
-def _finite(result: Any) -> bool:
-    """Say whether a layer's result is finite, judged by its final state; on a GPU asking would cost a wait."""
-    state = result[1:] or result if isinstance(result, tuple | list) else result
-    asked = [t.detach() for t in tensors(state).values() if t.is_floating_point() and not t.is_cuda]
-    return all(bool(torch.isfinite(t.sum())) for t in asked)
+            self._episodes.begin(finding, 0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..cells import Call, EndState
+from ..cells import Call, EndState, Succession
+from ..state import tensors
 from .report import Finding
 
 _ALIKE = 1e-3  # how far the factors of all gradients may differ to be one
@@ -62,7 +64,7 @@ class ValidationWatch:
     def trained(self, call: Call) -> Finding | None:
         """Say whether a training call goes on from there."""
         ended = self._ended.pop(call.layer.module, None)
-        given: Any = call.given_native
+        given: Any = call.given_native if ended is not None else None
         if ended is None or given is None or not ended.handed_on(given):
             return None
         name = call.layer.name or "model"
@@ -75,3 +77,47 @@ class ValidationWatch:
             "model.reset_state() before and after validation; with hs.Carry: with carry.fresh(): validate(model)",
             {"calls": 1.0, "limit": 0.0},
         )
+
+
+def not_handed_on(where: str, succession: Succession) -> Finding | None:
+    """Say that a loop outside the model does not hand the states of a layer on; None where it does."""
+    complaint = succession.complaint()
+    if complaint is None:
+        return None
+    return Finding(
+        "HS101" if complaint.mixes_rows else "HS103",
+        "warning",
+        where,
+        f"{complaint.seen} (limit 0).",
+        complaint.cause,
+        f"# {complaint.way_out}",
+        {"calls": complaint.calls, "limit": 0.0},
+    )
+
+
+def given_to(call: Call) -> Any:
+    """Return the state that a layer was handed, None where there is none or it cannot be read."""
+    try:
+        return call.given_native
+    except Exception:  # a layer that is called in a way of its own
+        return None
+
+
+def has_gradients(module: nn.Module) -> bool:
+    """Say whether a backward pass has reached a module."""
+    return any(p.grad is not None and bool(p.grad.any()) for p in module.parameters() if not p.is_sparse)
+
+
+def is_finite(result: Any) -> bool:
+    """Say whether a layer's result is finite, judged by the last part of its state; on a GPU asking would cost a wait.
+
+    What is not finite in any other part is in this one too, at the next step at the latest.
+    """
+    last = result
+    while isinstance(last, tuple | list) and last:
+        last = last[-1]
+    if not isinstance(last, Tensor):
+        last = next(reversed(tensors(result).values()), None)
+    if last is None or last.is_cuda or not last.is_floating_point():
+        return True
+    return math.isfinite(float(last.detach().sum()))
