@@ -30,10 +30,37 @@ def zeroed_in_place(optimizer, model):
     optimizer.zero_grad(set_to_none=False)
 
 
+def values_cut_after(optimizer, model):
+    optimizer.step()
+    torch.nn.utils.clip_grad_value_(model.parameters(), 0.1)
+    optimizer.zero_grad()
+
+
+def values_cut_before(optimizer, model):
+    torch.nn.utils.clip_grad_value_(model.parameters(), 0.1)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def one_cut_by_hand(optimizer, model):
+    optimizer.step()
+    for p in model.parameters():
+        p.grad.mul_(torch.rand_like(p.grad))  # rewritten, and cut at no common number
+    optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
 @pytest.mark.parametrize(
     ("update", "told"),
-    [(clipped_after, True), (clipped_before, False), (accumulated_on, False), (zeroed_in_place, False)],
+    [
+        (clipped_after, True),
+        (clipped_before, False),
+        (values_cut_after, True),
+        (values_cut_before, False),
+        (accumulated_on, False),
+        (zeroed_in_place, False),
+        (one_cut_by_hand, False),
+    ],
 )
 def test_gradients_that_are_scaled_after_their_update_are_told(update, told, kind):
     model = nn.GRU(3, 8, batch_first=True)
@@ -59,3 +86,42 @@ def test_a_carried_state_that_validation_moves_on_is_told(fresh):
             else:
                 model(torch.randn(4, 9, 3))
     assert ("HS208" in {each.finding.code for each in monitor.findings}) != fresh
+
+
+def test_values_cut_too_late_are_told_with_the_number_and_the_way_out():
+    model = nn.GRU(3, 8, batch_first=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with hs.Monitor(model, optimizer, every=1) as monitor:
+        for _ in range(2):
+            model(torch.randn(4, 9, 3))[0].square().sum().backward()
+            values_cut_after(optimizer, model)
+    (episode,) = monitor.findings
+    assert "gradients were cut off at ±0.1 after the update had used them" in episode.finding.evidence
+    assert "clip_grad_value_(model.parameters(), 1.0); optimizer.step()" in episode.finding.advice
+
+
+def test_clipping_too_late_that_is_mended_ends():
+    model = nn.GRU(3, 8, batch_first=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with hs.Monitor(model, optimizer, every=1) as monitor:
+        for update in [clipped_before, clipped_after, clipped_after, clipped_before, clipped_before]:
+            model(torch.randn(4, 9, 3))[0].square().sum().backward()
+            update(optimizer, model)
+    (episode,) = monitor.findings
+    assert (episode.finding.code, episode.began, episode.ended) == ("HS505", 1, 3)
+
+
+def test_validation_that_leaks_no_longer_ends():
+    model = nn.LSTM(3, 8, batch_first=True)
+    with hs.Carry(model) as carry, hs.Monitor(model, every=1) as monitor:
+        for reset in (False, False, True, True):
+            model.train()
+            model(torch.randn(4, 9, 3))[0].square().mean().backward()
+            model.eval()
+            model(torch.randn(4, 9, 3))
+            if reset:
+                carry.reset()
+        model.train()
+        model(torch.randn(4, 9, 3))[0].square().mean().backward()
+    (episode,) = monitor.findings
+    assert (episode.finding.code, episode.began, episode.ended) == ("HS208", 1, 3)

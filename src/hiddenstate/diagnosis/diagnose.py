@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..cells import BegunDataSet, is_data_set, read_batch
+from ..cells import BegunDataSet, is_data_set, read_batch, unwrap
 from ..errors import BadInput, DiagnosisFailed, HiddenStateWarning
 from ..measure import survey, tracked
 from .admission import admit
@@ -105,9 +107,20 @@ def diagnose(
     if data is not None:
         _survey(model, patient, data, call)
     report = _examined(patient, type(model).__name__, unwanted)
+    report.source = _source(model)
     if fail_on is not None and report.worst() and RANK[report.worst()] <= RANK[fail_on]:
         raise DiagnosisFailed(f"the model has a finding of severity {report.worst()!r}.\n{report.text()}")
     return report
+
+
+def _source(model: nn.Module) -> tuple[str, int] | None:
+    """Return file and line of the class of a model, as seen from here, where it is not torch's."""
+    kind = type(unwrap(model))
+    try:
+        file, line = Path(inspect.getsourcefile(kind) or ""), inspect.getsourcelines(kind)[1]
+        return None if kind.__module__.startswith("torch.") else (file.relative_to(Path.cwd()).as_posix(), line)
+    except (OSError, TypeError, ValueError):  # made on the fly, or outside of this folder
+        return None
 
 
 def _survey(model: nn.Module, patient: Patient, data: BegunDataSet, call: Callable[..., Any] | None) -> None:

@@ -54,9 +54,9 @@ class Episodes:
         _log.log(logging.INFO if finding.severity == "note" else logging.WARNING, "%s", episode)
         self._tell(episode)
 
-    def end(self, code: str, step: int) -> None:
-        """End all findings of a code."""
-        for key in [key for key in self._open if key[0] == code]:
+    def end(self, code: str, step: int, where: str | None = None) -> None:
+        """End the findings of a code, at one place or at all."""
+        for key in [key for key in self._open if key[0] == code and where in (None, key[1])]:
             self._stop(key, step)
 
     def settle(self, step: int, found: Sequence[Finding], judged: Callable[[Finding], bool]) -> None:

@@ -33,7 +33,9 @@ def judged(look: Look, limits: Thresholds) -> tuple[dict[str, float], list[Findi
         found += _gates(name, look, found, numbers=numbers, limits=limits)
         found += _same_rows(name, h, valid)
     for name, back in look.back.items():
-        cut = _cut(name, look)
+        # A saturated state passes on zeros: what ends there was not cut.
+        saturated = any((finding.code, finding.where) == ("HS402", name) for finding in found)
+        cut = None if saturated else _cut(name, look)
         found += [] if cut is None else [cut]
         gone = _back(
             look.layers.get(name), name, [piece for piece in back if len(piece)], numbers=numbers, limits=limits
@@ -65,7 +67,8 @@ def _states(name: str, values: Tensor, look: Look, *, numbers: dict[str, float],
     dead = float((spread < limits.dead).float().mean()) if len(values) > 1 else 0.0
     numbers[f"{name}.dead"] = dead
     found = []
-    if name in look.bounded:
+    own = name not in look.relu and not isinstance(look.layers[name].module, nn.RNNBase | nn.RNNCellBase)
+    if name in look.bounded or (own and float(size.max()) <= 1):  # a loop or cell of the user's own tells by its values
         share = float((size >= limits.saturated).float().mean())
         numbers[f"{name}.saturated"] = share
         if share > limits.saturated_share:

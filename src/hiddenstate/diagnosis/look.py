@@ -135,8 +135,6 @@ class Look:
         h = torch.stack(steps, dim=1)  # (batch, time, unit)
         self.layers[name] = layer
         self.outputs[name] = [LayerOutput(h, None)]
-        if float(h.abs().max()) <= 1:
-            self.bounded.add(name)
         sizes = self.back[name] = [torch.empty(0)] * len(states)
         for step, state in enumerate(states):
             if state.requires_grad and not may_be_recomputed(grad_before=False):

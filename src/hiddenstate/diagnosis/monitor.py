@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -16,17 +17,23 @@ from torch import nn
 from ..carry import Carry
 from ..cells import Call, Listener, OuterCall, Proceed, Succession, layers, listen, unwrap, warn
 from ..errors import BadInput, HiddenStateWarning
-from .advice import detaching
 from .episodes import Episode, Episodes
 from .graphs import GraphWatch
 from .judging import judged
 from .look import Look
 from .loop_watch import LoopWatch
-from .patient import held_tensors
 from .report import Finding
 from .samples import SampleClock
 from .thresholds import Thresholds
-from .training_watch import UpdateWatch, ValidationWatch, given_to, has_gradients, is_finite, not_handed_on
+from .training_watch import (
+    UpdateWatch,
+    ValidationWatch,
+    given_to,
+    graph_grows,
+    has_gradients,
+    is_finite,
+    not_handed_on,
+)
 from .writers import MonitorWriter
 
 _APART = (
@@ -38,12 +45,6 @@ _APART = (
     "HS504",
     "HS505",
 )  # told by several calls, or by the optimizer alone
-
-
-@dataclass(slots=True)
-class _History:
-    steps: list[int] = field(default_factory=list)
-    rows: list[dict[str, float]] = field(default_factory=list)
 
 
 class Monitor(Listener):
@@ -84,7 +85,8 @@ class Monitor(Listener):
         self._model = unwrap(model)
         self._every, self._limits = every, Thresholds.adjusted(thresholds)
         self._writers = list(writers)
-        self._history = _History()
+        self._looked_at_steps: list[int] = []
+        self._numbers: list[dict[str, float]] = []  # of each look
         self._episodes = Episodes(self._writers, on_finding)
         self._step = -1  # of the last training call
         self._entries: set[nn.Module] = set()  # what was called from outside in it
@@ -94,6 +96,7 @@ class Monitor(Listener):
         self._tested = False  # whether the training call before this one began after that backward
         self._shared = 0  # nodes of calls whose backward pass had run, met in them
         self._successions: dict[nn.Module, Succession] = {}
+        self._whole: dict[nn.Module, torch.Size] = {}  # layers that run whole sequences of their own, and their input
         self._last_calls: dict[nn.Module, Call | None] = {}  # of each layer in this call; None where it had several
         self._updates, self._validation = UpdateWatch(), ValidationWatch()
         self._evaluating = False  # a call in eval mode is running
@@ -114,11 +117,16 @@ class Monitor(Listener):
         return self._step + 1
 
     @property
+    def model(self) -> nn.Module:
+        """The model that it watches."""
+        return self._model
+
+    @property
     def history(self) -> dict[str, np.ndarray[Any, Any]]:
         """Every number at every look as an array, `"step"` among them; NaN where a look has no such number."""
-        names = list(dict.fromkeys(name for row in self._history.rows for name in row))
-        found = {name: np.array([row.get(name, np.nan) for row in self._history.rows]) for name in names}
-        return {"step": np.array(self._history.steps, dtype=np.int64), **found}
+        names = list(dict.fromkeys(name for row in self._numbers for name in row))
+        found = {name: np.array([row.get(name, np.nan) for row in self._numbers]) for name in names}
+        return {"step": np.array(self._looked_at_steps, dtype=np.int64), **found}
 
     @property
     def findings(self) -> list[Episode]:
@@ -137,8 +145,8 @@ class Monitor(Listener):
             return
         look.measured = self._samples.taken(look.samples) if look.sampled else {}
         numbers, found = judged(look, self._limits)
-        self._history.steps.append(look.step)
-        self._history.rows.append(numbers)
+        self._looked_at_steps.append(look.step)
+        self._numbers.append(numbers)
         for writer in self._writers:
             writer.write(look.step, numbers)
         # What several calls tell, or the optimizer alone, or a sample that this look has not taken, it has not judged.
@@ -148,32 +156,40 @@ class Monitor(Listener):
             lambda finding: finding.code not in _APART and ("gates" not in finding.numbers or look.sampled),
         )
 
+    def report(self, path: str | PathLike[str] = "monitor.html") -> Path:
+        """Write one page about the run so far, as `hs.report(monitor, path=path)` does, and return its path."""
+        # Pages stand on a floor above: the roof, which knows all floors, is asked when somebody wants one.
+        roof: Any = sys.modules[__name__.partition(".")[0]]
+        return Path(roof.report(self, path=path))
+
     def close(self) -> None:
         """Bring the last look to its end, listen no longer, and close the writers."""
         self.flush()
-        self._begin_once(self._updates.after())
+        self._see_update()
         self._warn_unseen()
         for handle in self._handles:
             handle.remove()
-        if self._handles and self._step >= 0 and not self._heard and not self._loops.seen and sys.exc_info()[0] is None:
-            warnings.warn(
-                f"hs.Monitor({type(self._model).__name__}) heard no recurrent layer in {self.step} training calls, and "
-                f"saw nothing recur in them: no state was looked at. hs.layers(model, *inputs).explain() says more.",
-                HiddenStateWarning,
-                stacklevel=2,
-            )
-        if self._handles and self._step < 0 and sys.exc_info()[0] is None:
-            seen = f"{self._updated} updates and " if self._updated else ""
-            warnings.warn(
-                f"hs.Monitor({type(self._model).__name__}) saw {seen}not a single training call: nothing was looked "
-                f"at. The model that is trained is another one, a copy of it, or in eval mode.",
-                HiddenStateWarning,
-                stacklevel=2,
-            )
+        if self._handles and sys.exc_info()[0] is None and (missed := self._missed()):
+            warnings.warn(f"hs.Monitor({type(self._model).__name__}) {missed}", HiddenStateWarning, stacklevel=2)
         self._handles = []
         for writer in self._writers:
             writer.close()
         self._writers.clear()
+
+    def _missed(self) -> str:
+        """Say that nothing at all was looked at, "" where something was."""
+        if self._step < 0:
+            seen = f"{self._updated} updates and " if self._updated else ""
+            return (
+                f"saw {seen}not a single training call: nothing was looked at. The model that is trained is another "
+                f"one, a copy of it, or in eval mode."
+            )
+        if self._heard or self._loops.seen or self.unseen:
+            return ""
+        return (
+            f"heard no recurrent layer in {self.step} training calls, and saw nothing recur in them: no state was "
+            f"looked at. hs.layers(model, *inputs).explain() says more."
+        )
 
     def __enter__(self) -> Monitor:
         """Return itself."""
@@ -187,7 +203,7 @@ class Monitor(Listener):
 
     def __str__(self) -> str:
         """Return one line for each finding."""
-        lines = [f"{self.step} training calls, {len(self._history.steps)} looks, {len(self.findings)} findings"]
+        lines = [f"{self.step} training calls, {len(self._looked_at_steps)} looks, {len(self.findings)} findings"]
         return "\n".join([*lines, *map(str, self.findings), *(f"not looked at: {each}" for each in self.unseen)])
 
     __repr__ = __str__
@@ -247,20 +263,8 @@ class Monitor(Listener):
         """See whether the graph of a call reaches into what a backward pass has gone through."""
         assert self._graphs is not None
         shared = self._graphs.call((entry.args, entry.kwargs), result)
-        if shared and not self._shared:
-            held = [name for name, tensor in held_tensors(self._model).items() if tensor.grad_fn is not None]
-            finding = Finding(
-                "HS203",
-                "error",
-                ", ".join(held) or "the state that the model is handed",
-                f"the graph of this call holds {shared} nodes of calls whose backward pass has run (limit 0): the next "
-                f"backward fails, or with retain_graph=True takes ever longer.",
-                "a state is kept from call to call with its graph",
-                detaching(held, self._layers),
-                {"shared": shared, "limit": 0.0},
-            )
-            if not self._episodes.lasts("HS203"):
-                self._episodes.begin(finding, self._step)
+        if shared and not self._shared and not self._episodes.lasts("HS203"):
+            self._episodes.begin(graph_grows(shared, self._model, self._layers), self._step)
         self._shared = max(self._shared, shared)
 
     def _end_calls(self) -> None:
@@ -290,7 +294,8 @@ class Monitor(Listener):
         first = module not in self._last_calls
         if first:
             self._heard.add(module)
-            self._begin_once(self._validation.trained(call))
+            if self._validation.waits(call):
+                self._begin_or_end("HS208", self._validation.trained(call), call.layer.name or "model")
             self._see_start(call)
         done = self._looked_at(call, proceed)
         self._last_calls[module] = done if first else None
@@ -298,9 +303,13 @@ class Monitor(Listener):
 
     def _see_start(self, call: Call) -> None:
         """See what a layer is handed; one that never was handed anything, and runs whole sequences, begins anew."""
-        module = call.layer.module
+        module, shape = call.layer.module, getattr(call.args[0], "shape", None) if len(call.args) == 1 else None
+        if shape is not None and not call.kwargs and self._whole.get(module) == shape:
+            return  # as the call before: asking what it was handed, and how many steps it makes, takes time
         if module in self._successions or given_to(call) is not None or call.steps < 2:
             self._successions.setdefault(module, Succession()).goes_on(call, self._step)
+        elif shape is not None:
+            self._whole[module] = shape
 
     def _looked_at(self, call: Call, proceed: Proceed) -> Call:
         if self._look is not None:
@@ -318,14 +327,21 @@ class Monitor(Listener):
         """Be told of gradients that come back to a call which had no graph when it was looked at."""
         return proceed(call if self._look is None else self._look.again(call))
 
-    def _begin_once(self, finding: Finding | None) -> None:
-        """Begin what no look ends, where it is new."""
+    def _begin_or_end(self, code: str, finding: Finding | None, where: str | None = None) -> None:
+        """Begin what no look judges, where it is new, or end it."""
         if finding is not None:
             self._episodes.begin(finding, self._step)
+        else:
+            self._episodes.end(code, self._step, where)
+
+    def _see_update(self) -> None:
+        """See what became of the gradients that the last update used, where they were looked at."""
+        if self._updates.waits:
+            self._begin_or_end("HS505", self._updates.after())
 
     def _begin(self) -> None:
         self.flush()
-        self._begin_once(self._updates.after())
+        self._see_update()
         self._step += 1
         self._entries = set()
         if self._graphs is not None and self._graphs.spent and self._tested:

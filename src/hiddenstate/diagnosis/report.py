@@ -76,8 +76,10 @@ class Report(Sequence[Finding]):
         failed: Mapping[str, str] | None = None,
         broken: str = "",
         survey: Survey | None = None,
+        source: tuple[str, int] | None = None,
     ) -> None:
         """Take what was found, what was assumed, and which checks could not run and why."""
+        self.source = source  # file and line of the model's class, where it is the user's own
         self.findings = tuple(sorted(findings, key=lambda finding: RANK[finding.severity]))
         self.model = model
         self.assumed = tuple(assumed)
@@ -207,7 +209,7 @@ class Report(Sequence[Finding]):
             }
             for code in self.codes
         ]
-        results = [_sarif_result(finding, list(self.codes)) for finding in self.findings]
+        results = [_sarif_result(finding, list(self.codes), self.source) for finding in self.findings]
         driver = {"name": "hiddenstate", "rules": rules}
         return {
             "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
@@ -216,14 +218,13 @@ class Report(Sequence[Finding]):
         }
 
 
-def _sarif_result(finding: Finding, codes: list[str]) -> dict[str, Any]:
+def _sarif_result(finding: Finding, codes: list[str], source: tuple[str, int] | None) -> dict[str, Any]:
     location: dict[str, Any] = {"logicalLocations": [{"fullyQualifiedName": finding.where}]}
     file, _, number = finding.where.strip("()").rpartition(" (")[-1].partition(":")
-    if file.endswith(".py") and number.isdigit():
-        location["physicalLocation"] = {
-            "artifactLocation": {"uri": file},
-            "region": {"startLine": int(number)},
-        }
+    # Code hosts refuse a result without a file: where a finding names no line, it stands at the model's class.
+    place = (file, int(number)) if file.endswith(".py") and number.isdigit() else source
+    if place is not None:
+        location["physicalLocation"] = {"artifactLocation": {"uri": place[0]}, "region": {"startLine": place[1]}}
     return {
         "ruleId": finding.code,
         "ruleIndex": codes.index(finding.code),

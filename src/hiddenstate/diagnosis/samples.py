@@ -80,7 +80,8 @@ class LayerSample:
         for step in x.unbind(1):
             state = module(step, state)
         assert state is not None
-        return state[0] if isinstance(state, tuple) else state
+        end: Tensor = state[0] if isinstance(state, tuple) else state
+        return end
 
 
 class SampleClock:
@@ -90,6 +91,7 @@ class SampleClock:
         """Begin with nothing spent."""
         self._began: float | None = None
         self._spent = self._last = 0.0
+        self._warm = False  # a first sample also loads code, and tells nothing of those after it
 
     def due(self) -> bool:
         """Say whether there is time for one more."""
@@ -102,8 +104,10 @@ class SampleClock:
         """Return the numbers of all samples of a look."""
         begin = perf_counter()
         found = {name: sample.numbers() for name, sample in samples.items()}
-        self._last = perf_counter() - begin
-        self._spent += self._last
+        if self._warm:
+            self._last = perf_counter() - begin
+            self._spent += self._last
+        self._warm = True
         return found
 
 
@@ -135,8 +139,10 @@ def _length(output: Tensor, x: Tensor) -> float:
     direction = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output)
     (gradient,) = torch.autograd.grad((output * direction).sum(), x)
     curve = gradient.double().square().sum((0, 2)).sqrt().flip(0)  # (lag,)
+    if not bool(curve.isfinite().all()):
+        return float("nan")
     felt = (curve >= _FELT * curve.max()) & (curve > 0)
-    return float(felt.nonzero()[-1]) + 1 if bool(felt.any()) else float("nan")
+    return float(felt.nonzero()[-1]) + 1 if bool(felt.any()) else 0.0
 
 
 def _pressed(track: Trajectory) -> float:

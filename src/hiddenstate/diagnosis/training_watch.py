@@ -8,43 +8,84 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..cells import Call, EndState, Succession
+from ..cells import Call, EndState, Layer, Succession
 from ..state import tensors
+from .advice import detaching
+from .patient import held_tensors
 from .report import Finding
 
 _ALIKE = 1e-3  # how far the factors of all gradients may differ to be one
 
 
 class UpdateWatch:
-    """Sees whether gradients are scaled after the optimizer has used them, as clipping in the wrong place does."""
+    """Sees whether gradients are scaled or cut when the optimizer has used them, as clipping too late does."""
 
     def __init__(self) -> None:
         """Begin with no update."""
-        self._kept: list[tuple[Tensor, int, float]] = []  # gradient, how often it had been written, its norm
+        self._kept: list[tuple[Tensor, int]] = []  # gradient, how often it had been written
+        self._sizes = torch.empty(0, 2)  # (gradient, 2) its norm, and its largest value
+
+    @property
+    def waits(self) -> bool:
+        """Whether the next training call tells of an update."""
+        return bool(self._kept)
 
     def before(self, model: nn.Module) -> None:
         """Remember the gradients that an update is about to use."""
-        found = [p.grad for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
-        self._kept = [(grad, grad._version, float(grad.detach().norm())) for grad in found]
+        found = [p.grad for p in model.parameters() if p.grad is not None and not p.grad.is_sparse and p.grad.numel()]
+        self._kept = [(grad, grad._version) for grad in found]
+        self._sizes = _sizes(found)
 
     def after(self) -> Finding | None:
-        """Say, at the next training call, whether all of them were multiplied by one number since; None where not."""
-        kept, self._kept = [each for each in self._kept if each[2] > 0], []
-        if len(kept) < 2 or any(grad._version == version for grad, version, _ in kept):
+        """Say, at the next training call, whether all of them were scaled by one number or cut at one; else None."""
+        kept, self._kept = self._kept, []
+        if len(kept) < 2 or any(grad._version == version for grad, version in kept):
             return None
-        factors = torch.tensor([float(grad.detach().norm()) / norm for grad, _, norm in kept])
-        factor = float(factors.median())
-        if not 0 < factor <= 1 + _ALIKE or float((factors - factor).abs().max()) > _ALIKE * factor:
+        before, now = self._sizes.double().cpu(), _sizes([grad for grad, _ in kept]).double().cpu()
+        told = before[:, 0] > 0
+        if int(told.sum()) < 2 or not bool(now.isfinite().all()):
             return None
-        return Finding(
-            "HS505",
-            "warning",
-            "the optimizer",
-            f"all {len(kept)} gradients were multiplied by {factor:.3g} after the update had used them (limit: none).",
-            "gradients are clipped after optimizer.step(), when they have done their work",
-            "loss.backward(); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0); optimizer.step()",
-            {"factor": factor, "gradients": len(kept)},
-        )
+        return _scaled(before[told, 0], now[told, 0]) or _cut_off(before, now)
+
+
+def _sizes(grads: list[Tensor]) -> Tensor:
+    if not grads:
+        return torch.empty(0, 2)
+    found = [torch.stack([grad.detach().norm(), grad.detach().abs().amax()]) for grad in grads]
+    return torch.stack([each.to(found[0]) for each in found])
+
+
+def _scaled(before: Tensor, now: Tensor) -> Finding | None:
+    """Say whether all norms were multiplied by one number, 1 at most."""
+    factors = now / before
+    factor = float(factors.median())
+    if not 0 < factor <= 1 + _ALIKE or float((factors - factor).abs().max()) > _ALIKE * factor:
+        return None
+    seen = f"all {len(now)} gradients were multiplied by {factor:.3g}"
+    return _too_late(seen, "clip_grad_norm_", {"factor": factor, "gradients": len(now)})
+
+
+def _cut_off(before: Tensor, now: Tensor) -> Finding | None:
+    """Say whether no value is beyond one number: the largest of each gradient that went beyond it, others as before."""
+    limit = now[:, 1].max()
+    beyond = before[:, 1] > limit
+    cut = bool((now[beyond, 1] == limit).all()) and bool((now[~beyond] == before[~beyond]).all())
+    if not float(limit) > 0 or not bool(beyond.any()) or not cut:
+        return None
+    seen = f"{int(beyond.sum())} of {len(now)} gradients were cut off at ±{float(limit):.3g}"
+    return _too_late(seen, "clip_grad_value_", {"limit": float(limit), "gradients": len(now)})
+
+
+def _too_late(seen: str, by: str, numbers: dict[str, float]) -> Finding:
+    return Finding(
+        "HS505",
+        "warning",
+        "the optimizer",
+        f"{seen} after the update had used them (limit: none).",
+        "gradients are clipped after optimizer.step(), when they have done their work",
+        f"loss.backward(); torch.nn.utils.{by}(model.parameters(), 1.0); optimizer.step()",
+        numbers,
+    )
 
 
 class ValidationWatch:
@@ -60,6 +101,10 @@ class ValidationWatch:
             self._ended[call.layer.module] = EndState.of(call.state_native)
         except Exception:  # a cell that returns something of its own: nothing to compare
             self._ended.pop(call.layer.module, None)
+
+    def waits(self, call: Call) -> bool:
+        """Say whether a training call tells of the call in eval mode before it."""
+        return call.layer.module in self._ended
 
     def trained(self, call: Call) -> Finding | None:
         """Say whether a training call goes on from there."""
@@ -77,6 +122,21 @@ class ValidationWatch:
             "model.reset_state() before and after validation; with hs.Carry: with carry.fresh(): validate(model)",
             {"calls": 1.0, "limit": 0.0},
         )
+
+
+def graph_grows(shared: int, model: nn.Module, found: list[Layer]) -> Finding:
+    """Say that the graph of a call reaches into what a backward pass has gone through."""
+    held = [name for name, tensor in held_tensors(model).items() if tensor.grad_fn is not None]
+    return Finding(
+        "HS203",
+        "error",
+        ", ".join(held) or "the state that the model is handed",
+        f"the graph of this call holds {shared} nodes of calls whose backward pass has run (limit 0): the next "
+        f"backward fails, or with retain_graph=True takes ever longer.",
+        "a state is kept from call to call with its graph",
+        detaching(held, found),
+        {"shared": shared, "limit": 0.0},
+    )
 
 
 def not_handed_on(where: str, succession: Succession) -> Finding | None:

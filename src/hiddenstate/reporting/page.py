@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import metadata
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,16 +39,37 @@ def page(evidence: Evidence) -> str:
         sections.spectrum(evidence),
     ]
     title = f"{evidence.model}: hidden state report"
+    return document(title, _contents(evidence), f"{_header(evidence)}{''.join(body)}", "hs.report(model, x)")
+
+
+def document(title: str, contents: str, body: str, made_by: str) -> str:
+    """Return a page with its style, its contents beside it, and all that draws its pictures."""
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="generator" content="hiddenstate"><link rel="icon" href="data:,">'
         f"<style>{_asset('page.css')}</style></head><body>"
-        f'<a class="skip" href="#findings">Skip to the findings</a><div class="page">{_contents(evidence)}'
-        f"<main>{_header(evidence)}{''.join(body)}{_footer()}</main></div>"
+        f'<a class="skip" href="#findings">Skip to the findings</a><div class="page">{contents}'
+        f"<main>{body}{_footer(made_by)}</main></div>"
         f'<script type="application/json" id="themes">{as_json(_themes())}</script>'
         f"<script>{_asset('plotly.min.js')}</script><script>{_asset('page.js')}</script></body></html>\n"
     )
+
+
+def tiles(shown: Sequence[tuple[str, str, str, str]]) -> str:
+    """Return large numbers side by side: of each its kind, the number, what it is, and more about it."""
+    boxes = "".join(
+        f'<div class="tile {kind}"><dt>{escape(name)}</dt><dd>{escape(value)}</dd>'
+        f'<dd class="small">{escape(more)}</dd></div>'
+        for kind, value, name, more in shown
+    )
+    return f'<dl class="tiles">{boxes}</dl>'
+
+
+def contents(names: Mapping[str, str], inside: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the list of sections by name and title, with what goes inside some of them."""
+    items = "".join(f'<li><a href="#{name}">{title}</a>{inside.get(name, "")}</li>' for name, title in names.items())
+    return f'<nav class="contents" aria-label="Contents"><p>Contents</p><ul>{items}</ul></nav>'
 
 
 def _asset(name: str) -> str:
@@ -63,28 +86,23 @@ def _header(evidence: Evidence) -> str:
 
 
 def _tiles(evidence: Evidence) -> str:
-    tiles = [_finding_tile(evidence)]
+    shown = [_finding_tile(evidence)]
     remembered = evidence.memory
     if not isinstance(remembered, Unmeasured):
         length = f"{'≥ ' if remembered.cut_off else ''}{remembered.length} step{'s' if remembered.length != 1 else ''}"
         half = f"half-life {sections.number(remembered.half_life)}"
-        tiles.append(("", length if remembered.input_reaches else "none", "memory", half))
+        shown.append(("", length if remembered.input_reaches else "none", "memory", half))
     shares = {one.name: one.saturation.share for one in evidence.tracks if not isinstance(one.saturation, Unmeasured)}
     if shares:
         worst = max(shares, key=lambda name: shares[name])
         most = ", which has most" if len(shares) > 1 else ""
-        tiles.append(("", f"{shares[worst]:.1%}", "saturated", f"of the values of h in {worst}{most}"))
+        shown.append(("", f"{shares[worst]:.1%}", "saturated", f"of the values of h in {worst}{most}"))
     grown = {name: one for name, one in evidence.exponents.items() if not isinstance(one, Unmeasured)}
     if grown:
         most = max(grown, key=lambda name: float(grown[name].exponents[0]))
         said = f"± {float(grown[most].error[0]):.1g} a step, {most or 'the model'}: {sections.GROWTH[grown[most].kind]}"
-        tiles.append(("", f"{float(grown[most].exponents[0]):.2g}", "Lyapunov exponent", said))
-    boxes = "".join(
-        f'<div class="tile {kind}"><dt>{escape(name)}</dt><dd>{escape(value)}</dd>'
-        f'<dd class="small">{escape(more)}</dd></div>'
-        for kind, value, name, more in tiles
-    )
-    return f'<dl class="tiles">{boxes}</dl>'
+        shown.append(("", f"{float(grown[most].exponents[0]):.2g}", "Lyapunov exponent", said))
+    return tiles(shown)
 
 
 def _finding_tile(evidence: Evidence) -> tuple[str, str, str, str]:
@@ -112,16 +130,12 @@ def _contents(evidence: Evidence) -> str:
         "trajectories": "Trajectories",
         "spectrum": "Jacobian spectrum",
     }
-    items = "".join(
-        f'<li><a href="#{name}">{title}</a>{f"<ul>{tracks}</ul>" if name == "states" else ""}</li>'
-        for name, title in names.items()
-    )
-    return f'<nav class="contents" aria-label="Contents"><p>Contents</p><ul>{items}</ul></nav>'
+    return contents(names, {"states": f"<ul>{tracks}</ul>"})
 
 
-def _footer() -> str:
+def _footer(made_by: str) -> str:
     return (
-        f"<footer>Made by <code>hs.report(model, x)</code>, hiddenstate {metadata.version('hiddenstate')}, "
+        f"<footer>Made by <code>{made_by}</code>, hiddenstate {metadata.version('hiddenstate')}, "
         f"torch {escape(torch.__version__)}, Python {platform.python_version()}. "
         f"Pictures by plotly.js (MIT license). Nothing on this page is loaded from a network.</footer>"
     )

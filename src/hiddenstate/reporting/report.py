@@ -11,13 +11,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..cells import BegunDataSet, given_call, is_data_set, read_batch
+from ..diagnosis import Monitor
 from ..errors import BadInput
 from .evidence import Tokens, gather
 from .page import page
+from .training_page import training_page
 
 
 def report(
-    model: nn.Module,
+    model: nn.Module | Monitor,
     *inputs: Any,
     path: str | os.PathLike[str] = "report.html",
     tokens: Tokens | None = None,
@@ -38,7 +40,8 @@ def report(
 
     Args:
         model: Any model with recurrent layers or cells in it; it is called as `model(*inputs, **kwargs)`, in eval
-            mode.
+            mode. Or an `hs.Monitor`: then the page shows its training run, findings as they came and went, and
+            memory, saturation and gradients along it.
         *inputs: What it is called with; or a DataLoader: its first batch is drawn, and the states of all batches are
             looked at, one batch at a time.
         path: Where to write; folders that are missing are made.
@@ -60,6 +63,12 @@ def report(
     >>> hs.report(torch.nn.GRU(3, 8, batch_first=True), torch.randn(2, 12, 3), path=where) == where
     True
     """
+    if isinstance(model, Monitor):
+        if inputs or kwargs or call is not None:
+            raise BadInput("a report of a Monitor shows what it has seen, and takes no inputs: hs.report(monitor).")
+        where = _writable(Path(path))
+        _write(where, training_page(model))
+        return where
     if not isinstance(model, nn.Module):
         raise BadInput(f"a report is made of an nn.Module, but this is {type(model).__name__}.")
     if batch_axis not in (0, 1, None):
