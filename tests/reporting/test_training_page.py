@@ -77,10 +77,13 @@ def test_what_was_not_looked_at_stands_among_the_findings(tmp_path):
 
     model = Kept()
     monitor = hs.Monitor(model, every=1)
-    model(torch.randn(5, 4)).sum().backward()
-    with pytest.warns(match="does not look at"):
-        for _ in range(3):
+
+    def train():
+        for _ in range(4):
             model(torch.randn(5, 4)).sum().backward()
+
+    with pytest.warns(match="does not look at"):
+        train()
     monitor.close()
     page = monitor.report(tmp_path / "kept.html").read_text("utf-8")
     assert "Not looked at: memory, kept from call to call" in page

@@ -11,8 +11,8 @@ import torch
 
 from ..diagnosis import Episode, Monitor
 from . import figures
+from .document import contents, document, tiles
 from .markup import figure, section, table
-from .page import contents, document, tiles
 
 _MANY = 12  # lines in one picture, the first of them by name; more are a tangle
 _RANK = {"error": 0, "warning": 1, "note": 2}
