@@ -113,6 +113,27 @@ def test_watching_a_loop_changes_nothing(kind):
     assert [sorted(vars(module)) for module in model.modules()] == before
 
 
+class Apart(nn.Module):
+    """An encoder with a loop, and a decoder with a layer, which the training step calls one after the other."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.encoder, self.decoder = Loop(scale), nn.GRU(1, 4, batch_first=True)
+
+
+@pytest.mark.parametrize("scale", [1.0, 500.0])
+def test_a_loop_in_a_part_that_is_called_by_itself_is_looked_at(scale):
+    torch.manual_seed(0)
+    model = Apart(scale)
+    with hs.Monitor(model, every=1) as monitor:
+        for _ in range(4):
+            model.decoder(model.encoder(torch.randn(5, 9, 4)).unsqueeze(1))[0].square().mean().backward()
+    told = {each.finding.where for each in monitor.findings if each.finding.code == "HS402"}
+    assert [where.startswith("encoder.loop") for where in told] == ([True] if scale > 1 else [])
+    assert monitor.step == 4
+    assert not vars(model.encoder).get("forward")
+
+
 class Unheard(nn.Module):
     """Uses the weights of its layer without calling it."""
 

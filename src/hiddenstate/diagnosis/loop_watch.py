@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ..cells import Layer, Layers, OuterCall, has_own_code, watched
+from ..cells import Arguments, Handle, Layer, Layers, OuterCall, around, has_own_code, recomputing, watched
 from .look import Look
 
 _ENOUGH = 3  # repetitions in one call, and calls that are watched at most where they are too short to tell
@@ -26,6 +26,24 @@ class LoopWatch:
         self.cells: list[Layer] = []  # modules that were seen to be cells, to be heard from now on
         self.seen = False  # whether a loop was looked at
         self.unseen: dict[str, None] = {}  # what recurs, or may, and is not looked at
+
+    def beside(self, model: nn.Module, found: list[Layer], look: Callable[[], Look | None]) -> list[Handle]:
+        """Watch the parts of a model without a layer, too, that may be called by themselves, at the look under way."""
+        heard = {layer.module for layer in found}
+        parts = [part for part in model.children() if has_own_code(part) and not heard & set(part.modules())]
+        return [around(part, partial(self._part, part, look)) for part in parts]
+
+    def _part(
+        self,
+        part: nn.Module,
+        look: Callable[[], Look | None],
+        arguments: Arguments,
+        run: Callable[[Arguments], Any],
+    ) -> Any:
+        now = look()
+        if now is None or not part.training or recomputing():
+            return run(arguments)
+        return self.around(OuterCall(part, *arguments), lambda: run(arguments), now)()
 
     def around(self, entry: OuterCall, run: Callable[[], Any], look: Look) -> Callable[[], Any]:
         """Return the rest of a call, watched where something in it may be seen by no other means."""

@@ -107,6 +107,7 @@ class Monitor(Listener):
         self._silent: dict[str, None] = {}  # layers that get gradients, and were never called
         self._told: set[str] = set()  # what was said not to be looked at
         self._handles: list[Any] = [listen(self._model, self._layers, self)]
+        self._handles += self._loops.beside(self._model, self._layers, lambda: None if self._within else self._look)
         if optimizer is not None:
             self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._before_update()))
             self._check_optimizer(optimizer)
@@ -159,8 +160,7 @@ class Monitor(Listener):
     def report(self, path: str | PathLike[str] = "monitor.html") -> Path:
         """Write one page about the run so far, as `hs.report(monitor, path=path)` does, and return its path."""
         # Pages stand on a floor above: the roof, which knows all floors, is asked when somebody wants one.
-        roof: Any = sys.modules[__name__.partition(".")[0]]
-        return Path(roof.report(self, path=path))
+        return Path(sys.modules[__name__.partition(".")[0]].report(self, path=path))
 
     def close(self) -> None:
         """Bring the last look to its end, listen no longer, and close the writers."""
