@@ -213,3 +213,15 @@ def test_whatever_the_training_step_calls_is_heard():
             optimizer.zero_grad()
     assert monitor.history["step"].tolist() == [0, 2]
     assert "lstm.norm" in monitor.history
+
+
+def test_a_layer_that_is_called_in_a_way_of_its_own_is_let_through():
+    class Odd(nn.GRU):
+        def forward(self, *, sequence):
+            return super().forward(sequence)
+
+    model = nn.ModuleDict({"rnn": Odd(3, 8)})
+    with hs.Monitor(model, every=1) as monitor:
+        for _ in range(3):
+            model["rnn"](sequence=torch.randn(9, 4, 3))[0].sum().backward()
+    assert monitor.step == 3

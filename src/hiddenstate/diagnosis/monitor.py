@@ -28,7 +28,7 @@ from .thresholds import Thresholds
 from .training_watch import (
     UpdateWatch,
     ValidationWatch,
-    given_to,
+    begins_anew,
     graph_grows,
     has_gradients,
     is_finite,
@@ -306,7 +306,7 @@ class Monitor(Listener):
         module, shape = call.layer.module, getattr(call.args[0], "shape", None) if len(call.args) == 1 else None
         if shape is not None and not call.kwargs and self._whole.get(module) == shape:
             return  # as the call before: asking what it was handed, and how many steps it makes, takes time
-        if module in self._successions or given_to(call) is not None or call.steps < 2:
+        if module in self._successions or not begins_anew(call):
             self._successions.setdefault(module, Succession()).goes_on(call, self._step)
         elif shape is not None:
             self._whole[module] = shape

@@ -155,12 +155,12 @@ def not_handed_on(where: str, succession: Succession) -> Finding | None:
     )
 
 
-def given_to(call: Call) -> Any:
-    """Return the state that a layer was handed, None where there is none or it cannot be read."""
+def begins_anew(call: Call) -> bool:
+    """Say whether a layer runs a whole sequence from no state; False where that cannot be read."""
     try:
-        return call.given_native
+        return call.given_native is None and call.steps > 1
     except Exception:  # a layer that is called in a way of its own
-        return None
+        return False
 
 
 def has_gradients(module: nn.Module) -> bool:
