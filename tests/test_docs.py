@@ -137,3 +137,9 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     ).execute()
     shown = [kind for cell in notebook.cells for output in cell.get("outputs", []) for kind in output.get("data", {})]
     assert "image/png" in shown
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "how-to").glob("*.md")), ids=lambda page: page.stem)
+def test_every_how_to_ends_with_what_to_do_where_it_does_not_work(page):
+    headings = [line for line in page.read_text().splitlines() if line.startswith("## ")]
+    assert headings[-1] == "## If it does not work"
