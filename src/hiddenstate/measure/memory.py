@@ -35,6 +35,8 @@ from .series import valid_steps
 from .system import System, at_rest, check_sequence
 from .torch_system import TorchSystem, as_system
 
+_JACOBIANS = 256  # a state's size up to which whole Jacobians are quicker than going back once for each direction
+
 
 @shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,7 +147,7 @@ def memory(
         leaf = Leaf(x, valid, time_axis=time_axis)
         system = None if layer is None or layer.spec.bidirectional else as_system(model, x)
         by_step = True
-        if isinstance(system, TorchSystem) and output is None:
+        if isinstance(system, TorchSystem) and output is None and system.size <= _JACOBIANS:
             inputs = check_sequence(system, leaf.x)
             found, dtype = by_closed_form(system, inputs, valid, ends, probes=probes), inputs.dtype
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,7 +48,7 @@ def report(
         time_axis: Where their steps are.
         targets: For the doctor: with `loss`, gradients are examined too.
         loss: `loss(output, targets)`.
-        tell: Called with a few words about what is being done, for a progress bar.
+        tell: Called with a few words about what is being done; without it they are shown on a terminal.
 
     >>> import tempfile, pathlib
     >>> where = pathlib.Path(tempfile.mkdtemp(), "report.html")
@@ -74,10 +75,16 @@ def report(
         lengths=lengths,
         batch_axis=batch_axis,
         doctor=doctor,
-        tell=tell or (lambda _: None),
+        tell=tell or _shown,
     )
     _write(where, page(evidence))
     return where
+
+
+def _shown(doing: str) -> None:
+    """Show on a terminal what is being done; elsewhere, in notebooks, logs and tests, nothing is printed."""
+    if sys.stderr.isatty():
+        print(f"report: {doing} …", file=sys.stderr)
 
 
 def _writable(path: Path) -> Path:
