@@ -61,6 +61,7 @@ def test_every_page_is_reached_from_the_index():
     assert {page for page in PAGES if page.is_relative_to(ROOT / "docs")} - reached == set()
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning")  # within Lightning
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
 def test_the_python_on_a_page_runs_as_it_is_printed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -213,3 +213,26 @@ def test_whatever_the_training_step_calls_is_heard():
             optimizer.zero_grad()
     assert monitor.history["step"].tolist() == [0, 2]
     assert "lstm.norm" in monitor.history
+
+
+@pytest.mark.parametrize("keyword", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
+def test_gradients_made_within_a_closure_are_looked_at_behind_it(kind, keyword):
+    torch.manual_seed(0)
+    model, unused = nn.GRU(3, 4, batch_first=True), nn.Linear(2, 2)
+    whole = nn.ModuleDict({"gru": model, "unused": unused})
+    optimizer = kind(whole.parameters(), lr=0.01)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.randn(2, 5, 3))[0].square().mean()
+        loss.backward()
+        return loss
+
+    with hs.Monitor(whole, optimizer, every=1) as monitor:
+        for _ in range(3):
+            returned = optimizer.step(closure=closure) if keyword else optimizer.step(closure)
+            assert torch.is_tensor(returned)
+            optimizer.zero_grad()
+    assert "HS503 parameters without gradient (unused.weight, unused.bias)" in str(monitor)
+    assert "gru" not in str(monitor)

@@ -24,7 +24,7 @@ from .look import Look, judged
 from .patient import held_tensors
 from .report import Finding
 from .thresholds import Thresholds
-from .training_watch import UpdateWatch, ValidationWatch
+from .training_watch import UpdateWatch, ValidationWatch, at_each_update
 from .writers import MonitorWriter
 
 _APART = (
@@ -114,7 +114,7 @@ class Monitor(Listener):
         self._layers = layers(self._model)
         self._handles: list[Any] = [listen(self._model, self._layers, self)]
         if optimizer is not None:
-            self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._before_update()))
+            self._handles.append(at_each_update(optimizer, self._before_update))
             self._check_optimizer(optimizer)
 
     @property

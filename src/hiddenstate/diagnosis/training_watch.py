@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..cells import Call, EndState
 from .report import Finding
@@ -75,3 +77,26 @@ class ValidationWatch:
             "model.reset_state() before and after validation; with hs.Carry: with carry.fresh(): validate(model)",
             {"calls": 1.0, "limit": 0.0},
         )
+
+
+def at_each_update(optimizer: torch.optim.Optimizer, look: Callable[[], None]) -> RemovableHandle:
+    """Call `look` where gradients are whole: before each update, or behind the closure that makes them for it."""
+
+    def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+        if closure is None:
+            look()
+            return None
+        asked = False
+
+        def looked_at() -> Any:
+            nonlocal asked
+            loss = closure()
+            if not asked:  # some optimizers ask several times for one update
+                asked = True
+                look()
+            return loss
+
+        return (args[0], looked_at, *args[2:]), {name: value for name, value in kwargs.items() if name != "closure"}
+
+    return optimizer.register_step_pre_hook(hook)

@@ -193,6 +193,33 @@ class Trajectory:
         time = np.arange(self.h.shape[1]) * self.every
         return xarray.Dataset(data, coords={"time": time}, attrs={"track": self.track, "kind": self.kind})
 
+    def to_pandas(self, part: str = "h") -> Any:
+        """Return a `pandas.DataFrame` of one part, gate or gradient: a line for each real step, a column for each unit.
+
+        Lines are indexed by `row` and `step`, so that `table.loc[3]` is row 3, and padding is left out.
+        """
+        try:
+            pandas = import_module("pandas")
+        except ImportError as error:
+            raise MissingExtra(
+                "to_pandas needs pandas, which is not installed: pip install 'hiddenstate[analysis]'."
+            ) from error
+        row, step = self.valid.cpu().nonzero(as_tuple=True)
+        values = self.real(part).cpu()
+        values = values.float() if values.dtype == torch.bfloat16 else values
+        index = pandas.MultiIndex.from_arrays([row.numpy(), (step * self.every).numpy()], names=["row", "step"])
+        units = pandas.RangeIndex(values.shape[1], name="unit")
+        return pandas.DataFrame(values.numpy(), index=index, columns=units)
+
+    def real(self, part: str = "h") -> Tensor:
+        """Return all real steps of one part, gate or gradient, row after row, (step, unit), detached.
+
+        >>> hs.Trajectory(torch.zeros(2, 5, 3), torch.tensor([5, 2])).real().shape
+        torch.Size([7, 3])
+        """
+        values = self.part(part).detach()
+        return values[self.valid.to(values.device)]
+
     def _named(self) -> dict[str, Tensor]:
         gates = {f"gates.{name}": gate for name, gate in self.gates.items()}
         return {**self.states, **gates, **{f"grads.{name}": grad for name, grad in self.grads.items()}}
