@@ -39,7 +39,7 @@ class Classifier(nn.Module):
 
     def __init__(self, layers: int = 1, bidirectional: bool = False, kind: type[nn.RNNBase] = nn.LSTM) -> None:
         super().__init__()
-        self.rnn = kind(F_IN, H, num_layers=layers, batch_first=True, bidirectional=bidirectional)
+        self.rnn = kind(F_IN, H, num_layers=layers, batch_first=True, bidirectional=bidirectional)  # type: ignore[call-arg]
         self.fc = nn.Linear(H * (2 if bidirectional else 1), 4)
 
     def forward(self, x):
