@@ -75,7 +75,7 @@ def _is_state(part: Any) -> bool:
     return isinstance(part, Tensor) and part.is_floating_point() and part.dim() in (2, 3)
 
 
-class _Kept(Exception):
+class _KeptByModel(Exception):
     """A call that failed was handed a state from an attribute of the model."""
 
 
@@ -93,7 +93,7 @@ def _find_layout(model: nn.Module, example: Tensor | None) -> ModelLayout:
                 raise
             except HiddenStateError as error:
                 reasons.append(str(error))
-            except _Kept as error:
+            except _KeptByModel as error:
                 kept = kept or str(error)
             except Exception as error:  # whatever a user's model raises means that this is not its layout
                 reasons.append(f"{type(error).__name__}: {error}")
@@ -144,7 +144,7 @@ def _try_layout(model: nn.Module, found: Sequence[Layer], sample: Tensor, axes: 
         native = x[:, 0] if axes[1] is None else x if axes[0] == 0 else x.transpose(0, 1)
         call = tried(model, found, native)
         if call.kept:
-            raise _Kept(call.kept) if call.error is not None else NotServable(call.kept)
+            raise _KeptByModel(call.kept) if call.error is not None else NotServable(call.kept)
         if call.error is not None:
             raise call.error
         outputs.append(call.output if root is None else root.split(call.output)[0])
