@@ -1,6 +1,4 @@
-"""What only a training run shows: parameters that are never updated, gradients changed after their update, states that
-validation leaves behind.
-"""
+"""What only a training run shows: what is never updated, gradients changed too late, states that validation leaves."""
 
 from __future__ import annotations
 
