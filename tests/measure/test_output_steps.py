@@ -92,7 +92,7 @@ def test_a_model_of_one_number_of_steps_is_read_by_sizes():
     expected = memory(Tagger(plain), x)
     for turn in (plain, lambda out: out.mT):
         torch.testing.assert_close(memory(Fixed(turn), x).curve, expected.curve)
-    with pytest.raises(BadInput, match=r"axes 2 and 3 are as long as the input's 30 steps.*output=lambda out"):
+    with pytest.raises(BadInput, match=r"axes 2 and 3 are as long as the input, 30 steps.*output=lambda out"):
         memory(Fixed(lambda out: torch.stack([out.mT] * STEPS, 3)), x)
 
 

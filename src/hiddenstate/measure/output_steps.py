@@ -57,7 +57,7 @@ def _by_size(output: Tensor, batch: int, time: int, *, time_axis: int) -> int | 
     if len(fitting) > 1:
         axes = " and ".join(map(str, fitting))
         raise BadInput(
-            f"the output has shape {tuple(output.shape)}, in which axes {axes} are as long as the input's {time} steps; "
+            f"the output has shape {tuple(output.shape)}, in which axes {axes} are as long as the input, {time} steps; "
             f"the model takes no other number of steps, which would tell them apart. Say which is time: "
             f"output=lambda out: out.movedim({fitting[-1]}, 1), or the like."
         )
