@@ -198,6 +198,8 @@ class Monitor(Listener):
         if module is self._model or module in self._entries or not self._entries:
             self._begin()
         self._entries.add(module)
+        if self._look is not None:
+            self._look.passing.called(entry)
         self._within = True
         try:
             result = run()
