@@ -146,8 +146,8 @@ def memory(
         leaf = Leaf(x, valid, time_axis=time_axis)
         system = None if layer is None or layer.spec.bidirectional else as_system(model, x)
         by_step = True
+        inputs = leaf.x if system is None else check_sequence(system, leaf.x)
         if isinstance(system, TorchSystem) and output is None:
-            inputs = check_sequence(system, leaf.x)
             found, dtype = by_closed_form(system, inputs, valid, ends, probes=probes), inputs.dtype
         else:
             run = _runner(layer, call, valid.sum(1), output)
