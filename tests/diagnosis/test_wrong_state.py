@@ -78,7 +78,9 @@ def test_however_it_is_called(how):
     assert "its first two axes are swapped" in found[0].cause
 
 
-@pytest.mark.parametrize(("shape", "cause"), [((1, ROWS, UNITS), "takes no axis of layers"), ((2, UNITS), "it has 2 rows")])
+@pytest.mark.parametrize(
+    ("shape", "cause"), [((1, ROWS, UNITS), "takes no axis of layers"), ((2, UNITS), "it has 2 rows")]
+)
 def test_cells_too(shape, cause):
     (finding,) = hs.diagnose(nn.GRUCell(3, UNITS), torch.randn(ROWS, 3), torch.randn(shape)).findings
     assert cause in finding.cause
