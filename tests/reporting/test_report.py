@@ -402,3 +402,10 @@ def test_a_loader_is_reported_by_its_first_batch_and_all_its_states(tmp_path):
     assert "<td>20</td>" in page  # real steps: padding does not count
     alone = hs.report(model, batches[0], path=tmp_path / "alone.html").read_text(encoding="utf-8")
     assert "The whole data set" not in alone
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_an_array_is_taken_as_a_tensor(tmp_path, dtype):
+    x = torch.randn(3, 9, 3).numpy().astype(dtype)
+    page = hs.report(nn.GRU(3, 6, batch_first=True), x, path=tmp_path / "page.html").read_text()
+    assert "3 rows" in page
