@@ -411,3 +411,10 @@ def test_a_terminal_is_shown_what_is_being_done_and_nothing_else_is(tmp_path, mo
     said = capsys.readouterr()
     assert said.out == ""
     assert ("report: asking the doctor …" in said.err) == terminal
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_an_array_is_taken_as_a_tensor(tmp_path, dtype):
+    x = torch.randn(3, 9, 3).numpy().astype(dtype)
+    page = hs.report(nn.GRU(3, 6, batch_first=True), x, path=tmp_path / "page.html").read_text()
+    assert "3 rows" in page

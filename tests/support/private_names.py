@@ -67,6 +67,7 @@ _KNOWN = {
     "_buffers": "torch.nn.Linear(1, 1)._buffers",
     "_cdata": "torch.zeros(1).untyped_storage()._cdata",
     "_asdict": "__import__('collections').namedtuple('Pair', 'a b')._asdict",
+    "_base": "torch.zeros(2)[:1]._base",
     "_fields": "__import__('collections').namedtuple('Pair', 'a b')._fields",
     "_forward_hooks": "torch.nn.Linear(1, 1)._forward_hooks",
     "_forward_pre_hooks": "torch.nn.Linear(1, 1)._forward_pre_hooks",

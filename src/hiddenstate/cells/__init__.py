@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from .axes import InputAxes, input_axes, is_step, layer_axes
-from .batches import BegunDataSet, ReadBatch, is_data_set, read_batch
+from .batches import BegunDataSet, ReadBatch, as_tensors, is_data_set, read_batch
 from .cell import Cell
 from .custom import CellAdapter
 from .discovery import Layers, ambiguous, as_layer, gathered, has_own_code, layers, register
@@ -64,6 +64,7 @@ __all__ = [
     "ambiguous",
     "around",
     "as_layer",
+    "as_tensors",
     "attributes",
     "flatten",
     "foreseen",

@@ -19,6 +19,7 @@ from .listener import Listener, Proceed, listen, unheard
 from .snapshot import untouched
 
 _SIZES = (5, 7)  # of the piece that is tried: they cannot be taken for each other
+_STEPPED = "assumed, since a cell is stepped along (batch, time, ...); time_axis= says otherwise"
 _LAYOUTS = ((0, 1), (1, 0), (0, 2))  # axes of rows and of steps; the last as convolutions have it
 
 
@@ -85,7 +86,7 @@ def input_axes(
     if len(found) == 1 and found[0].module is model:
         return _of_layer(found[0], x)
     if is_step(model):
-        return InputAxes(1, 0, "a cell is stepped along (batch, time, ...)")
+        return InputAxes(1, 0, _STEPPED, sure=False)
     return _seen(model, found, x, call or model)
 
 
@@ -127,7 +128,7 @@ def _told(x: Tensor, time_axis: int | None, batch_axis: int | None) -> InputAxes
 
 def _of_layer(layer: Layer, x: Tensor) -> InputAxes:
     if not layer.fused:
-        return InputAxes(1, 0, "a cell is stepped along (batch, time, ...)")
+        return InputAxes(1, 0, _STEPPED, sure=False)
     if not layer.rows((x,), {})[1]:
         return InputAxes(0, None, f"{layer.label} takes it for one sequence")
     first = layer.spec.batch_first

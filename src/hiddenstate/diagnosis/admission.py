@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_sequence
 
-from ..cells import input_axes, started, unwrap
+from ..cells import input_axes, started, unheard, untouched, unwrap
 from ..errors import BadInput
 from ..state import Path, ends, mapped, numbers
 from .calling import Calling, called, calling, is_state, path_name, state_named
@@ -51,6 +51,8 @@ def admit(
         itself = itself or (None if kwargs else insists_on_a_state(model, inputs))
         how, inputs = calling(model, inputs, kwargs), (*inputs, *kwargs.values())
     batch_axis = _batch_axis(how.names, inputs, axes, lengths=lengths, targets=more.get("targets"), assumed=assumed)
+    if axes == (None, None) and call is None and not kwargs and itself is None:
+        batch_axis = _of_columns(model, inputs, assumed) or batch_axis
     alone = itself is not None and takes_one_step(itself, inputs)
     if alone and itself is not None:
         model, inputs = stepped(itself, inputs, assumed, time_axis=_time_axis(batch_axis))
@@ -136,6 +138,36 @@ def _batch_axis(
             assumed.append(f"{x.shape[1]} rows on axis 1, as {what} has so many; batch_axis= says otherwise")
             return 1
     return 0
+
+
+def _of_columns(model: nn.Module, inputs: tuple[Any, ...], assumed: list[str]) -> int | None:
+    """Return the axis of rows where each step is a column, (feature, 1), as W @ x takes it; None where it is not.
+
+    Tried: a second column runs, and one feature less does not.
+    """
+    x = inputs[0] if inputs else None
+    steps = list(x) if isinstance(x, list | tuple) or (isinstance(x, Tensor) and x.dim() == 3) else []
+    shapes = {tuple(step.shape) if isinstance(step, Tensor) and step.is_floating_point() else () for step in steps}
+    if len(steps) < 2 or len(shapes) != 1 or len(shape := shapes.pop()) != 2 or shape[1] != 1 or shape[0] < 2:
+        return None
+
+    def runs(change: Callable[[Tensor], Tensor]) -> bool:
+        changed = torch.stack([change(step) for step in steps]) if isinstance(x, Tensor) else [*map(change, steps)]
+        with untouched(model), unheard(), torch.no_grad():
+            model.eval()
+            try:
+                model(changed, *inputs[1:])
+            except Exception:  # a trial: whatever a user's model raises means that it does not take this
+                return False
+        return True
+
+    if not runs(lambda step: step.expand(-1, 2)) or runs(lambda step: step[1:]):
+        return None
+    axis = 2 if isinstance(x, Tensor) else 1
+    assumed.append(
+        f"each step is a column of {shape[0]} features, so rows are on axis {axis}; batch_axis= says otherwise"
+    )
+    return axis
 
 
 def _counts_steps(value: Any, x: Tensor) -> bool:

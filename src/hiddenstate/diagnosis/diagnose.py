@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..cells import BegunDataSet, is_data_set, read_batch
+from ..cells import BegunDataSet, as_tensors, is_data_set, read_batch, unwrap
 from ..errors import BadInput, DiagnosisFailed, HiddenStateWarning
 from ..measure import survey, tracked
 from .admission import admit
@@ -80,6 +80,8 @@ def diagnose(
         optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)  # type: ignore[assignment]
     if call is not None and kwargs:
         raise BadInput(f"call= says how the model is called, so {next(iter(kwargs))}= has nowhere to go: put it there.")
+    if call is None:
+        inputs, kwargs = as_tensors(unwrap(model), inputs), as_tensors(unwrap(model), kwargs)
     data = BegunDataSet(inputs[0]) if len(inputs) == 1 and is_data_set(inputs[0]) else None
     if data is not None and call is not None:
         inputs = (data.first,)
@@ -120,7 +122,7 @@ def _survey(model: nn.Module, patient: Patient, data: BegunDataSet, call: Callab
     patient.survey = found
     patient.assumed.append(
         f"experiments were made on the first batch; states were looked at in {found.batches} batches, "
-        f"{found.rows:,} rows and {found.steps:,} steps"
+        f"{found.rows:,} rows and {found.steps:,} steps{found.padding}"
     )
 
 

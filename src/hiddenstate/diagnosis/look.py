@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,10 @@ from ..state import tensors
 from .advice import CLIPPING, FILLING, freezing, remembering
 from .graphs import count_nodes
 from .outcome import with_gradient
+from .passing_on import PassingOn
 from .probes.slopes import FADING, per_step
 from .report import Finding
+from .rule import Symptom
 from .thresholds import Thresholds
 
 _SURE = 32  # steps of all rows from which some still units are worth a note
@@ -66,11 +69,14 @@ class Look:
         self.without: list[str] = []  # parameters without gradient
         self.model: nn.Module | None = None  # whose parameters they are
         self.nodes = 0
+        self.passing = PassingOn()
         self._waiting: list[_ExpectedGradient] = []  # of calls without a graph, which a backward pass may run again
 
     def enter(self, call: Call) -> Call:
         """See that gradients to the layer's input are noticed; return the call, with another input where need be."""
         sizes = self.back.setdefault(call.layer.name or "model", [])
+        with suppress(Exception):  # a cell that is called in a way of its own
+            self.passing.enter(call)
         self._see_cut(call)
         place = _ExpectedGradient(sizes, len(sizes), [] if torch.is_grad_enabled() else _arguments(call))
         sizes.append(torch.empty(0))
@@ -108,6 +114,7 @@ class Look:
         try:
             output, lengths = call.output.detach(), call.lengths
             self._ended[call.layer.name or "model"] = EndState.of(call.state_native)
+            self.passing.leave(call)
             fed = torch.isfinite(call.x.detach()).all() if call.x.is_floating_point() else None
         except Exception:  # a cell that returns something of its own: nothing to look at
             return
@@ -183,10 +190,18 @@ def judged(look: Look, limits: Thresholds) -> tuple[dict[str, float], list[Findi
         found += gone if cut is None else []
     if look.gradient == look.gradient:
         numbers["gradient"] = look.gradient
-    if look.without:
-        found.append(_without(look.without, look.model))
+    lost = look.passing.starts.symptom()
+    found += [] if lost is None else [_as_finding("HS103", lost)]
+    if look.without and look.model is not None:
+        unused, left = look.passing.unused(look.without, look.model)
+        found += [_as_finding("HS104", symptom) for symptom in unused]
+        found += [_without(left, look.model)] if left else []
     numbers["graph"] = float(look.nodes)
     return numbers, found
+
+
+def _as_finding(code: str, seen: Symptom) -> Finding:
+    return Finding(code, seen.severity, seen.where, seen.evidence, seen.cause, seen.advice, seen.numbers)
 
 
 def _joined(outputs: list[LayerOutput]) -> tuple[Tensor, Tensor | None]:
@@ -345,13 +360,13 @@ def _back(
     return []
 
 
-def _without(names: list[str], model: nn.Module | None) -> Finding:
+def _without(names: list[str], model: nn.Module) -> Finding:
     return Finding(
         "HS503",
         "warning",
         ", ".join(names[:3]) + (", …" if len(names) > 3 else ""),
         f"{len(names)} parameters have no gradient when the optimizer steps (limit 0).",
         "they are not used in forward, or detached on the way to the loss",
-        "# use the layer, remove it, or freeze it" if model is None else freezing(names, model),
+        freezing(names, model),
         {"without": len(names), "limit": 0.0},
     )

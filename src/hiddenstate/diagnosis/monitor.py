@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..carry import Carry
 from ..cells import Call, Listener, OuterCall, Proceed, Succession, layers, listen, unwrap
 from ..errors import BadInput, HiddenStateWarning
 from ..state import tensors
@@ -24,7 +23,7 @@ from .look import Look, judged
 from .patient import held_tensors
 from .report import Finding
 from .thresholds import Thresholds
-from .training_watch import UpdateWatch, ValidationWatch, at_each_update
+from .training_watch import OptimizerWatch, UpdateWatch, ValidationWatch, at_each_update
 from .writers import MonitorWriter
 
 _APART = (
@@ -115,7 +114,8 @@ class Monitor(Listener):
         self._handles: list[Any] = [listen(self._model, self._layers, self)]
         if optimizer is not None:
             self._handles.append(at_each_update(optimizer, self._before_update))
-            self._check_optimizer(optimizer)
+        self._optimized = None if optimizer is None else OptimizerWatch(self._model, optimizer)
+        self._check_optimizer()
 
     @property
     def step(self) -> int:
@@ -198,6 +198,8 @@ class Monitor(Listener):
         if module is self._model or module in self._entries or not self._entries:
             self._begin()
         self._entries.add(module)
+        if self._look is not None:
+            self._look.passing.called(entry)
         self._within = True
         try:
             result = run()
@@ -299,7 +301,7 @@ class Monitor(Listener):
     def _begin_once(self, finding: Finding | None) -> None:
         """Begin what no look ends, where it is new."""
         if finding is not None and (finding.code, finding.where) not in self._episodes:
-            self._start(Episode(finding, self._step))
+            self._start(Episode(finding, max(0, self._step)))
 
     def _begin(self) -> None:
         self.flush()
@@ -310,6 +312,7 @@ class Monitor(Listener):
             self._conclude()
         self._tested = self._graphs is not None and self._graphs.spent
         if self._step % self._every == 0:
+            self._check_optimizer()  # again: a Carry may have been opened since
             self._look = Look(self._step)
             self._graphs = self._graphs or GraphWatch()
 
@@ -326,38 +329,14 @@ class Monitor(Listener):
             self._look.update(self._model)
             self._updates.before(self._model)
 
-    def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        self._check_learned(held)
-        missing = [n for n, p in self._model.named_parameters() if p.requires_grad and id(p) not in held]
-        if missing:
-            finding = Finding(
-                "HS504",
-                "error",
-                ", ".join(missing[:3]) + (", …" if len(missing) > 3 else ""),
-                f"{len(missing)} parameters that want a gradient are in no group of the optimizer (limit 0).",
-                "the optimizer was made before these layers, or of an older copy of the model",
-                "optimizer = torch.optim.Adam(model.parameters()), after the model is complete",
-                {"missing": len(missing), "limit": 0.0},
-            )
-            self._start(Episode(finding, 0))
-
-    def _check_learned(self, held: set[int]) -> None:
-        """See that an `hs.Learned` that the model is carried from is optimized too."""
-        carry = Carry.of(self._model) if self._layers else None
-        learned = None if carry is None else carry.init
-        missing = [] if not isinstance(learned, nn.Module) else [p for p in learned.parameters() if id(p) not in held]
-        if missing:
-            finding = Finding(
-                "HS206",
-                "error",
-                f"init of the Carry, {type(learned).__name__}",
-                f"{len(missing)} of its parameters are in 0 of the optimizer's groups (needed: 1).",
-                "it is a module of its own, beside the model: model.parameters() does not hold it",
-                "optimizer = torch.optim.Adam([*model.parameters(), *learned.parameters()])",
-                {"missing": len(missing), "limit": 0.0},
-            )
-            self._start(Episode(finding, 0))
+    def _check_optimizer(self) -> None:
+        """Begin and end what is told by the optimizer's groups, as they are now."""
+        found = [] if self._optimized is None else list(self._optimized.found())
+        for finding in found:
+            self._begin_once(finding)
+        now = {(finding.code, finding.where) for finding in found}
+        for key in [key for key in self._episodes if key[0] in OptimizerWatch.codes and key not in now]:
+            self._stop(key, max(0, self._step))
 
     def _settle(self, step: int, found: list[Finding]) -> None:
         """Begin what is new, end what is gone, but for what is not judged by one look."""

@@ -29,8 +29,9 @@ from ..errors import BadInput, NotRecurrent
 from ..state import shown_in_short
 from ..unrolling import Recurrent, unroll
 from .invented import invented
+from .output_steps import steps_second
 from .progress import tracked
-from .sensitivity import Leaf, Sensitivity, at_steps, by_autograd, by_closed_form, has_steps, tensor_of
+from .sensitivity import Leaf, Sensitivity, at_steps, by_autograd, by_closed_form, tensor_of
 from .series import valid_steps
 from .system import System, at_rest, check_sequence
 from .torch_system import TorchSystem, as_system
@@ -147,15 +148,20 @@ def memory(
         leaf = Leaf(x, valid, time_axis=time_axis)
         system = None if layer is None or layer.spec.bidirectional else as_system(model, x)
         by_step = True
+        inputs = leaf.x if system is None else check_sequence(system, leaf.x)
         if isinstance(system, TorchSystem) and output is None and system.size <= _JACOBIANS:
-            inputs = check_sequence(system, leaf.x)
             found, dtype = by_closed_form(system, inputs, valid, ends, probes=probes), inputs.dtype
         else:
+            run = _runner(layer, call, valid.sum(1), output)
             with leaf.attached(model):
-                result = _run_layer(layer, leaf.x, valid.sum(1)) if layer is not None else call(leaf.x)
-            result = tensor_of(result) if output is None else output(result)
-            by_step = isinstance(result, Tensor) and has_steps(result, valid, time_axis=time_axis)
-            y = at_steps(result, ends, valid, time_axis=time_axis)  # (batch, unit)
+                result = run(leaf.x)
+            if layer is None or output is not None:
+
+                def again(steps: int) -> Tensor:
+                    return run(leaf.x.detach().narrow(time_axis, 0, steps))
+
+                result, by_step = steps_second(result, valid, time_axis=time_axis, again=again)
+            y = at_steps(result, ends, valid, time_axis=1 if by_step else time_axis)  # (batch, unit)
             found, dtype = by_autograd(y, leaf, probes), y.dtype
         rows = by_lag(found.squares.sqrt().to(dtype), ends)
         rows, tap = from_tap(rows, found, ends, wanted=at == -1 and not by_step)
@@ -239,6 +245,18 @@ def _itself_a_layer(model: nn.Module, x: Tensor, *, turned: bool) -> Layer | Non
 def _has_size(model: nn.Module) -> bool:
     # A cell made of torch's cells looks like a model that holds them, but cannot be called with x alone.
     return hasattr(model, "hidden_size") or hasattr(model, "initial_state")
+
+
+def _runner(
+    layer: Layer | None, call: Callable[[Tensor], Any], lengths: Tensor, output: Callable[[Any], Tensor] | None
+) -> Callable[[Tensor], Tensor]:
+    """Return what is called with an input and gives the output that is meant."""
+
+    def run(x: Tensor) -> Tensor:
+        result = call(x) if layer is None else _run_layer(layer, x, lengths.clamp(max=x.shape[1]))
+        return tensor_of(result) if output is None else output(result)
+
+    return run
 
 
 def _run_layer(layer: Layer, x: Tensor, lengths: Tensor) -> Tensor:

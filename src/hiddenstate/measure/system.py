@@ -215,6 +215,11 @@ def check_sequence(system: System, x: Tensor, *, at_least: int = 1) -> Tensor:
         raise BadInput(f"x is (batch, time, feature), but this is {seen}. One sequence wants x.unsqueeze(0).")
     if not len(x):
         raise BadInput("x has no rows: there is nothing to measure.")
+    if x.dim() == 2 and x.is_floating_point() and system.spec.input_size is not None:
+        raise BadInput(
+            f"x is (batch, time, feature), but this is {tuple(x.shape)}. One sequence (time, feature) wants "
+            f"x.unsqueeze(0), numbers without features x.unsqueeze(-1)."
+        )
     if x.shape[1] < at_least:
         raise BadInput(f"x has {x.shape[1]} steps, but {at_least} or more are needed: give longer sequences.")
     width = system.spec.input_size

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..cells import BegunDataSet, is_data_set
+from ..cells import BegunDataSet, as_tensors, is_data_set, unwrap
 from ..errors import BadInput
 from .evidence import Tokens, gather
 from .page import page
@@ -64,6 +64,7 @@ def report(
     if time_axis is not None:
         batch_axis = 1 - time_axis
     where = _writable(Path(path))
+    inputs = as_tensors(unwrap(model), inputs)
     if len(inputs) == 1 and is_data_set(inputs[0]):
         inputs = (BegunDataSet(inputs[0]),)
     doctor = {"targets": targets, "loss": loss}

@@ -58,6 +58,7 @@ import torch
 from ...state import tensors
 from ..inputs import ModelInputs
 from ..outcome import gap
+from ..passing_on import StartWatch
 from ..patient import Patient
 from ..probes.calls import PlainCall, TracedCall, attempt
 from ..probes.cells import CellTrials, SteppedCells
@@ -137,23 +138,10 @@ def _handed_to_a_module(patient: Patient) -> Symptom | None:
 
 def _part_left_out(patient: Patient) -> Symptom | None:
     """Report a layer that starts from the h of another one, and from zeros where that one's c would belong."""
-    ended = ""
+    watch = StartWatch()
     for call in patient[PlainCall].calls:
-        given = call.given
-        if ended and ended != call.layer.label and given is not None and {"h", "c"} <= set(given):
-            rows = given["h"].detach().movedim(given.batch_axis["h"], 0).flatten(1)
-            if len(rows) > 1 and not bool((rows == rows[:1]).all()) and not bool(given["c"].any()):
-                return Symptom(
-                    "warning",
-                    call.layer.label,
-                    f"it starts from an h that differs from row to row, and from a c that is all zero: what {ended} "
-                    f"has in its c is lost (needed: both).",
-                    "only h is handed on from one layer to the other, or c is made anew",
-                    "_, (h, c) = self.encoder(x); out, _ = self.decoder(y, (h, c))",
-                    {"c": 0.0},
-                )
-        ended = call.layer.label if "c" in call.layer.spec.parts else ended
-    return None
+        watch.see(call)
+    return watch.symptom()
 
 
 def _cell_forgets(patient: Patient) -> Symptom | None:

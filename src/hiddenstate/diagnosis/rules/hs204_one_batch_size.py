@@ -50,15 +50,12 @@ from __future__ import annotations
 import re
 from pathlib import Path as FilePath
 
-from torch import Tensor, nn
-
-from ...cells import Layer
-from ...state import ends, tensors
-from ..calling import is_state
+from ...state import tensors
 from ..outcome import is_users
 from ..patient import Patient
 from ..probes.calls import OutputLayout, TracedCall
 from ..rule import Rule, Symptom
+from ..wrong_state import wrong_state
 
 
 def check(patient: Patient) -> Symptom | None:
@@ -95,10 +92,9 @@ def _another_size(patient: Patient, error: str) -> Symptom | None:
     inputs = patient.inputs
     if not inputs.batched:
         return None
-    for path, end in ends(inputs.args):
-        fused = [layer for layer in patient.layers if layer.fused and isinstance(layer.module, nn.RNNBase)]
-        if path[0] and fused and inputs.argument(path).rows is None and is_state(inputs.name(path) or "state", end):
-            return _wrong_state(patient, fused[0], inputs.name(path) or "the state", end)
+    state = wrong_state(patient)
+    if state is not None:
+        return state
     named = [v for m in patient.model.modules() for k, v in vars(m).items() if "batch" in k.lower() and type(v) is int]
     numbers = [int(number) for number in re.findall(r"\d+", error)]
     for count in dict.fromkeys([*named, *numbers]):
@@ -110,20 +106,6 @@ def _another_size(patient: Patient, error: str) -> Symptom | None:
             continue
         return _one_size(patient, count, f"and {count} rows run", runs=False)
     return None
-
-
-def _wrong_state(patient: Patient, layer: Layer, name: str, state: Tensor) -> Symptom:
-    spec, rows = layer.spec, patient.inputs.batch
-    needed = (spec.layers * spec.directions, rows, spec.sizes[spec.parts[0]])
-    return Symptom(
-        "error",
-        name,
-        f"it has shape {tuple(state.shape)}, and {layer.label} with {rows} rows of input wants {needed}.",
-        "a state of torch's layers is (layers × directions, batch, unit), also with batch_first=True",
-        f"torch.zeros{needed}, or none at all",
-        {"rows": rows},
-        title="a state of another shape",
-    )
 
 
 def _one_size(
