@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hiddenstate as hs
 from hiddenstate.reporting.model_run import run_model
 from hiddenstate.serve import Engine
-from tests.support.calling import WAYS, Calling
+from tests.support.calling import SUBCLASSES, WAYS, Calling, subclassed
 
 
 def gradients(model, total):
@@ -144,3 +144,22 @@ def test_the_same_is_heard_however_a_layer_is_called(listener, wrap, way, kind, 
     same(listener(wrapped, x), expected)
     model(x)  # what a backward pass might have run once more is left until now
     assert not [module for module in model.modules() if "forward" in vars(module)], "something of ours is left"
+
+
+@pytest.mark.parametrize("forward", SUBCLASSES)
+@pytest.mark.parametrize("listener", LISTENERS)
+@settings(max_examples=4, deadline=None)
+@given(kind=st.sampled_from([nn.RNN, nn.LSTM, nn.GRU]), chunk=st.none() | st.integers(1, 4), passes=st.booleans())
+def test_the_same_is_heard_whatever_a_subclass_takes_besides(listener, forward, kind, chunk, passes):
+    x = torch.randn(2, 7, 3)
+    plain = Calling(kind(3, 4, batch_first=True), "layer(x)", chunk)
+    layer = subclassed(kind, forward)(3, 4, batch_first=True)
+    layer.load_state_dict(plain.rnn.state_dict())
+    model = Calling(layer, SUBCLASSES[forward] if passes else way_without_none(SUBCLASSES[forward]), chunk)
+    model.read = plain.read
+    same(listener(model, x), listener(plain, x))
+
+
+def way_without_none(way):
+    """Pass no state where there is none: with it a layer gets arguments that it is else called without."""
+    return lambda layer, x, h: layer(x) if h is None else way(layer, x, h)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from hiddenstate.carry import Carry, check_split
-from hiddenstate.errors import BadInput, NotRecurrent
+from hiddenstate.errors import BadInput, NotRecurrent, StateMismatch
 from tests.support.cells import CELLS
 from tests.support.models import Chunked, Deep, Stepping, TimeFirst, ZerosInside
 
@@ -161,3 +161,18 @@ def test_bad_arguments_are_refused():
         check_split(Deep(), torch.randn(3, 1, 3))
     with pytest.raises(NotRecurrent, match=r"no recurrent layer"):
         check_split(nn.Linear(3, 3), torch.randn(3, 8, 3))
+
+
+def test_a_layer_whose_rows_are_steps_of_the_input_is_named():
+    class WordsInSentences(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.sentences = nn.GRU(3, 4, batch_first=True), nn.GRU(4, 5, batch_first=True)
+
+        def forward(self, x):
+            _, h = self.words(x.flatten(0, 1))
+            return self.sentences(h[0].view(*x.shape[:2], 4))[0]
+
+    message = r"'words' runs 6 rows for the whole input and 2 for its first 1 steps: steps lie among its rows, as words"
+    with pytest.raises(StateMismatch, match=message):
+        check_split(WordsInSentences(), torch.randn(2, 3, 4, 3), time_axis=1)

@@ -26,7 +26,7 @@ from ..cells import (
     untouched,
     unwrap,
 )
-from ..errors import BadInput, CarryWarning
+from ..errors import BadInput, CarryWarning, StateMismatch
 from ..state import tensors
 from ..unrolling import unroll
 from .carry import Carry
@@ -159,6 +159,7 @@ def _cell_runner(layer: Layer) -> Callable[..., _SplitRun]:
 def _compare(runner: Callable[..., _SplitRun], whole: _SplitRun, x: Tensor, cut: int, axis: int) -> Split:
     steps = x.shape[axis]
     first = runner(x.narrow(axis, 0, cut))
+    _check_rows(whole, first, cut)
     second = runner(x.narrow(axis, cut, steps - cut), on=True)
     outputs = zip(whole.output, first.output, second.output, strict=False)
     errors = [difference(*three) for three in outputs]
@@ -169,6 +170,18 @@ def _compare(runner: Callable[..., _SplitRun], whole: _SplitRun, x: Tensor, cut:
     if error <= tolerance:
         return Split(True, error, tolerance, cut, "", "", by_name)
     return Split(False, error, tolerance, cut, *_culprit(each, tolerance), by_name)
+
+
+def _check_rows(whole: _SplitRun, first: _SplitRun, cut: int) -> None:
+    """Refuse a layer whose rows are steps of the input: pieces of it have other rows, and no state goes over."""
+    for name, calls in whole.calls.items():
+        rows = [call.rows for call in (calls[0], *first.calls.get(name, [])[:1])]
+        if rows[0] != rows[-1]:
+            raise StateMismatch(
+                f"the layer {name!r} runs {rows[0]} rows for the whole input and {rows[-1]} for its first {cut} steps: "
+                f"steps lie among its rows, as words within sentences do, so its state cannot go from one piece to the "
+                f"next. Carry and check the layers after it by themselves."
+            )
 
 
 def _culprit(each: Mapping[Layer, tuple[float | None, float | None]], tolerance: float) -> tuple[str, str]:

@@ -11,7 +11,6 @@ from .dynamo import uncompiled
 from .handed_on import EndState, Succession, memory_of
 from .layer import Adapter, Call, Layer, Spec, unwrap
 from .listener import (
-    Arguments,
     Handle,
     Listener,
     OuterCall,
@@ -27,6 +26,7 @@ from .listener import (
     unheard,
 )
 from .native import Form, flatten, rebuild
+from .signature import Arguments
 from .snapshot import Snapshot, plain_object, random_streams_kept, seed, untouched
 from .started import StartedModel, needed_states, started
 from .trials import invented_inputs

@@ -15,7 +15,8 @@ from torch.nn.utils.rnn import PackedSequence
 from ..errors import BadInput
 from ..state import numbers
 from .discovery import layers
-from .layer import named_like_state, unwrap
+from .layer import unwrap
+from .signature import named_like_state
 from .started import started
 
 

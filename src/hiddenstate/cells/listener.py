@@ -24,10 +24,10 @@ from torch import nn
 from ..errors import HiddenStateError
 from .dynamo import mark_uncompiled, uncompiled
 from .layer import Call, Layer, unwrap
+from .signature import Arguments
 
 Proceed: TypeAlias = Callable[[Call], Call]  # runs a call, and returns it with its result
-Around: TypeAlias = Callable[["Arguments", Callable[["Arguments"], Any]], Any]
-Arguments: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
+Around: TypeAlias = Callable[[Arguments, Callable[[Arguments], Any]], Any]
 
 
 class Rank(IntEnum):

@@ -45,4 +45,4 @@ def _called(model: nn.Module, given: Tensor, x: Tensor, args: Sequence[Any]) -> 
             layer = None
         if layer is None or layer.fused or args:
             raise
-        layer.module(x[:, 0], layer.to_native(layer.initial(len(x))))  # a cell, and one step of its input
+        layer.call(x[:, 0], layer.to_native(layer.initial(len(x))))  # a cell, and one step of its input

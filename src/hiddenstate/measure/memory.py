@@ -256,7 +256,7 @@ def _run_cell(layer: Layer, x: Tensor) -> Tensor:
     native = layer.to_native(layer.initial(len(x)))
     outputs = []
     for step in x.unbind(1):  # not x[:, t]: the backward of each slice would be as large as x
-        output, native = layer.split(layer.module(step, native))
+        output, native = layer.call(step, native)
         outputs.append(tensor_of(output).flatten(1))
     return torch.stack(outputs, dim=1)
 

@@ -92,7 +92,7 @@ class CellAlongTime(nn.Module):
         native = layer.to_native(layer.initial(len(steps[0])))
         outputs = []
         for step in steps:
-            output, native = layer.split(layer.module(step, native))
+            output, native = layer.call(step, native)
             outputs.append(output)
         return torch.stack(outputs, dim=self.time_axis)
 
