@@ -24,7 +24,7 @@ from ..cells import (
     listen,
     started,
     untouched,
-    unwrap,
+    unwrap_to_call,
 )
 from ..errors import BadInput, CarryWarning, StateMismatch
 from ..state import tensors
@@ -78,7 +78,7 @@ def check_split(
     >>> print(check_split(torch.nn.GRU(3, 4, batch_first=True, bidirectional=True), torch.randn(2, 8, 3)).where)
     the model itself
     """
-    inner = unwrap(model)
+    inner = unwrap_to_call(model)
     step = is_step(inner)
     call = None if step else started(inner, x)
     axes = input_axes(inner, x, time_axis=time_axis, batch_axis=batch_axis, call=call)

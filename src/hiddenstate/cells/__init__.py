@@ -9,7 +9,7 @@ from .custom import CellAdapter
 from .discovery import Layers, ambiguous, as_layer, gathered, has_own_code, layers, register
 from .dynamo import uncompiled
 from .handed_on import EndState, Succession, memory_of
-from .layer import Adapter, Call, Layer, Spec, unwrap
+from .layer import Adapter, Call, Layer, Spec, unwrap, unwrap_to_call
 from .listener import (
     Handle,
     Listener,
@@ -93,6 +93,7 @@ __all__ = [
     "unheard",
     "untouched",
     "unwrap",
+    "unwrap_to_call",
     "warn",
     "watched",
     "watched_from",

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from ..errors import HiddenStateError, NotRecurrent, StateMismatch
+from ..errors import BadInput, HiddenStateError, NotRecurrent, StateMismatch
 from ..state import State
 from .native import Native
 from .signature import arguments as arguments
 from .signature import first_input as first_input
 from .signature import give_state, given_state, state_argument
 from .signature import named_like_state as named_like_state
+from .snapshot import is_sharded
 
 if TYPE_CHECKING:
     from .behavior import Recurrence
@@ -334,16 +335,46 @@ class Call:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the user's own model inside what torch.compile, DDP, FSDP and checkpointing wrap around it."""
-    while (held := _WRAPPERS.get(type(model).__name__)) and isinstance(inner := model._modules.get(held), nn.Module):
-        model = inner
-    return model
+    return _wrapping(model)[-1]
 
+
+def _wrapping(model: nn.Module) -> list[nn.Module]:
+    """Return a model and what it is wrapped around, one within the other."""
+    found = [model]
+    while (held := _WRAPPERS.get(type(model).__name__)) and isinstance(inner := model._modules.get(held), nn.Module):
+        found.append(model := inner)
+    return found
+
+
+def unwrap_to_call(model: nn.Module, *, weights: bool = False) -> nn.Module:
+    """Return what `unwrap` does, for calls of our own; refuse a model that nobody but its wrapper may call.
+
+    With `weights`, also one whose weights come and go with each call: they are to be read, and gradients taken to them.
+    """
+    *wrappers, inner = _wrapping(model)
+    name = type(inner).__name__
+    if any(type(each).__name__ == _FLAT for each in (*wrappers, *inner.modules())):
+        raise BadInput(
+            f"{name} is wrapped in {_FLAT}, or holds a module that is: its weights are there only while the wrapper is "
+            f"called, and this needs calls of its own. Do it before the model is wrapped. What listens to your own "
+            f"calls (hs.Carry, hs.record, hs.Monitor, hs.regularize.Penalty) works on the wrapped one."
+        )
+    if weights and any(map(is_sharded, inner.modules())):
+        raise BadInput(
+            f"{name} is sharded by fully_shard: its weights come and go with each call, so neither they nor gradients "
+            f"to them can be looked at. Do this before the model is sharded. What listens to your own calls (hs.Carry, hs.record, "
+            f"hs.Monitor, hs.regularize.Penalty) works on the sharded one."
+        )
+    return inner
+
+
+_FLAT = "FullyShardedDataParallel"
 
 # What is wrapped around users' models, and where the model is in it. By name: to import them all takes long.
 _WRAPPERS = {
     "DistributedDataParallel": "module",
     "DataParallel": "module",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    _FLAT: "_fsdp_wrapped_module",
     "CheckpointWrapper": "_checkpoint_wrapped_module",
     "OptimizedModule": "_orig_mod",
 }

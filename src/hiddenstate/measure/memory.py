@@ -23,7 +23,7 @@ from ..cells import (
     layers,
     read_batch,
     started,
-    unwrap,
+    unwrap_to_call,
 )
 from ..errors import BadInput, NotRecurrent
 from ..state import shown_in_short
@@ -133,7 +133,7 @@ def memory(
     if not isinstance(x, Tensor) or x.dim() < 2:
         seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise BadInput(f"the input is (batch, time, ...), but this is {seen}. One sequence wants x.unsqueeze(0).")
-    model = unwrap(model)
+    model = unwrap_to_call(model)
     layer = _itself_a_layer(model, x, turned=time_axis == 0 or batch_axis == 1) if not args else None
     call = _called(model, x, args) if layer is None else model
     axes = _axes(layer, model, x, call, time_axis=time_axis, batch_axis=batch_axis)

@@ -24,7 +24,7 @@ from ..cells import (
     listen,
     needed_states,
     untouched,
-    unwrap,
+    unwrap_to_call,
 )
 from ..errors import BadInput, CarryWarning, HiddenStateError, NotServable
 from ..state import Format, State, ends
@@ -37,7 +37,7 @@ _STEPS = 6
 
 def prepare(model: nn.Module, *, example: Tensor | None = None, init: Any = "zeros") -> ServedModel:
     """Return `model` ready to be served, or raise `NotServable` where it breaks a law."""
-    bare = unwrap(model)
+    bare = unwrap_to_call(model, weights=True)
     name = type(bare).__name__
     if not layers(model):
         raise NotServable(f"{name} has no recurrent layer, so there is no state to keep.")
