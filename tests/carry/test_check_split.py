@@ -176,3 +176,29 @@ def test_a_layer_whose_rows_are_steps_of_the_input_is_named():
     message = r"'words' runs 6 rows for the whole input and 2 for its first 1 steps: steps lie among its rows, as words"
     with pytest.raises(StateMismatch, match=message):
         check_split(WordsInSentences(), torch.randn(2, 3, 4, 3), time_axis=1)
+
+
+class PastTheLayer(nn.Module):
+    """Runs its layer without calling it."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.rnn, self.how = nn.LSTM(3, 4, batch_first=True), how
+
+    def forward(self, x):
+        return self.how(self.rnn, x)[0]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        nn.LSTM.forward,
+        lambda rnn, x: torch.lstm(
+            x, (x.new_zeros(1, len(x), 4),) * 2, list(rnn.parameters()), True, 1, 0.0, False, False, True
+        ),
+    ],
+)
+def test_a_layer_that_is_run_past_itself_is_named_and_not_what_follows_it(how):
+    found = check_split(PastTheLayer(how), torch.randn(3, 7, 3))
+    assert found.where == "rnn"
+    assert re.search(r"'rnn' was found, but not called\. Where it is run past itself.*call it, layer\(x\)\.", found.why)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -151,7 +151,7 @@ def _cell_runner(layer: Layer) -> Callable[..., _SplitRun]:
     def go(piece: Tensor, *, on: bool = False) -> _SplitRun:
         nonlocal state
         output, state = unroll(layer.module, piece, state if on else None, time_axis=1)
-        return _SplitRun([output], {}, [layer])
+        return _SplitRun([output], {}, [])
 
     return go
 
@@ -169,7 +169,8 @@ def _compare(runner: Callable[..., _SplitRun], whole: _SplitRun, x: Tensor, cut:
     by_name = {layer.label: outputs for layer, (_, outputs) in each.items() if outputs is not None}
     if error <= tolerance:
         return Split(True, error, tolerance, cut, "", "", by_name)
-    return Split(False, error, tolerance, cut, *_culprit(each, tolerance), by_name)
+    unheard = [layer.label for layer in whole.found if not whole.calls.get(layer.name)]
+    return Split(False, error, tolerance, cut, *_culprit(each, tolerance, unheard), by_name)
 
 
 def _check_rows(whole: _SplitRun, first: _SplitRun, cut: int) -> None:
@@ -184,7 +185,9 @@ def _check_rows(whole: _SplitRun, first: _SplitRun, cut: int) -> None:
             )
 
 
-def _culprit(each: Mapping[Layer, tuple[float | None, float | None]], tolerance: float) -> tuple[str, str]:
+def _culprit(
+    each: Mapping[Layer, tuple[float | None, float | None]], tolerance: float, unheard: Sequence[str]
+) -> tuple[str, str]:
     for layer, (inputs, outputs) in each.items():
         name = layer.label
         if inputs is not None and inputs > tolerance:
@@ -194,6 +197,12 @@ def _culprit(each: Mapping[Layer, tuple[float | None, float | None]], tolerance:
             )
         if outputs is not None and outputs > tolerance:
             return name, f"The layer {name!r} breaks the law, by {outputs:.2g}: {_reason(layer)}"
+    if unheard:
+        return unheard[0], (
+            f"The layer {unheard[0]!r} was found, but not called. Where it is run past itself, by its weights or by "
+            f"`nn.LSTM.forward(layer, x)`, nothing of it is heard, nor carried: call it, layer(x). Where it has no "
+            f"part in this call, what follows the other layers mixes steps (attention or pooling over time)."
+        )
     return "after the layers", (
         "Every recurrent layer keeps the law, so what follows them mixes steps (attention or pooling over time), "
         "or takes the last step of a piece for the last of the whole."

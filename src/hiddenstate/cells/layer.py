@@ -362,8 +362,8 @@ def unwrap_to_call(model: nn.Module, *, weights: bool = False) -> nn.Module:
     if weights and any(map(is_sharded, inner.modules())):
         raise BadInput(
             f"{name} is sharded by fully_shard: its weights come and go with each call, so neither they nor gradients "
-            f"to them can be looked at. Do this before the model is sharded. What listens to your own calls (hs.Carry, hs.record, "
-            f"hs.Monitor, hs.regularize.Penalty) works on the sharded one."
+            f"to them can be looked at. Do this before the model is sharded. What listens to your own calls (hs.Carry, "
+            f"hs.record, hs.Monitor, hs.regularize.Penalty) works on the sharded one."
         )
     return inner
 

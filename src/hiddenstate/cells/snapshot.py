@@ -129,7 +129,7 @@ class Snapshot:
 
 
 class _Shard:
-    """A module that `fully_shard` has taken over: at times its whole weights stand in it, else this rank's part of them.
+    """A module that `fully_shard` has taken over: its whole weights stand in it at times, else this rank's part.
 
     It knows itself which, so one must not be put in the place of the other but by its own means.
     """
