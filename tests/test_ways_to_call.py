@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from copy import deepcopy
 
 import pytest
@@ -15,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import hiddenstate as hs
-from hiddenstate.errors import BadInput
+from hiddenstate.errors import BadInput, HiddenStateError
 from hiddenstate.reporting.model_run import run_model
 from hiddenstate.serve import Engine
 from tests.support.calling import SUBCLASSES, WAYS, Calling, subclassed
@@ -265,3 +266,24 @@ def test_a_model_that_only_its_wrapper_may_call_is_refused_by_name(look, origina
     with hs.Carry(wrapped), hs.record(wrapped) as rec:  # what listens does hear it
         torch.testing.assert_close(torch.cat([wrapped(piece) for piece in x.split([3, 4], dim=1)], dim=1), whole)
     assert sum(run.h.shape[1] for track in rec for run in rec.runs(track)) == 7
+
+
+ATTACHED = {
+    "hs.Carry": hs.Carry,
+    "hs.record": hs.record,
+    "hs.regularize.Penalty": lambda model: hs.regularize.Penalty(model, activity=1.0),
+    "hs.accelerate": lambda model: closing(hs.accelerate(model)),
+    "Monitor": lambda model: closing(hs.Monitor(model)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:hs.Monitor.* saw not a single training call")
+@pytest.mark.parametrize("name", ATTACHED)
+def test_replicas_are_refused_in_words_that_users_know(name):
+    model = nn.Sequential(nn.GRU(3, 4, batch_first=True))
+    with (
+        ATTACHED[name](model),
+        pytest.raises(HiddenStateError, match=rf"nn\.DataParallel copies.* and {name}, attached"),
+    ):
+        model[0]._replicate_for_data_parallel()
+    model[0]._replicate_for_data_parallel()

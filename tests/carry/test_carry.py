@@ -938,3 +938,49 @@ def test_marks_of_other_rows_than_a_layer_runs_say_what_they_speak_of(rows):
         )
         with pytest.raises(StateMismatch, match=message):
             model(x)
+
+
+class OwnFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 2 * gradient + 0 * x
+
+
+LAST_STEPS = {
+    "product": lambda h: h @ torch.ones(4, 4),
+    "function of one's own": OwnFunction.apply,
+    "list": lambda h: torch.stack([h, h]).norm(dim=0),
+    "saved list": lambda h: torch.einsum("abc,abc->abc", h, h),
+    "index": lambda h: h[:, torch.tensor([1, 0])],
+    "checkpoint": lambda h: checkpoint(torch.tanh, h, use_reentrant=False),
+    "nothing saved": lambda h: h + 1,
+    "loop": lambda h: torch.tanh(torch.relu(h) + 1).clone(),
+}
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU])
+@pytest.mark.parametrize("last", LAST_STEPS.values(), ids=LAST_STEPS)
+@pytest.mark.parametrize("retain", [True, False])
+def test_whatever_made_a_carried_state_a_used_up_graph_is_refused_and_a_fresh_one_is_not(kind, last, retain):
+    class Changed(kind):
+        def forward(self, x, hx=None):
+            out, h = super().forward(x, hx)
+            return out, last(h)
+
+    model, x = Changed(3, 4, batch_first=True), torch.randn(2, 5, 3)
+    with Carry(model, detach=False) as carry:
+        model(x)
+        model(x)[1].sum().backward(retain_graph=True)
+        model(x)  # nothing was freed
+        carry.state["h"].sum().backward(retain_graph=retain)
+        if retain:
+            model(x)
+        else:
+            with pytest.raises(CarryError, match=r"still holds the graph of an earlier batch.*carry\.state\.detach"):
+                model(x)

@@ -271,8 +271,8 @@ def _graph_is_freed(tensor: Tensor) -> bool:
         names = [name for name in dir(node) if name.startswith("_raw_saved_")]
         try:
             saved = [each for name in names for each in _listed(getattr(node, name))]
-        except RuntimeError as error:
-            return "second time" in str(error)  # torch has no other word for it
+        except RuntimeError:  # asked as it lies there, a node has nothing else to refuse than what was freed
+            return True
         if saved:
             return all(each.data is None for each in saved)
         nodes.extend(inner for inner, _ in node.next_functions)
