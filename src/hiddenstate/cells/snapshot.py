@@ -55,12 +55,13 @@ class Snapshot:
                         self._keep(thing, 1)
                     self._bindings += _bindings(method)
         self._alive = (model, *others)
-        self._shards = [_Shard(module) for root in (model, *others) for module in root.modules() if is_sharded(module)]
+        members = (module for root in (model, *others) for module in root.modules())
+        self._sharded = [_ShardedModule(module) for module in members if is_sharded(module)]
 
     def restore(self) -> None:
         """Put everything back."""
-        for shard in self._shards:  # first, since nobody else may exchange the weights of such a module
-            shard.restore()
+        for sharded in self._sharded:  # first, since nobody else may exchange the weights of such a module
+            sharded.restore()
         for kept, content in self._dicts:
             if len(kept) != len(content) or any(kept.get(key, kept) is not value for key, value in content.items()):
                 kept.clear()
@@ -128,7 +129,7 @@ class Snapshot:
             self._grads.append((tensor, grad, value, tensor.requires_grad))
 
 
-class _Shard:
+class _ShardedModule:
     """A module that `fully_shard` has taken over: its whole weights stand in it at times, else this rank's part.
 
     It knows itself which, so one must not be put in the place of the other but by its own means.

@@ -112,9 +112,7 @@ class Monitor(Listener):
         self._evaluating = False  # a call in eval mode is running
         self._updated = 0  # steps of the optimizer
         self._layers = layers(self._model)
-        self._silent = dict.fromkeys(
-            layer.name or "model" for layer in self._layers
-        )  # of which no look has seen a thing
+        self._silent = [layer.name or "model" for layer in self._layers]  # of which no look has seen anything
         self._handles: list[Any] = [listen(self._model, self._layers, self)]
         if optimizer is not None:
             self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._before_update()))
