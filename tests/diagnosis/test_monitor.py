@@ -9,6 +9,7 @@ from torch import nn
 
 import hiddenstate as hs
 from hiddenstate.cells import unheard
+from hiddenstate.errors import HiddenStateWarning
 from tests.support.training_loop import Model, batches, train
 
 
@@ -236,3 +237,37 @@ def test_gradients_made_within_a_closure_are_looked_at_behind_it(kind, keyword):
             optimizer.zero_grad()
     assert "HS503 parameters without gradient (unused.weight, unused.bias)" in str(monitor)
     assert "gru" not in str(monitor)
+
+
+class OutputAlone(nn.LSTM):
+    def forward(self, x, hx=None):
+        return super().forward(x, hx)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "run"),
+    [(nn.LSTM, lambda rnn, x: nn.LSTM.forward(rnn, x)[0]), (OutputAlone, lambda rnn, x: rnn(x))],
+    ids=["run past it", "another result"],
+)
+@pytest.mark.parametrize("more", [True, False])
+def test_layers_of_which_nothing_was_seen_are_named(kind, run, more):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = kind(3, 4, batch_first=True)
+            self.heard = nn.GRU(4, 4, batch_first=True) if more else None
+
+        def forward(self, x):
+            out = run(self.rnn, x)
+            return out if self.heard is None else self.heard(out)[0]
+
+    net = Net()
+    monitor = hs.Monitor(net, every=1)
+    for _ in range(2):
+        net(torch.randn(3, 7, 3)).sum().backward()
+    monitor.flush()
+    assert "nothing of rnn: not called in the calls that were looked at, or run past the layer itself" in str(monitor)
+    if not more:
+        with pytest.warns(HiddenStateWarning, match=r"hs\.Monitor\(Net\) saw nothing of rnn: not called in the calls"):
+            monitor.close()
+    monitor.close()  # where it saw something it need not say more, and once is enough

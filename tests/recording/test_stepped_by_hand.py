@@ -183,18 +183,30 @@ def test_pieces_whose_state_is_handed_on_are_one_run_wherever_they_are_cut(cuts,
     assert torch.equal(rec["l0"].lengths, whole["l0"].lengths)
 
 
-def test_chunks_of_a_carried_stream_are_runs_that_can_be_joined():
-    net, x = nn.Sequential(nn.GRU(3, 5, batch_first=True)), torch.randn(2, 12, 3)
+@pytest.mark.parametrize("detach", [True, False])
+@pytest.mark.parametrize("wrap", [lambda gru: gru, nn.Sequential, lambda gru: nn.Sequential(nn.Sequential(gru))])
+def test_chunks_of_a_carried_stream_are_runs_that_can_be_joined(wrap, detach):
+    net, x = wrap(nn.GRU(3, 5, batch_first=True)), torch.randn(2, 12, 3)
     with hs.record(net) as whole:
         net(x)
-    with hs.Carry(net), hs.record(net) as rec:
+    (track,) = whole
+    with hs.Carry(net, detach=detach), hs.record(net) as rec:
         for chunk in x.split(5, dim=1):
             net(chunk)
-    assert len(rec.runs("0")) == 3
-    with pytest.raises(SeveralRuns, match=r"3 runs.*rec\.joined\('0'\)"):
-        rec["0"]
-    torch.testing.assert_close(rec.joined("0").h, whole["0"].h)
-    assert torch.equal(rec.joined("0").initial["h"], rec.runs("0")[0].initial["h"])
+    assert len(rec.runs(track)) == 3
+    with pytest.raises(SeveralRuns, match=rf"3 runs.*rec\.joined\('{track}'\)"):
+        rec[track]
+    torch.testing.assert_close(rec.joined(track).h, whole[track].h)
+    assert torch.equal(rec.joined(track).initial["h"], rec.runs(track)[0].initial["h"])
+
+
+def test_a_state_that_the_caller_hands_on_makes_one_run_also_where_one_is_carried():
+    gru, x = nn.GRU(3, 5, batch_first=True), torch.randn(2, 12, 3)
+    with hs.Carry(gru), hs.record(gru) as rec:
+        state = None
+        for chunk in x.split(5, dim=1):
+            _, state = gru(chunk, state)
+    assert [run.h.shape[1] for run in rec.runs("l0")] == [12]
 
 
 def never_reassigned(cell, x):

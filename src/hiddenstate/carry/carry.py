@@ -102,6 +102,7 @@ class Carry:
                 f"single rows cannot start anew yet: whether {names}, which the model has kept in its first call, is a "
                 f"state is only told by a second one. Call the model once more first, or reset all rows."
             )
+        self._kept.check_rows_shared()
         marks = {layer.name: self._kept.mark(layer, rows) for layer in self._layers}  # all checked before any is noted
         self._kept.anew.update({name: mask for name, mask in marks.items() if mask is not None})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -24,9 +24,9 @@ from ..cells import (
     listen,
     started,
     untouched,
-    unwrap,
+    unwrap_to_call,
 )
-from ..errors import BadInput, CarryWarning
+from ..errors import BadInput, CarryWarning, StateMismatch
 from ..state import tensors
 from ..unrolling import unroll
 from .carry import Carry
@@ -78,7 +78,7 @@ def check_split(
     >>> print(check_split(torch.nn.GRU(3, 4, batch_first=True, bidirectional=True), torch.randn(2, 8, 3)).where)
     the model itself
     """
-    inner = unwrap(model)
+    inner = unwrap_to_call(model)
     step = is_step(inner)
     call = None if step else started(inner, x)
     axes = input_axes(inner, x, time_axis=time_axis, batch_axis=batch_axis, call=call)
@@ -151,7 +151,7 @@ def _cell_runner(layer: Layer) -> Callable[..., _SplitRun]:
     def go(piece: Tensor, *, on: bool = False) -> _SplitRun:
         nonlocal state
         output, state = unroll(layer.module, piece, state if on else None, time_axis=1)
-        return _SplitRun([output], {}, [layer])
+        return _SplitRun([output], {}, [])
 
     return go
 
@@ -159,6 +159,7 @@ def _cell_runner(layer: Layer) -> Callable[..., _SplitRun]:
 def _compare(runner: Callable[..., _SplitRun], whole: _SplitRun, x: Tensor, cut: int, axis: int) -> Split:
     steps = x.shape[axis]
     first = runner(x.narrow(axis, 0, cut))
+    _check_rows(whole, first, cut)
     second = runner(x.narrow(axis, cut, steps - cut), on=True)
     outputs = zip(whole.output, first.output, second.output, strict=False)
     errors = [difference(*three) for three in outputs]
@@ -168,10 +169,25 @@ def _compare(runner: Callable[..., _SplitRun], whole: _SplitRun, x: Tensor, cut:
     by_name = {layer.label: outputs for layer, (_, outputs) in each.items() if outputs is not None}
     if error <= tolerance:
         return Split(True, error, tolerance, cut, "", "", by_name)
-    return Split(False, error, tolerance, cut, *_culprit(each, tolerance), by_name)
+    unheard = [layer.label for layer in whole.found if not whole.calls.get(layer.name)]
+    return Split(False, error, tolerance, cut, *_culprit(each, tolerance, unheard), by_name)
 
 
-def _culprit(each: Mapping[Layer, tuple[float | None, float | None]], tolerance: float) -> tuple[str, str]:
+def _check_rows(whole: _SplitRun, first: _SplitRun, cut: int) -> None:
+    """Refuse a layer whose rows are steps of the input: pieces of it have other rows, and no state goes over."""
+    for name, calls in whole.calls.items():
+        rows = [call.rows for call in (calls[0], *first.calls.get(name, [])[:1])]
+        if rows[0] != rows[-1]:
+            raise StateMismatch(
+                f"the layer {name!r} runs {rows[0]} rows for the whole input and {rows[-1]} for its first {cut} steps: "
+                f"steps lie among its rows, as words within sentences do, so its state cannot go from one piece to the "
+                f"next. Carry and check the layers after it by themselves."
+            )
+
+
+def _culprit(
+    each: Mapping[Layer, tuple[float | None, float | None]], tolerance: float, unheard: Sequence[str]
+) -> tuple[str, str]:
     for layer, (inputs, outputs) in each.items():
         name = layer.label
         if inputs is not None and inputs > tolerance:
@@ -181,6 +197,12 @@ def _culprit(each: Mapping[Layer, tuple[float | None, float | None]], tolerance:
             )
         if outputs is not None and outputs > tolerance:
             return name, f"The layer {name!r} breaks the law, by {outputs:.2g}: {_reason(layer)}"
+    if unheard:
+        return unheard[0], (
+            f"The layer {unheard[0]!r} was found, but not called. Where it is run past itself, by its weights or by "
+            f"`nn.LSTM.forward(layer, x)`, nothing of it is heard, nor carried: call it, layer(x). Where it has no "
+            f"part in this call, what follows the other layers mixes steps (attention or pooling over time)."
+        )
     return "after the layers", (
         "Every recurrent layer keeps the law, so what follows them mixes steps (attention or pooling over time), "
         "or takes the last step of a piece for the last of the whole."

@@ -57,7 +57,7 @@ class CarryOptions:
 class Carrier(Listener, ABC):
     """Who hands the states over, and is told what is carried."""
 
-    rank = Rank.CARRY
+    rank, title = Rank.CARRY, "hs.Carry"
     running = False  # whether a call of the model is under way
 
     @abstractmethod

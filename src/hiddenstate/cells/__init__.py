@@ -9,9 +9,8 @@ from .custom import CellAdapter
 from .discovery import Layers, ambiguous, as_layer, gathered, has_own_code, layers, register
 from .dynamo import uncompiled
 from .handed_on import EndState, Succession, memory_of
-from .layer import Adapter, Call, Layer, Spec, unwrap
+from .layer import Adapter, Call, Layer, Spec, unwrap, unwrap_to_call
 from .listener import (
-    Arguments,
     Handle,
     Listener,
     OuterCall,
@@ -27,6 +26,7 @@ from .listener import (
     unheard,
 )
 from .native import Form, flatten, rebuild
+from .signature import Arguments
 from .snapshot import Snapshot, plain_object, random_streams_kept, seed, untouched
 from .started import StartedModel, needed_states, started
 from .trials import invented_inputs
@@ -94,6 +94,7 @@ __all__ = [
     "unheard",
     "untouched",
     "unwrap",
+    "unwrap_to_call",
     "warn",
     "watched",
     "watched_from",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import BadInput
 from ..state import tensors
 from .discovery import layers
-from .layer import Call, Layer, unwrap
+from .layer import Call, Layer, unwrap_to_call
 from .listener import Listener, Proceed, listen, unheard
 from .snapshot import untouched
 
@@ -81,7 +81,7 @@ def input_axes(
         return _told(x, time_axis, batch_axis)
     if x.dim() < 2:
         return InputAxes(0, None, "the input has one axis")
-    model = unwrap(model)
+    model = unwrap_to_call(model)
     found = layers(model)
     if len(found) == 1 and found[0].module is model:
         return _of_layer(found[0], x)

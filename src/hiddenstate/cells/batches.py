@@ -15,7 +15,8 @@ from torch.nn.utils.rnn import PackedSequence
 from ..errors import BadInput
 from ..state import Path, ends, mapped, numbers
 from .discovery import layers
-from .layer import named_like_state, unwrap, weights_like
+from .layer import unwrap, weights_like
+from .signature import named_like_state
 from .started import started
 
 

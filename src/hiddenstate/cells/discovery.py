@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..errors import NotRecurrent
 from ..state import as_preformatted
 from .custom import CellAdapter, SequenceAdapter, is_cell
-from .layer import Adapter, Layer, arguments, unwrap
+from .layer import Adapter, Layer, arguments, unwrap, unwrap_to_call
 from .spread import GatheredCell, SpreadAdapter, is_spread
 from .torch_layers import FusedAdapter, TorchCellAdapter
 from .trials import starts_by_number
@@ -141,7 +141,8 @@ def layers(model: nn.Module, *inputs: Any, exclude: Iterable[str] = (), **kwargs
         exclude: Names of layers that are left out, and paths of modules in which nothing is looked for.
         kwargs: What it is called with by name.
     """
-    model, left_out = unwrap(model), tuple([exclude] if isinstance(exclude, str) else exclude)
+    model = unwrap_to_call(model) if inputs or kwargs else unwrap(model)
+    left_out = tuple([exclude] if isinstance(exclude, str) else exclude)
     by_type = [layer for layer in _walk(model, "", set()) if not _left_out(layer.name, left_out)]
     if not inputs and not kwargs:
         return Layers(by_type)

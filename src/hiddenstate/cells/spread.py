@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from ..errors import NotRecurrent, StateMismatch
 from ..state import State
-from .layer import Adapter, Spec, arguments, named_like_state, weights_like
+from .layer import Adapter, Spec, weights_like
 from .native import Native, flatten
+from .signature import arguments, named_like_further, named_like_state
 from .trials import call_initial_state
-
-_FURTHER = ("c", "c0", "c_0", "cx", "c_t", "ct", "c_prev", "cprev", "c_tm1", "cell", "cells", "prev_c", "s", "m", "n")
 
 
 def is_spread(module: nn.Module) -> bool:
@@ -21,7 +20,7 @@ def is_spread(module: nn.Module) -> bool:
     taken = arguments(type(module))[1:]
     if len(taken) < 2 or not isinstance(getattr(module, "hidden_size", None), int):
         return False
-    return named_like_state(taken[0]) and all(named_like_state(n) or n.lower() in _FURTHER for n in taken[1:])
+    return named_like_state(taken[0]) and all(map(named_like_further, taken[1:]))
 
 
 class GatheredCell(nn.Module):

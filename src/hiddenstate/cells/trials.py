@@ -10,9 +10,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from .layer import arguments, weights_like
+from .layer import weights_like
 from .listener import unheard
 from .native import Form, Native, flatten, matches
+from .signature import arguments, give_state
 from .snapshot import untouched
 
 Candidate: TypeAlias = tuple[Native, dict[str, int]]  # a native state of three rows, and the axes they are on
@@ -83,7 +84,8 @@ def _trial(module: nn.Module, x: Tensor, native: Native) -> tuple[Any, dict[str,
     """Return output and state of a trial call, where it gives back the form of state that it was given."""
     parts, form = flatten(native)
     try:
-        result = module.forward(x, native)
+        args, kwargs = give_state(module, ((x,), {}), native)
+        result = module.forward(*args, **kwargs)
     except Exception:  # a trial: whatever a user's cell raises means that this form is not its own
         return None
     pair = isinstance(result, tuple | list) and len(result) == 2

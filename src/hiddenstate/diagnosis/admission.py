@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_sequence
 
-from ..cells import input_axes, started, unheard, untouched, unwrap
+from ..cells import input_axes, started, unheard, untouched, unwrap_to_call
 from ..errors import BadInput
 from ..state import Path, ends, mapped, numbers
 from .calling import Calling, called, calling, is_state, path_name, state_named
@@ -41,7 +41,7 @@ def admit(
     **more: Any,
 ) -> Patient:
     """Return the patient, ready for its first call; `axes` are those of rows and steps, as far as they are told."""
-    model = unwrap(model)
+    model = unwrap_to_call(model, weights=True)
     assumed: list[str] = []
     if call is not None:
         model, inputs, how = called(model, inputs, call)

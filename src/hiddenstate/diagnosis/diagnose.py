@@ -182,7 +182,9 @@ def _examined(patient: Patient, name: str, unwanted: frozenset[str]) -> Report:
     failed = {code: why for code, why in failed.items() if code not in explained}
     # What is not wanted is left out last, so that its consequences do not take its place.
     told = [finding for finding in _told(findings) if finding.code not in unwanted]
-    return Report(told, model=name, assumed=patient.assumed, failed=failed, broken=broken, survey=patient.survey)
+    return Report(
+        told, model=name, assumed=patient.assumed, failed=failed, broken=broken, survey=patient.survey, unheard=unheard
+    )
 
 
 def _finding(rule: Rule, symptom: Symptom, measured_on: str = "") -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -163,6 +164,22 @@ def _noticed(call: Call, place: _ExpectedGradient) -> Call:
     if data.requires_grad:
         data.register_hook(arrived)  # type: ignore[no-untyped-call]
     return call
+
+
+def no_call_seen(updates: int) -> str:
+    """Say that there was no training call at all, in spite of so many updates, and why that may be."""
+    return (
+        f"{f'{updates} updates and ' if updates else ''}not a single training call: nothing was looked at. The model "
+        f"that is trained is another one, a copy of it, or in eval mode."
+    )
+
+
+def nothing_seen(names: Sequence[str]) -> str:
+    """Say that no look has seen anything of these layers, and why that may be."""
+    return (
+        f"nothing of {', '.join(names)}: not called in the calls that were looked at, or run past the layer itself (by "
+        f"its weights, or `nn.LSTM.forward(layer, x)`), or returning something else than layers of its kind."
+    )
 
 
 def judged(look: Look, limits: Thresholds) -> tuple[dict[str, float], list[Finding]]:

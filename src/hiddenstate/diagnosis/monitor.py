@@ -19,7 +19,7 @@ from ..errors import BadInput, HiddenStateWarning
 from ..state import tensors
 from .advice import detaching
 from .graphs import GraphWatch
-from .look import Look, judged
+from .look import Look, judged, no_call_seen, nothing_seen
 from .patient import held_tensors
 from .report import Finding
 from .thresholds import Thresholds
@@ -111,6 +111,7 @@ class Monitor(Listener):
         self._evaluating = False  # a call in eval mode is running
         self._updated = 0  # steps of the optimizer
         self._layers = layers(self._model)
+        self._silent = [layer.name or "model" for layer in self._layers]  # of which no look has seen anything
         self._handles: list[Any] = [listen(self._model, self._layers, self)]
         if optimizer is not None:
             self._handles.append(at_each_update(optimizer, self._before_update))
@@ -144,6 +145,7 @@ class Monitor(Listener):
         if look is None:
             return
         numbers, found = judged(look, self._limits)
+        self._silent = [name for name in self._silent if name not in look.outputs]
         self._history.steps.append(look.step)
         self._history.rows.append(numbers)
         for writer in self._writers:
@@ -156,18 +158,18 @@ class Monitor(Listener):
         self._begin_once(self._updates.after())
         for handle in self._handles:
             handle.remove()
-        if self._handles and self._step < 0 and sys.exc_info()[0] is None:
-            seen = f"{self._updated} updates and " if self._updated else ""
-            warnings.warn(
-                f"hs.Monitor({type(self._model).__name__}) saw {seen}not a single training call: nothing was looked "
-                f"at. The model that is trained is another one, a copy of it, or in eval mode.",
-                HiddenStateWarning,
-                stacklevel=2,
-            )
+        if self._handles and sys.exc_info()[0] is None and (said := self._blind()):
+            warnings.warn(f"hs.Monitor({type(self._model).__name__}) saw {said}", HiddenStateWarning, stacklevel=2)
         self._handles = []
         for writer in self._writers:
             writer.close()
         self._writers = []
+
+    def _blind(self) -> str:
+        if self._step < 0:
+            return no_call_seen(self._updated)
+        ended = any(row["graph"] for row in self._history.rows)  # no call that raised
+        return nothing_seen(self._silent) if ended and 0 < len(self._silent) == len(self._layers) else ""
 
     def __enter__(self) -> Monitor:
         """Return itself."""
@@ -182,6 +184,7 @@ class Monitor(Listener):
     def __str__(self) -> str:
         """Return one line for each finding."""
         lines = [f"{self.step} training calls, {len(self._history.steps)} looks, {len(self.findings)} findings"]
+        lines += [nothing_seen(self._silent)] if self._silent and self._history.steps else []
         return "\n".join([*lines, *map(str, self.findings)])
 
     __repr__ = __str__

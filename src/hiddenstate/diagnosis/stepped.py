@@ -148,6 +148,6 @@ class Stepped(nn.Module):
         native = layer.to_native(layer.initial(x.shape[1 - self.time_axis])) if state is None else state
         outputs = []
         for x_t in x.unbind(self.time_axis):
-            output, native = layer.split(layer.module(x_t, native))
+            output, native = layer.call(x_t, native)
             outputs.append(output)
         return torch.stack(outputs, dim=self.time_axis), native

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ..cells import is_data_set, layers, unwrap
+from ..cells import is_data_set, layers, unwrap_to_call
 from ..errors import BadInput
 from ..recording import record
 from ..state import shown_in_short
@@ -70,7 +70,7 @@ def attention(model: nn.Module, *inputs: Any, **kwargs: Any) -> tuple[AttentionW
     >>> found.weights.shape
     torch.Size([3, 1, 7])
     """
-    inner = unwrap(model)
+    inner = unwrap_to_call(model)
     if len(inputs) == 1 and is_data_set(inputs[0]):
         raise BadInput(f"weights are those of one call, but this is {type(inputs[0]).__name__}: give one batch of it.")
     with at_rest(inner), torch.no_grad(), record(inner) as recording:

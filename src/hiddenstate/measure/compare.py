@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ..cells import as_layer, input_axes, is_step, layers, started, unwrap
+from ..cells import as_layer, input_axes, is_step, layers, started, unwrap_to_call
 from ..errors import BadInput, HiddenStateError, MissingExtra, NotRecurrent
 from ..recording import Recording, Trajectory, record
 from ..state import shown_in_short
@@ -208,7 +208,7 @@ def _runs(
     model: nn.Module, inputs: Sequence[Any], *, tokenize: Callable[[Any], Any] | None, time_axis: int | None
 ) -> Iterator[Recording]:
     """Run each input alone, as it is, and yield what was recorded."""
-    model = unwrap(model)
+    model = unwrap_to_call(model)
     if not layers(model):
         raise NotRecurrent(f"{type(model).__name__} has no recurrent layer, so it has no states to compare.")
     if not len(inputs):

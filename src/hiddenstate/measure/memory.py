@@ -23,7 +23,7 @@ from ..cells import (
     layers,
     read_batch,
     started,
-    unwrap,
+    unwrap_to_call,
 )
 from ..errors import BadInput, NotRecurrent
 from ..state import shown_in_short
@@ -136,7 +136,7 @@ def memory(
     if not isinstance(x, Tensor) or x.dim() < 2:
         seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise BadInput(f"the input is (batch, time, ...), but this is {seen}. One sequence wants x.unsqueeze(0).")
-    model = unwrap(model)
+    model = unwrap_to_call(model)
     layer = _itself_a_layer(model, x, turned=time_axis == 0 or batch_axis == 1) if not args else None
     call = _called(model, x, args) if layer is None else model
     axes = _axes(layer, model, x, call, time_axis=time_axis, batch_axis=batch_axis)
@@ -276,7 +276,7 @@ def _run_cell(layer: Layer, x: Tensor) -> Tensor:
     native = layer.to_native(layer.initial(len(x)))
     outputs = []
     for step in x.unbind(1):  # not x[:, t]: the backward of each slice would be as large as x
-        output, native = layer.split(layer.module(step, native))
+        output, native = layer.call(step, native)
         outputs.append(tensor_of(output).flatten(1))
     return torch.stack(outputs, dim=1)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..cells import as_layer, is_step, read_batch, unwrap
+from ..cells import as_layer, is_step, read_batch, unwrap, unwrap_to_call
 from ..errors import BadInput
 from ..recording import Recording, Trajectory, record
 from ..unrolling import unroll
@@ -62,7 +62,7 @@ def recordings_of(
     """Yield a recording of each batch, and the real steps of its rows where they are known."""
     if isinstance(batches, Tensor | str | Mapping):
         raise BadInput(f"batches are a DataLoader or a list of batches, but this is {type(batches).__name__}: [batch].")
-    inner = unwrap(model)
+    inner = unwrap_to_call(model)
     total = len(batches) if isinstance(batches, Sized) else 0
     for number, batch in enumerate(tracked(batches, "states", total)):
         told = None if lengths is None else lengths(batch)

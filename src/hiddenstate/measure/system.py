@@ -114,8 +114,8 @@ class System:
             x = x.unsqueeze(1 if self.spec.batch_first else 0)
         # Compiling would not pay for single steps.
         options = {"engine": "loop"} if isinstance(layer.module, Recurrent) else {}
-        result = layer.module(x, native, **options)
-        return self.pack(layer.to_state(layer.split(result)[1], batch=len(vectors)))
+        _, after = layer.call(x, native, **options)
+        return self.pack(layer.to_state(after, batch=len(vectors)))
 
     def walk(self, x: Tensor, start: Tensor | None = None) -> Tensor:
         """Return the state after each step of `x (batch, time, feature)`: (batch, time, entry)."""

@@ -156,7 +156,7 @@ class Recorder(Recording):
                 self._begin_with(found)
         if entry.module is self._model and self._watches():
             run = partial(watched, entry, run, self._look, before=self._seen if self._examined else None)
-        self._calls.begin(entry.args, entry.kwargs)
+        self._calls.begin(entry.given)
         before = {layer: attribute_values(layer) for layer in self._stateful}
         try:
             result = run()
@@ -319,6 +319,8 @@ class Recorder(Recording):
 
 class _ModelListener(Listener):
     """What a recording hears of its model, and who records which layer."""
+
+    title = "hs.record"
 
     def __init__(self, recorder: Recorder, recorders: list[LayerRecorder]) -> None:
         self.recorders = {each.layer.module: each for each in recorders}

@@ -158,6 +158,8 @@ class LayerRun:
 class _RunListener(Listener):
     """Notes the runs of a model's layers in training, until somebody asks for them."""
 
+    title = "hs.regularize.Penalty"
+
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._runs: list[LayerRun] = []

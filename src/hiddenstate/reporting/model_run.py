@@ -27,6 +27,7 @@ from ..cells import (
     unheard,
     untouched,
     unwrap,
+    unwrap_to_call,
 )
 from ..errors import BadInput, NotRecurrent
 from ..recording import Recording, record
@@ -44,6 +45,7 @@ class ModelRun:
 
 def run_model(model: nn.Module, inputs: tuple[Any, ...]) -> ModelRun:
     """Call `model` once in eval mode and return all that its layers did; the model comes back untouched."""
+    unwrap_to_call(model)
     found = layers(model)
     if not found and not has_own_code(model):
         raise NotRecurrent(_nothing(model))
@@ -92,7 +94,7 @@ class CellAlongTime(nn.Module):
         native = layer.to_native(layer.initial(len(steps[0])))
         outputs = []
         for step in steps:
-            output, native = layer.split(layer.module(step, native))
+            output, native = layer.call(step, native)
             outputs.append(output)
         return torch.stack(outputs, dim=self.time_axis)
 

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from ..carry import check_split
-from ..cells import Layer, invented_inputs, layers, needed_states, untouched, unwrap
+from ..cells import (
+    Layer,
+    invented_inputs,
+    layers,
+    needed_states,
+    untouched,
+    unwrap_to_call,
+)
 from ..errors import BadInput, CarryWarning, HiddenStateError, NotServable
 from ..state import Format, State, ends
 from .model import ModelLayout, OutputAxes, ServedModel, root_layer
@@ -29,7 +36,7 @@ _LONGEST = 64  # steps of an example that are run in pieces
 
 def prepare(model: nn.Module, *, example: Tensor | None = None, init: Any = "zeros") -> ServedModel:
     """Return `model` ready to be served, or raise `NotServable` where it breaks a law."""
-    bare = unwrap(model)
+    bare = unwrap_to_call(model, weights=True)
     name = type(bare).__name__
     if not layers(model):
         raise NotServable(f"{name} has no recurrent layer, so there is no state to keep.")

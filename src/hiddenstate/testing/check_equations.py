@@ -334,8 +334,8 @@ def _one_step(cell: nn.Module, kind: str, sample: Tensor, numbers: tuple[float, 
         named[name] = drawn.to(x) * numbers[0]
     state = State(named, start.batch_axis)
     with _WatchedValues(rows, sizes[0]) as values:
-        result = _called(layer, x, state)
-    after = layer.to_state(layer.split(result)[1], batch=rows)
+        native = _called(layer, x, state)
+    after = layer.to_state(native, batch=rows)
     if x.dtype == torch.float64 and all(torch.equal(part, part.float()) for part in after.values()):
         raise TypeError("it rounds to single precision inside")
     parts = [[s[name].movedim(start.batch_axis[name], 0).flatten(1).double() for name in start] for s in (state, after)]
@@ -345,7 +345,7 @@ def _one_step(cell: nn.Module, kind: str, sample: Tensor, numbers: tuple[float, 
 def _called(layer: Layer, x: Tensor, state: State) -> Any:
     if layer.fused:
         x = x.unsqueeze(1 if layer.spec.batch_first else 0)
-    return layer.module(x, layer.to_native(state))
+    return layer.call(x, layer.to_native(state))[1]
 
 
 def _inside(func: Any, args: Any) -> Iterator[Tensor]:

@@ -60,7 +60,7 @@ class _Seen:
 class Accelerated(Listener):
     """A model whose fused layers run by our own kernels where those are faster; `close()` ends it."""
 
-    rank = Rank.ACCELERATE
+    rank, title = Rank.ACCELERATE, "hs.accelerate"
 
     def __init__(self, model: nn.Module, found: list[Layer]) -> None:
         """Listen to the layers; nothing is measured before they are called."""

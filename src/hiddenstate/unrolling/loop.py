@@ -29,7 +29,7 @@ class NamedCell:
 
     def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Call the cell, and tell its output from its state."""
-        out, native = self.layer.split(self.layer.module(x, self.layer.to_native(state)))
+        out, native = self.layer.call(x, self.layer.to_native(state))
         after = self.layer.to_state(native, batch=x.shape[0])
         return rows_first(self.layer, out, after, x.shape[0]), after
 

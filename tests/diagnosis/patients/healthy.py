@@ -982,3 +982,15 @@ def ragged_loss_that_ignores_padding():
     y = torch.randint(4, (B, T)).masked_fill(pad, -100)
     loss = lambda o, t: F.cross_entropy(o.transpose(1, 2), t)  # noqa: E731
     return M(), (x,), {"lengths": lengths, "targets": y, "loss": loss}
+
+
+@healthy
+def weights_normed_and_biases_of_zero() -> Case:
+    model = Classifier()
+    for layer in model.modules():
+        if isinstance(layer, nn.LSTM):
+            for name in ("weight_ih_l0", "weight_hh_l0"):
+                nn.utils.parametrizations.weight_norm(layer, name)
+            for name in ("bias_ih_l0", "bias_hh_l0"):
+                nn.init.zeros_(getattr(layer, name))
+    return model, (floats(),), {}

@@ -116,6 +116,8 @@ def _identical_blocks(module: nn.Module) -> tuple[str, str] | None:
         return None
     weights = [p.detach() for n, p in module.named_parameters() if n.endswith(("_l0", "ih", "hh")) and "weight" in n]
     biases = [p.detach() for n, p in module.named_parameters() if n.endswith(("_l0", "ih", "hh")) and "bias" in n]
+    if len(weights) < 2:
+        return None  # they are kept elsewhere, as by a parametrization: biases alone say nothing
     squashed = [k for k, name in enumerate(names) if name != "candidate"]
     for i in squashed:
         for j in squashed:
