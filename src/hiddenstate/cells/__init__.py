@@ -8,7 +8,7 @@ from .cell import Cell
 from .custom import CellAdapter
 from .discovery import Layers, ambiguous, as_layer, gathered, has_own_code, layers, register
 from .dynamo import uncompiled
-from .handed_on import EndState, Succession, memory_of
+from .handed_on import EndState, memory_of
 from .layer import Adapter, Call, Layer, Spec, unwrap
 from .listener import (
     Arguments,
@@ -29,6 +29,7 @@ from .listener import (
 from .native import Form, flatten, rebuild
 from .snapshot import Snapshot, plain_object, random_streams_kept, seed, untouched
 from .started import StartedModel, needed_states, started
+from .succession import OpenRun, Succession
 from .trials import invented_inputs
 from .warning import warn
 from .watched_calls import Begun, foreseen, watched, watched_from, when_reached
@@ -53,6 +54,7 @@ __all__ = [
     "Layer",
     "Layers",
     "Listener",
+    "OpenRun",
     "OuterCall",
     "Proceed",
     "Rank",
