@@ -6,7 +6,7 @@ from .axes import InputAxes, input_axes, is_step, layer_axes
 from .batches import BegunDataSet, ReadBatch, is_data_set, read_batch
 from .cell import Cell
 from .custom import CellAdapter
-from .discovery import Layers, ambiguous, as_layer, gathered, has_own_code, layers, register
+from .discovery import Layers, ambiguous, as_layer, cell_along, gathered, has_own_code, layers, register
 from .dynamo import uncompiled
 from .handed_on import EndState, memory_of
 from .layer import Adapter, Call, Layer, Spec, unwrap
@@ -67,6 +67,7 @@ __all__ = [
     "around",
     "as_layer",
     "attributes",
+    "cell_along",
     "flatten",
     "foreseen",
     "gathered",

@@ -14,7 +14,8 @@ from ..state import State
 from .layer import Adapter, Spec, arguments, first_input, named_like_state, weights_like
 from .native import Form, Native, flatten, matches, names, rebuild
 from .snapshot import untouched
-from .trials import ROWS, StateForm, Takes, call_initial_state, guesses, read_form, try_out
+from .trials import ROWS, StateForm, Takes, call_initial_state, guesses, own_start, read_form, try_out, units_of
+from .unsized import learn
 
 
 class CellAdapter(Adapter):
@@ -37,7 +38,7 @@ class CellAdapter(Adapter):
     def initial(self, module: nn.Module, batch: int) -> State:
         """Return the cell's `initial_state(batch)`, or zeros of `hidden_size` in the form it takes."""
         device, dtype = weights_like(module)
-        if hasattr(module, "initial_state"):
+        if own_start(module) is not None:
             known = self._form(module)
             parts, found = flatten(call_initial_state(module, batch))
             self._check_form(module, known.form, found)
@@ -52,7 +53,7 @@ class CellAdapter(Adapter):
         """Name the parts, and remember their form for `to_native`."""
         parts, form = flatten(native)
         known = self._known.get(module)
-        if known is None and hasattr(module, "initial_state"):
+        if known is None and own_start(module) is not None:
             known = self._form(module)
         if known is not None and matches(known.form, native):
             self._known[module] = known._replace(form=form)
@@ -98,14 +99,14 @@ class CellAdapter(Adapter):
         return "step" if known is None else known.takes
 
     def _try(self, module: nn.Module, sample: Tensor | None = None) -> StateForm | None:
-        if hasattr(module, "initial_state"):
+        if own_start(module) is not None:
             known = _form_of_initial_state(module)
             with untouched(module), torch.no_grad():
                 native = call_initial_state(module, ROWS)
             found = try_out(module, [(native, known.axes)], sample)
             return known if found is None else known._replace(takes=found.takes)
-        if not _has_size(module):
-            return None
+        if units_of(module) is None:
+            return learn(module, sample)
         found = try_out(module, guesses(module, _hidden_size(module)), sample)
         if found is not None:
             return found
@@ -180,15 +181,12 @@ def is_cell(module: nn.Module) -> bool:
     return len(taken) == 2 and isinstance(getattr(module, "hidden_size", None), int) and named_like_state(taken[1])
 
 
-def _has_size(module: nn.Module) -> bool:
-    return isinstance(getattr(module, "hidden_size", None), int)
-
-
 def _hidden_size(module: nn.Module) -> int:
-    hidden = getattr(module, "hidden_size", None)
-    if not isinstance(hidden, int):
+    hidden = units_of(module)
+    if hidden is None:
         raise NotRecurrent(
-            f"{type(module).__name__} has neither initial_state(batch) nor hidden_size, so its first state is unknown. "
+            f"{type(module).__name__} has neither initial_state(batch) nor hidden_size, and no state of a size that it "
+            f"names or has in its weights was taken and given back, so its first state is unknown. "
             f"Give the cell a method initial_state(batch) that returns it, or hand a state in."
         )
     return hidden

@@ -6,17 +6,26 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from .layer import arguments, weights_like
 from .listener import unheard
-from .native import Form, Native, flatten, matches
+from .native import Form, Native, flatten, matches, rebuild
 from .snapshot import untouched
 
 Candidate: TypeAlias = tuple[Native, dict[str, int]]  # a native state of three rows, and the axes they are on
 Takes: TypeAlias = Literal["step", "batch first", "time first"]
+
+# What people call the method that makes a first state.
+FIRST_STATES = ("init_hidden", "initHidden", "init_state", "initial_state", "init_hidden_state", "initial_hidden")
+FIRST_STATES += ("initialize_hidden_state", "get_initial_state", "get_init_state", "begin_state", "zero_state")
+FIRST_STATES += ("init_hiddens", "init_states", "initState", "reset_hidden", "make_state")
+_learned: WeakKeyDictionary[nn.Module, tuple[int, str | None]] = (
+    WeakKeyDictionary()
+)  # units, and who makes a first state
 
 ROWS = 3  # neither 1, which broadcasts, nor 2, which `h, c = state` would take apart along the batch
 _STEPS = 5
@@ -53,6 +62,44 @@ def try_out(module: nn.Module, natives: Sequence[Candidate], sample: Tensor | No
                     if _fits(module, x, native, takes) and _rows_apart(module, x, (native, axes), takes):
                         return StateForm(flatten(native)[1], axes, takes)
     return None
+
+
+def try_step(
+    module: nn.Module, natives: Sequence[Candidate], sample: Tensor | None, sizes: Sequence[int]
+) -> int | None:
+    """Return which of these native states a module takes and gives back in one step, as a cell does; None for none.
+
+    None of them is known to be its own, so it has to be computed anew, and its rows have to be apart as well. Where
+    steps are made up, the state may have any of these sizes.
+    """
+    with untouched(module), unheard(), torch.no_grad():
+        module.eval()
+        _silence(module)
+        steps = [_sampled(sample)] if sample is not None else list(invented_inputs(module, ROWS, units=sizes))
+        for x in steps:
+            for at, candidate in enumerate(natives):
+                if _fits(module, x, candidate[0], "step") and _computes_rows(module, x, candidate):
+                    return at
+    return None
+
+
+def _computes_rows(module: nn.Module, x: Tensor, candidate: Candidate) -> bool:
+    """Say whether a step makes a new state, each row of its own row of input and state alone."""
+    native, axes = candidate
+    parts, form = flatten(native)
+    before = _trial(module, x, native)
+    if before is None or all(torch.equal(before[1][name], part) for name, part in parts.items()):
+        return False
+    moved = {name: part.clone() for name, part in parts.items()}
+    for name, part in moved.items():
+        part.select(axes[name], 0).add_(1)
+    after = _trial(module, x, rebuild(form, moved))
+    gaps = [] if after is None else [(before[1][n] - after[1][n]).movedim(a, 0)[1:] for n, a in axes.items()]
+    return (
+        after is not None
+        and all(bool((gap.abs() < 1e-4).all()) for gap in gaps)
+        and _rows_apart(module, x, candidate, "step")
+    )
 
 
 def guesses(module: nn.Module, hidden: int) -> list[Candidate]:
@@ -124,9 +171,13 @@ def _fits(module: nn.Module, x: Tensor, native: Native, takes: Takes) -> bool:
 
 def _steps(module: nn.Module, sample: Tensor | None) -> Iterator[Tensor]:
     if sample is not None:
-        yield sample[:1].expand(ROWS, *sample.shape[1:]).contiguous()
+        yield _sampled(sample)
     else:
         yield from invented_inputs(module, ROWS)
+
+
+def _sampled(sample: Tensor) -> Tensor:
+    return sample[:1].expand(ROWS, *sample.shape[1:]).contiguous()
 
 
 def read_form(module: nn.Module) -> Form | None:
@@ -149,25 +200,54 @@ def starts_by_number(module: nn.Module) -> bool:
 
 
 def call_initial_state(module: nn.Module, batch: int) -> Any:
-    """Call a cell's own `initial_state`, with device and dtype where it insists on them."""
-    method: Callable[..., Any] = module.initial_state  # type: ignore[assignment]
+    """Call a cell's own `initial_state`, or what makes its first state under another name."""
+    return call_first_state(module, own_start(module) or "initial_state", batch)
+
+
+def call_first_state(module: nn.Module, name: str, *rows: int) -> Any:
+    """Call a method that makes a first state, with device and dtype where it insists on them."""
+    method: Callable[..., Any] = getattr(module, name)
     device, dtype = weights_like(module)
     extra = {"device": device, "dtype": dtype}
     parameters = inspect.signature(method).parameters.values()
     needed = {p.name: extra[p.name] for p in parameters if p.name in extra and p.default is p.empty}
-    return method(batch, **needed)
+    return method(*rows, **needed)
+
+
+def remember(module: nn.Module, units: int, start: str | None) -> None:
+    """Remember how large the state of a cell is that does not say so, and which of its methods makes the first one."""
+    _learned[module] = units, start
+
+
+def units_of(module: nn.Module) -> int | None:
+    """Return how many units the state of a cell has: as it says, or as was learned; None where nobody knows."""
+    units = getattr(module, "hidden_size", None)
+    return units if is_int(units) else _learned.get(module, (None, None))[0]
+
+
+def own_start(module: nn.Module) -> str | None:
+    """Return the name of the method that makes a cell's first state; None where it begins with zeros."""
+    return "initial_state" if hasattr(module, "initial_state") else _learned.get(module, (0, None))[1]
+
+
+def is_int(value: object) -> bool:
+    """Say whether this is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 _NAMES = ("input_size", "in_features", "input_dim", "n_in", "input_dims")
 
 
-def invented_inputs(module: nn.Module, *shape: int) -> Iterator[Tensor]:
-    """Yield inputs `(*shape, feature)`, or tokens `(*shape)`, that a module may take, the likeliest first."""
+def invented_inputs(module: nn.Module, *shape: int, units: Sequence[int] = ()) -> Iterator[Tensor]:
+    """Yield inputs `(*shape, feature)`, or tokens `(*shape)`, that a module may take, the likeliest first.
+
+    `units` are the sizes that its state may have, where it does not say so.
+    """
     device, dtype = weights_like(module)
     generator = torch.Generator().manual_seed(0)
     widths: set[int] = set()
     tables: set[int] = set()
-    for size, is_vocabulary in _sizes(module):
+    for size, is_vocabulary in _sizes(module, units):
         if size < 1 or size in (tables if is_vocabulary else widths):
             continue
         (tables if is_vocabulary else widths).add(size)
@@ -179,19 +259,19 @@ def invented_inputs(module: nn.Module, *shape: int) -> Iterator[Tensor]:
         yield torch.zeros(shape, dtype=torch.int64, device=device)  # tokens that are looked up in some other way
 
 
-def _sizes(module: nn.Module) -> Iterator[tuple[int, bool]]:
+def _sizes(module: nn.Module, units: Sequence[int]) -> Iterator[tuple[int, bool]]:
     """Yield sizes and whether each is that of a vocabulary."""
-    hidden = getattr(module, "hidden_size", 0)
+    hidden = units_of(module)
     for inner in module.modules():
         if isinstance(inner, nn.Embedding):
             yield inner.num_embeddings, True
         for size in (getattr(inner, name, None) for name in _NAMES):
             if isinstance(size, int):
                 yield size, False
-    if isinstance(hidden, int):  # products with x and h side by side
+    for size in units if hidden is None else (hidden,):  # products with x and h side by side
         for inner in module.modules():
             if isinstance(inner, nn.Linear):
-                yield inner.in_features - hidden, False
+                yield inner.in_features - size, False
     for parameter in module.parameters():
         if parameter.dim() == 2:
             yield parameter.shape[0], False

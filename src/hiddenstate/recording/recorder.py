@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..cells import (
     Call,
@@ -30,7 +31,7 @@ from ..cells import (
     watched,
     when_reached,
 )
-from ..errors import BadInput, NotRecurrent, RecordingWarning
+from ..errors import BadInput, NotRecurrent, RecordingWarning, StateMismatch
 from ..unrolling import Recurrent
 from .cell_recorder import CellRecorder, CellRuns, CellTrack, StackRecorder
 from .folder import Folder, Loaded
@@ -154,6 +155,8 @@ class Recorder(Recording):
             found = foreseen(entry)
             if found is not None:
                 self._begin_with(found)
+        if entry.module is self._model and not self._found and not self._examined:
+            self._begin_with_cell(entry)
         if entry.module is self._model and self._watches():
             run = partial(watched, entry, run, self._look, before=self._seen if self._examined else None)
         self._calls.begin(entry.args, entry.kwargs)
@@ -188,6 +191,16 @@ class Recorder(Recording):
         for run in runs:
             if run is not None and run.track in self._chosen:
                 self.keep(run)
+
+    def _begin_with_cell(self, entry: OuterCall) -> None:
+        """Listen to the model itself, where the step that it is handed shows that it is a cell."""
+        if len(entry.args) + len(entry.kwargs) < 2 or not entry.args or not isinstance(entry.args[0], Tensor):
+            return
+        with suppress(NotRecurrent, StateMismatch):
+            as_layer(self._model, entry.args[0])
+        self._found = layers(self._model)
+        if self._found:
+            self._begin_with(self._found)
 
     def _shows_more(self, found: Layers) -> bool:
         """Say whether a later call has shown what those before did not."""

@@ -282,6 +282,8 @@ _LAWS: dict[str, Callable[[WatchedStep], str | None]] = {"rnn": _rnn, "rnn_relu"
 
 
 def _watched(cell: nn.Module, kind: str, x: Tensor | None, scale: float) -> WatchedStep:
+    with suppress(NotRecurrent):
+        as_layer(cell)  # the size of a state tells sizes of inputs, too
     sample = x if x is not None else next(filter(partial(_taken, cell), invented_inputs(cell, 3, 2)), None)
     if sample is None:
         as_layer(cell).initial(1)  # says so where it is the size of the state that nobody knows
