@@ -30,7 +30,7 @@ def stepped(cell, x, style, *, drop=False):
     for t in range(x.shape[1]):
         last = cell(x[:, t], *state) if style in SPREAD else cell(x[:, t], state)
         if not drop:
-            state = last[1] if style in ("WithOutput", "LstmWithOutput", "Dropped") else last
+            state = last[1] if style in ("WithOutput", "LstmWithOutput", "Normed") else last
     return last
 
 
@@ -101,6 +101,8 @@ TOOLS = {
 @every_style
 @pytest.mark.parametrize("tool", TOOLS)
 def test_it_is_taken_as_the_same_cell_that_says_its_size(tool, style):
+    if (tool, style) == ("check_equations", "Tokens"):
+        pytest.skip("the equations are those of numbers")
     cell, x = made(style), sequence(style)
     twin = sized(cell)
     with warnings.catch_warnings():

@@ -29,7 +29,7 @@ class InitHidden(_Tanh):
 
 
 class InitHiddenOfOne(_Tanh):
-    def initHidden(self) -> Tensor:  # noqa: N802: as in torch's tutorial
+    def initHidden(self) -> Tensor:  # as in torch's tutorial
         return torch.zeros(1, UNITS)
 
 
@@ -141,21 +141,32 @@ class OddNames(_Tanh):
         return super().forward(inp, z)
 
 
-class Dropped(_Tanh):
+class Normed(_Tanh):
     def __init__(self) -> None:
         super().__init__()
-        self.drop, self.norm = nn.Dropout(0.1), nn.LayerNorm(UNITS)
+        self.norm = nn.LayerNorm(UNITS)
 
     def forward(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         hidden = self.norm(super().forward(x, hidden))
-        return self.drop(hidden), hidden
+        return hidden, hidden
+
+
+class AroundGru(nn.Module):
+    """Adds to what a cell of torch's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.cell = nn.LayerNorm(INPUT), nn.GRUCell(INPUT, UNITS)
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        return self.cell(self.norm(x), h)
 
 
 STYLES = {
     kind.__name__: kind
     for kind in (InitHidden, InitHiddenOfOne, Nothing, HiddenDim, Units, BareWeights, WithOutput, Gru, Lstm)
 } | {kind.__name__: kind for kind in (LstmWithOutput, SpreadLstm, SpreadLstmWithStart, Tokens)}
-STYLES |= {kind.__name__: kind for kind in (OptionalState, OddNames, Dropped)}
+STYLES |= {kind.__name__: kind for kind in (OptionalState, OddNames, Normed, AroundGru)}
 SPREAD = ("SpreadLstm", "SpreadLstmWithStart")
 
 

@@ -6,7 +6,17 @@ from .axes import InputAxes, input_axes, is_step, layer_axes
 from .batches import BegunDataSet, ReadBatch, is_data_set, read_batch
 from .cell import Cell
 from .custom import CellAdapter
-from .discovery import Layers, ambiguous, as_layer, cell_along, gathered, has_own_code, layers, register
+from .discovery import (
+    Layers,
+    ambiguous,
+    as_layer,
+    cell_along,
+    gathered,
+    has_own_code,
+    is_around_cells,
+    layers,
+    register,
+)
 from .dynamo import uncompiled
 from .handed_on import EndState, memory_of
 from .layer import Adapter, Call, Layer, Spec, unwrap
@@ -74,6 +84,7 @@ __all__ = [
     "has_own_code",
     "input_axes",
     "invented_inputs",
+    "is_around_cells",
     "is_data_set",
     "is_step",
     "layer_axes",

@@ -14,7 +14,18 @@ from ..state import State
 from .layer import Adapter, Spec, arguments, first_input, named_like_state, weights_like
 from .native import Form, Native, flatten, matches, names, rebuild
 from .snapshot import untouched
-from .trials import ROWS, StateForm, Takes, call_initial_state, guesses, own_start, read_form, try_out, units_of
+from .trials import (
+    ROWS,
+    StateForm,
+    Takes,
+    call_initial_state,
+    guesses,
+    own_start,
+    read_form,
+    remember,
+    try_out,
+    units_of,
+)
 from .unsized import learn
 
 
@@ -109,6 +120,8 @@ class CellAdapter(Adapter):
             return learn(module, sample)
         found = try_out(module, guesses(module, _hidden_size(module)), sample)
         if found is not None:
+            if sample is not None and found.takes == "step":
+                remember(module, _hidden_size(module), None)
             return found
         form = read_form(module)
         return StateForm(form or "h", dict.fromkeys(names(form or "h"), 0), sure=form is not None)

@@ -16,8 +16,8 @@ from .custom import CellAdapter, SequenceAdapter, is_cell
 from .layer import Adapter, Layer, arguments, unwrap
 from .spread import GatheredCell, SpreadAdapter, is_spread, parts_of
 from .torch_layers import FusedAdapter, TorchCellAdapter
-from .trials import starts_by_number, units_of
-from .unsized import is_learned, learn, looks_unsized, needed_arguments
+from .trials import is_learned, starts_by_number, units_of
+from .unsized import learn, looks_unsized, needed_arguments
 
 if TYPE_CHECKING:
     from .behavior import Found, Unsure
@@ -229,6 +229,13 @@ def cell_along(model: nn.Module, x: Tensor) -> Layer | None:
     return found[0] if len(found) == 1 and found[0].module is inner and not found[0].fused else None
 
 
+def is_around_cells(module: nn.Module) -> bool:
+    """Say whether a module that holds cells is a cell itself, by its sizes or by trial: it adds to what they do."""
+    if hasattr(module, "hidden_size") or hasattr(module, "initial_state") or is_learned(module):
+        return True
+    return looks_unsized(module) and len(needed_arguments(module)) == 2 and learn(module) is not None
+
+
 def gathered(module: nn.Module) -> nn.Module:
     """Return a cell that takes its state in one argument: a module itself, or around one that takes it in several."""
     return GatheredCell(module) if _is_spread_cell(module) else module
@@ -282,7 +289,7 @@ def _walk(module: nn.Module, name: str, seen: set[nn.Module], *, guess: bool = T
 
 def _own_by_trial(module: nn.Module) -> Adapter | None:
     """Return how a module itself is called, where it is a cell that does not say so by `hidden_size` and one state."""
-    if not is_learned(module) and (not looks_unsized(module) or units_of(module) is not None or _holds_known(module)):
+    if _holds_known(module) or not (is_learned(module) or (units_of(module) is None and looks_unsized(module))):
         return _spread_cells if _is_spread_cell(module) else None
     _learn_spread(module, None)
     if _is_spread_cell(module):

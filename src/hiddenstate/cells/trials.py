@@ -230,6 +230,11 @@ def own_start(module: nn.Module) -> str | None:
     return "initial_state" if hasattr(module, "initial_state") else _learned.get(module, (0, None))[1]
 
 
+def is_learned(module: nn.Module) -> bool:
+    """Say whether a module was seen to take and give back a state as a cell does, whatever it says of itself."""
+    return module in _learned
+
+
 def is_int(value: object) -> bool:
     """Say whether this is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool)

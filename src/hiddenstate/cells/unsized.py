@@ -24,7 +24,6 @@ from .trials import (
     own_start,
     remember,
     try_step,
-    units_of,
 )
 
 # What people call the size of a state; sizes of any other name, and those of weights, are tried after these.
@@ -141,8 +140,3 @@ def needed_arguments(module: nn.Module) -> list[str]:
     except (TypeError, ValueError):
         return []
     return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-
-
-def is_learned(module: nn.Module) -> bool:
-    """Say whether the size of a cell's state was learned, rather than said."""
-    return not is_int(getattr(module, "hidden_size", None)) and units_of(module) is not None

@@ -156,7 +156,7 @@ class Recorder(Recording):
             if found is not None:
                 self._begin_with(found)
         if entry.module is self._model and not self._found and not self._examined:
-            self._begin_with_cell(entry)
+            run = self._begin_with_cell(entry, run)
         if entry.module is self._model and self._watches():
             run = partial(watched, entry, run, self._look, before=self._seen if self._examined else None)
         self._calls.begin(entry.args, entry.kwargs)
@@ -192,15 +192,18 @@ class Recorder(Recording):
             if run is not None and run.track in self._chosen:
                 self.keep(run)
 
-    def _begin_with_cell(self, entry: OuterCall) -> None:
-        """Listen to the model itself, where the step that it is handed shows that it is a cell."""
+    def _begin_with_cell(self, entry: OuterCall, run: Callable[[], Any]) -> Callable[[], Any]:
+        """Record the model itself, from this call on, where the step that it is handed shows that it is a cell."""
         if len(entry.args) + len(entry.kwargs) < 2 or not entry.args or not isinstance(entry.args[0], Tensor):
-            return
+            return run
         with suppress(NotRecurrent, StateMismatch):
             as_layer(self._model, entry.args[0])
         self._found = layers(self._model)
-        if self._found:
-            self._begin_with(self._found)
+        if not self._found:
+            return run
+        self._begin_with(self._found)
+        call = Call(self._found[0], entry.args, entry.kwargs)
+        return lambda: self._listener.layer_call(call, lambda same: same.returned(run())).result
 
     def _shows_more(self, found: Layers) -> bool:
         """Say whether a later call has shown what those before did not."""
