@@ -11,22 +11,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import NotRecurrent, StateMismatch
 from ..state import State
+from .first_states import ROWS, call_initial_state, guesses, is_int, learned_of, own_start, remember, units_of
 from .layer import Adapter, Spec, arguments, first_input, named_like_state, weights_like
 from .native import Form, Native, flatten, matches, names, rebuild
 from .snapshot import untouched
-from .trials import (
-    ROWS,
-    StateForm,
-    Takes,
-    call_initial_state,
-    guesses,
-    own_start,
-    read_form,
-    remember,
-    try_out,
-    units_of,
-)
-from .unsized import learn
+from .trials import StateForm, Takes, learn, read_form, try_out
 
 
 class CellAdapter(Adapter):
@@ -55,9 +44,13 @@ class CellAdapter(Adapter):
             self._check_form(module, known.form, found)
             return State({name: part.to(device) for name, part in parts.items()}, known.axes)
         hidden = _hidden_size(module)
-        known = self._form(module)
+        known, learned = self._form(module), learned_of(module)
         stack = getattr(module, "num_layers", 1) * (2 if getattr(module, "bidirectional", False) is True else 1)
-        shapes = {name: (stack, batch, hidden) if axis else (batch, hidden) for name, axis in known.axes.items()}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, axis in known.axes.items():
+            shapes[name] = (stack, batch, hidden) if axis else (batch, hidden)
+        if learned is not None and not is_int(getattr(module, "hidden_size", None)):
+            shapes = {n: (*of[: known.axes[n]], batch, *of[known.axes[n] :]) for n, of in learned.shapes.items()}
         return State({n: torch.zeros(shape, device=device, dtype=dtype) for n, shape in shapes.items()}, known.axes)
 
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
@@ -110,18 +103,22 @@ class CellAdapter(Adapter):
         return "step" if known is None else known.takes
 
     def _try(self, module: nn.Module, sample: Tensor | None = None) -> StateForm | None:
-        if own_start(module) is not None:
+        if own_start(module) == "initial_state":
             known = _form_of_initial_state(module)
             with untouched(module), torch.no_grad():
                 native = call_initial_state(module, ROWS)
             found = try_out(module, [(native, known.axes)], sample)
             return known if found is None else known._replace(takes=found.takes)
+        learned = learned_of(module)
+        if learned is not None:
+            return StateForm(learned.form, learned.axes)
         if units_of(module) is None:
             return learn(module, sample)
         found = try_out(module, guesses(module, _hidden_size(module)), sample)
         if found is not None:
             if sample is not None and found.takes == "step":
-                remember(module, _hidden_size(module), None)
+                same = [each for each in guesses(module, _hidden_size(module)) if each[1] == found.axes]
+                remember(module, same[0])
             return found
         form = read_form(module)
         return StateForm(form or "h", dict.fromkeys(names(form or "h"), 0), sure=form is not None)

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from ..errors import NotRecurrent, StateMismatch
 from ..state import as_preformatted
 from .custom import CellAdapter, SequenceAdapter, is_cell
+from .first_states import learned_of, looks_unsized, needed_arguments, units_of
 from .layer import Adapter, Layer, arguments, unwrap
 from .spread import GatheredCell, SpreadAdapter, is_spread, parts_of
 from .torch_layers import FusedAdapter, TorchCellAdapter
-from .trials import is_learned, starts_by_number, units_of
-from .unsized import learn, looks_unsized, needed_arguments
+from .trials import learn, starts_by_number
 
 if TYPE_CHECKING:
     from .behavior import Found, Unsure
@@ -200,10 +200,11 @@ def _together(
     return made
 
 
-def as_layer(module: nn.Module, sample: Tensor | None = None) -> Layer:
+def as_layer(module: nn.Module, sample: Tensor | None = None, handed: Any = None) -> Layer:
     """Return `module` itself as a layer, or say why it is none; `sample (batch, ...)` is one step of its input.
 
-    Here a module was named as a cell by the user, so any that can be called with a state counts.
+    Here a module was named as a cell by the user, so any that can be called with a state counts. `handed` is a state
+    that it was called with.
     """
     module = unwrap(module)
     adapter = _adapter_of(module)
@@ -211,6 +212,8 @@ def as_layer(module: nn.Module, sample: Tensor | None = None) -> Layer:
         if not isinstance(module, nn.Module) or len(arguments(type(module))) < 2:
             raise NotRecurrent(_not_recurrent(module))
         sample = sample if sample is not None and len(sample) > 0 else None
+        if handed is not None and units_of(module) is None and not hasattr(module, "initial_state"):
+            learn(module, sample, handed=handed)
         _learn_spread(module, sample)
         module = gathered(module)
         adapter = _own(module, sample)
@@ -231,7 +234,7 @@ def cell_along(model: nn.Module, x: Tensor) -> Layer | None:
 
 def is_around_cells(module: nn.Module) -> bool:
     """Say whether a module that holds cells is a cell itself, by its sizes or by trial: it adds to what they do."""
-    if hasattr(module, "hidden_size") or hasattr(module, "initial_state") or is_learned(module):
+    if hasattr(module, "hidden_size") or hasattr(module, "initial_state") or learned_of(module) is not None:
         return True
     return looks_unsized(module) and len(needed_arguments(module)) == 2 and learn(module) is not None
 
@@ -289,14 +292,16 @@ def _walk(module: nn.Module, name: str, seen: set[nn.Module], *, guess: bool = T
 
 def _own_by_trial(module: nn.Module) -> Adapter | None:
     """Return how a module itself is called, where it is a cell that does not say so by `hidden_size` and one state."""
-    if _holds_known(module) or not (is_learned(module) or (units_of(module) is None and looks_unsized(module))):
+    if _holds_known(module) or not (
+        learned_of(module) is not None or (units_of(module) is None and looks_unsized(module))
+    ):
         return _spread_cells if _is_spread_cell(module) else None
     _learn_spread(module, None)
     if _is_spread_cell(module):
         return _spread_cells
     if len(needed_arguments(module)) > 2:
         return None
-    return _own_cells if _own_cells.learn(module) == "step" and is_learned(module) else None
+    return _own_cells if _own_cells.learn(module) == "step" and learned_of(module) is not None else None
 
 
 def _learn_spread(module: nn.Module, sample: Tensor | None) -> None:

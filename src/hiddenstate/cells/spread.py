@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ..errors import NotRecurrent, StateMismatch
 from ..state import State
+from .first_states import call_initial_state, own_start, units_of
 from .layer import Adapter, Spec, arguments, named_like_state, weights_like
 from .native import Native, flatten
-from .trials import call_initial_state, own_start, units_of
 
 _FURTHER = ("c", "c0", "c_0", "cx", "c_t", "ct", "c_prev", "cprev", "c_tm1", "cell", "cells", "prev_c", "s", "m", "n")
 

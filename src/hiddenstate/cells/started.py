@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from ..errors import BadInput
 from ..state import State
 from .discovery import cell_along, layers
+from .first_states import FIRST_STATES
 from .layer import Layer, named_like_state, unwrap
 from .listener import unheard
 from .snapshot import untouched
-from .trials import FIRST_STATES
 
 Given: TypeAlias = "tuple[Any, ...]"  # what is handed in beside the sequence
 Making: TypeAlias = Callable[[int], Given]  # from a number of rows

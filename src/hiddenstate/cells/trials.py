@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
+from ..state import tensors
+from .first_states import ROWS, Candidate, call_initial_state, candidates, remember, units_of
 from .layer import arguments, weights_like
 from .listener import unheard
 from .native import Form, Native, flatten, matches, rebuild
 from .snapshot import untouched
 
-Candidate: TypeAlias = tuple[Native, dict[str, int]]  # a native state of three rows, and the axes they are on
 Takes: TypeAlias = Literal["step", "batch first", "time first"]
 
-# What people call the method that makes a first state.
-FIRST_STATES = ("init_hidden", "initHidden", "init_state", "initial_state", "init_hidden_state", "initial_hidden")
-FIRST_STATES += ("initialize_hidden_state", "get_initial_state", "get_init_state", "begin_state", "zero_state")
-FIRST_STATES += ("init_hiddens", "init_states", "initState", "reset_hidden", "make_state")
-_learned: WeakKeyDictionary[nn.Module, tuple[int, str | None]] = (
-    WeakKeyDictionary()
-)  # units, and who makes a first state
-
-ROWS = 3  # neither 1, which broadcasts, nor 2, which `h, c = state` would take apart along the batch
 _STEPS = 5
+_in_vain: WeakSet[nn.Module] = WeakSet()  # for which no step could be made up that they take as a cell
 
 
 def _silence(module: nn.Module) -> None:
@@ -64,22 +57,38 @@ def try_out(module: nn.Module, natives: Sequence[Candidate], sample: Tensor | No
     return None
 
 
-def try_step(
-    module: nn.Module, natives: Sequence[Candidate], sample: Tensor | None, sizes: Sequence[int]
-) -> int | None:
-    """Return which of these native states a module takes and gives back in one step, as a cell does; None for none.
+def learn(
+    module: nn.Module, sample: Tensor | None = None, *, parts: int | None = None, handed: Any = None
+) -> StateForm | None:
+    """Find out what the state of a cell looks like that does not say its size, and remember it; None in vain.
 
-    None of them is known to be its own, so it has to be computed anew, and its rows have to be apart as well. Where
-    steps are made up, the state may have any of these sizes.
+    It has to give back what it was given, computed anew, and to keep its rows apart: nothing says that it is a cell.
+
+    Args:
+        module: A cell that takes its state in one argument.
+        sample: One step of its input, `(batch, ...)`; without it, one is made up.
+        parts: Of how many tensors the state is, where `module` gathers so many arguments of another.
+        handed: A state that a call with this step was handed.
     """
+    owner = module if parts is None else next(module.children())
+    if sample is None and owner in _in_vain:
+        return None
+    if sample is not None and sample.dim() > (2 if sample.is_floating_point() else 1):
+        frames = all(part.dim() == sample.dim() > 3 for part in tensors(handed).values())
+        if handed is None or not frames:
+            return None  # as much may be a sequence, which other modules than cells take with a state
     with untouched(module), unheard(), torch.no_grad():
         module.eval()
         _silence(module)
+        ways, sizes = candidates(owner, sample, parts=parts, handed=handed)
         steps = [_sampled(sample)] if sample is not None else list(invented_inputs(module, ROWS, units=sizes))
         for x in steps:
-            for at, candidate in enumerate(natives):
+            for candidate, start in ways:
                 if _fits(module, x, candidate[0], "step") and _computes_rows(module, x, candidate):
-                    return at
+                    remember(owner, candidate, start)
+                    return StateForm(flatten(candidate[0])[1], candidate[1])
+    if sample is None:
+        _in_vain.add(owner)
     return None
 
 
@@ -100,23 +109,6 @@ def _computes_rows(module: nn.Module, x: Tensor, candidate: Candidate) -> bool:
         and all(bool((gap.abs() < 1e-4).all()) for gap in gaps)
         and _rows_apart(module, x, candidate, "step")
     )
-
-
-def guesses(module: nn.Module, hidden: int) -> list[Candidate]:
-    """Return the states that a module of `hidden` units may take: one tensor or two, by itself or stacked."""
-    device, dtype = weights_like(module)
-    layers = getattr(module, "num_layers", 1)
-    deep = (layers if isinstance(layers, int) else 1) * (2 if getattr(module, "bidirectional", False) is True else 1)
-
-    def zeros(*shape: int) -> Tensor:
-        return torch.zeros(*shape, ROWS, hidden, device=device, dtype=dtype)
-
-    return [
-        (zeros(), {"h": 0}),
-        ((zeros(), zeros()), {"h": 0, "c": 0}),
-        (zeros(deep), {"h": 1}),
-        ((zeros(deep), zeros(deep)), {"h": 1, "c": 1}),
-    ]
 
 
 def _laid_out(x: Tensor, takes: Takes) -> Tensor:
@@ -197,47 +189,6 @@ def starts_by_number(module: nn.Module) -> bool:
             return bool(flatten(call_initial_state(module, 2))[0])
     except Exception:  # whatever a user's method raises means no
         return False
-
-
-def call_initial_state(module: nn.Module, batch: int) -> Any:
-    """Call a cell's own `initial_state`, or what makes its first state under another name."""
-    return call_first_state(module, own_start(module) or "initial_state", batch)
-
-
-def call_first_state(module: nn.Module, name: str, *rows: int) -> Any:
-    """Call a method that makes a first state, with device and dtype where it insists on them."""
-    method: Callable[..., Any] = getattr(module, name)
-    device, dtype = weights_like(module)
-    extra = {"device": device, "dtype": dtype}
-    parameters = inspect.signature(method).parameters.values()
-    needed = {p.name: extra[p.name] for p in parameters if p.name in extra and p.default is p.empty}
-    return method(*rows, **needed)
-
-
-def remember(module: nn.Module, units: int, start: str | None) -> None:
-    """Remember how large the state of a cell is that does not say so, and which of its methods makes the first one."""
-    _learned[module] = units, start
-
-
-def units_of(module: nn.Module) -> int | None:
-    """Return how many units the state of a cell has: as it says, or as was learned; None where nobody knows."""
-    units = getattr(module, "hidden_size", None)
-    return units if is_int(units) else _learned.get(module, (None, None))[0]
-
-
-def own_start(module: nn.Module) -> str | None:
-    """Return the name of the method that makes a cell's first state; None where it begins with zeros."""
-    return "initial_state" if hasattr(module, "initial_state") else _learned.get(module, (0, None))[1]
-
-
-def is_learned(module: nn.Module) -> bool:
-    """Say whether a module was seen to take and give back a state as a cell does, whatever it says of itself."""
-    return module in _learned
-
-
-def is_int(value: object) -> bool:
-    """Say whether this is a whole number."""
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 _NAMES = ("input_size", "in_features", "input_dim", "n_in", "input_dims")

@@ -197,7 +197,7 @@ class Recorder(Recording):
         if len(entry.args) + len(entry.kwargs) < 2 or not entry.args or not isinstance(entry.args[0], Tensor):
             return run
         with suppress(NotRecurrent, StateMismatch):
-            as_layer(self._model, entry.args[0])
+            as_layer(self._model, entry.args[0], _second(entry))
         self._found = layers(self._model)
         if not self._found:
             return run
@@ -369,6 +369,12 @@ class _ModelListener(Listener):
                 RecordingWarning,
                 stacklevel=3,
             )
+
+
+def _second(entry: OuterCall) -> Any:
+    """Return what a call was given beside its first argument, where that is one thing."""
+    others = [*entry.args[1:], *entry.kwargs.values()]
+    return others[0] if len(others) == 1 else None
 
 
 _LOOKS = 3  # calls that are watched at most, where they are too short to tell what recurs
