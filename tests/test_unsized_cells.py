@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from torch import nn
 
 import hiddenstate as hs
 from hiddenstate import testing
@@ -112,3 +113,42 @@ def test_it_is_taken_as_the_same_cell_that_says_its_size(tool, style):
         expected = said(TOOLS[tool], twin, x, style)
     torch.testing.assert_close(found, expected) if torch.is_tensor(expected) else None
     assert torch.is_tensor(expected) or str(found) == str(expected)
+
+
+@pytest.mark.parametrize("form", ["h", "pair", "output and pair"])
+def test_a_stack_of_such_cells_runs_as_one_of_cells_that_say_their_size(form):
+    class Own(nn.Module):
+        def __init__(self, n_in, n_hid):
+            super().__init__()
+            self.gates = nn.Linear(n_in + n_hid, 4 * n_hid)
+
+        def forward(self, x, state):
+            h, c = (state, state) if form == "h" else state
+            i, f, g, o = self.gates(torch.cat([x, h], -1)).chunk(4, -1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+            return h if form == "h" else (h, c) if form == "pair" else (h, (h, c))
+
+    class Sized(Own):
+        def __init__(self, n_in, n_hid):
+            super().__init__(n_in, n_hid)
+            self.hidden_size = n_hid
+
+    stack, twin = hs.Recurrent(Own, 3, 6, num_layers=2), hs.Recurrent(Sized, 3, 6, num_layers=2)
+    twin.load_state_dict(stack.state_dict())
+    x = torch.randn(4, 7, 3)
+    torch.testing.assert_close(stack(x)[0], twin(x)[0])
+    with hs.record(stack) as rec, hs.record(twin) as expected:
+        stack(x), twin(x)
+    for track in expected:
+        torch.testing.assert_close(rec[track].h, expected[track].h)
+    with pytest.raises(hs.errors.BadInput, match=r"that is made already was given.*give the class"):
+        hs.Recurrent(Own(3, 6), 3, 6)
+
+
+@every_style
+def test_a_cell_handed_a_state_by_a_script_is_diagnosed_as_it_is_alone(style):
+    cell, x = made(style), sequence(style)
+    state = start_of(style, len(x))
+    given = state if style in SPREAD else (state,)
+    assert hs.diagnose(cell, x[:, 0], *given).codes == hs.diagnose(sized(cell), x[:, 0], *given).codes == ()

@@ -384,6 +384,7 @@ _under_way: list[Recorder] = []
 def _not_recurrent(model: nn.Module) -> NotRecurrent:
     return NotRecurrent(
         f"{type(model).__name__} has no recurrent layer, so there is no state to record. A cell of your own is found "
-        f"by its initial_state(batch), by hidden_size and forward(x, state), or by what it does when it is called; "
+        f"by its initial_state(batch), by hidden_size and forward(x, state), or by what it does when it is called: it "
+        f"gives back a state as it was handed one, alone or behind its output; "
         f"hs.register teaches others, and hs.layers(model, *inputs).explain() shows what was looked at."
     )

@@ -58,7 +58,7 @@ def check_cell(cell: nn.Module, x: Tensor | None = None) -> None:
 def _prepared(cell: nn.Module, x: Tensor | None) -> CellUnderTest:
     """Return the cell with `x`, or with the first sequence made up for it that it takes."""
     name, failed = type(cell).__name__, None
-    with suppress(NotRecurrent):
+    with suppress(NotRecurrent, StateMismatch):  # told below
         as_layer(cell)  # the size of a state tells sizes of inputs, too
     for sequence in [x] if x is not None else invented_inputs(cell, _ROWS, _STEPS):
         try:
