@@ -968,7 +968,7 @@ LAST_STEPS = {
 @pytest.mark.parametrize("last", LAST_STEPS.values(), ids=LAST_STEPS)
 @pytest.mark.parametrize("retain", [True, False])
 def test_whatever_made_a_carried_state_a_used_up_graph_is_refused_and_a_fresh_one_is_not(kind, last, retain):
-    class Changed(kind):  # type: ignore[valid-type]
+    class Changed(kind):
         def forward(self, x, hx=None):
             out, h = super().forward(x, hx)
             return out, last(h)

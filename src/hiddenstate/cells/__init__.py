@@ -6,9 +6,19 @@ from .axes import InputAxes, input_axes, is_step, layer_axes
 from .batches import BegunDataSet, ReadBatch, as_tensors, is_data_set, read_batch
 from .cell import Cell
 from .custom import CellAdapter
-from .discovery import Layers, ambiguous, as_layer, gathered, has_own_code, layers, register
+from .discovery import (
+    Layers,
+    ambiguous,
+    as_layer,
+    cell_along,
+    gathered,
+    has_own_code,
+    is_around_cells,
+    layers,
+    register,
+)
 from .dynamo import uncompiled
-from .handed_on import EndState, Succession, memory_of
+from .handed_on import EndState, memory_of
 from .layer import Adapter, Call, Layer, Spec, unwrap, unwrap_to_call
 from .listener import (
     Handle,
@@ -29,6 +39,7 @@ from .native import Form, flatten, rebuild
 from .signature import Arguments
 from .snapshot import Snapshot, plain_object, random_streams_kept, seed, untouched
 from .started import StartedModel, needed_states, started
+from .succession import OpenRun, Succession
 from .trials import invented_inputs
 from .warning import warn
 from .watched_calls import Begun, foreseen, watched, watched_from, when_reached
@@ -53,6 +64,7 @@ __all__ = [
     "Layer",
     "Layers",
     "Listener",
+    "OpenRun",
     "OuterCall",
     "Proceed",
     "Rank",
@@ -66,12 +78,14 @@ __all__ = [
     "as_layer",
     "as_tensors",
     "attributes",
+    "cell_along",
     "flatten",
     "foreseen",
     "gathered",
     "has_own_code",
     "input_axes",
     "invented_inputs",
+    "is_around_cells",
     "is_data_set",
     "is_step",
     "layer_axes",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import BadInput
 from ..state import tensors
-from .discovery import layers
+from .discovery import is_around_cells, layers
 from .layer import Call, Layer, unwrap_to_call
 from .listener import Listener, Proceed, listen, unheard
 from .snapshot import untouched
@@ -102,8 +102,7 @@ def is_step(model: nn.Module) -> bool:
     found = layers(model)
     if len(found) == 1 and found[0].module is model:
         return not found[0].fused
-    sized = hasattr(model, "hidden_size") or hasattr(model, "initial_state")
-    if any(layer.fused for layer in found) or (found and not sized):
+    if any(layer.fused for layer in found) or (found and not is_around_cells(model)):
         return False
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import BadInput
 from ..state import Path, ends, mapped, numbers
-from .discovery import layers
+from .discovery import cell_along, layers
 from .layer import unwrap, weights_like
 from .signature import named_like_state
 from .started import started
@@ -109,7 +109,7 @@ def read_batch(model: nn.Module, batch: Any, *, lengths: Any = None) -> ReadBatc
     else:
         args, rest, told = _of_tuple(batch, taken)
     args = tuple(_moved(value, device) for value in args)
-    if len(args) == 1 and isinstance(args[0], Tensor):
+    if len(args) == 1 and isinstance(args[0], Tensor) and cell_along(inner, args[0]) is None:
         args = (*args, *started(model, args[0]).beside(args[0]))
     told = lengths if lengths is not None else told if told is not None else _up_to_padding(inner, args[0])
     return ReadBatch(args, rest, None if told is None else torch.as_tensor(told).detach().cpu().long())

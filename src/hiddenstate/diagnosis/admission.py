@@ -195,7 +195,10 @@ def _with_states(model: nn.Module, x: Tensor, assumed: list[str]) -> tuple[Any, 
     """Return the inputs, and the first states that the model's forward insists on beside its sequence."""
     try:
         beside = started(model, x).beside(x)
-    except BadInput:  # the first call says what is missing
+    except BadInput as error:  # the first call fails then
+        assumed.append(
+            f"no state was given, and none could be handed in: {error} hs.diagnose(model, x, state) gives one"
+        )
         return (x,)
     if beside:
         what = "None was" if all(state is None for state in beside) else "first states were"

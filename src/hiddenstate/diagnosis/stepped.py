@@ -67,10 +67,12 @@ def takes_one_step(layer: Layer, inputs: tuple[Any, ...]) -> bool:
         return True
     try:
         with untouched(layer.module), unheard(), torch.no_grad():
-            layer.module(*inputs)
+            state = layer.to_state(layer.split(layer.module(*inputs))[1], batch=len(x))
+            first = layer.initial(len(x))
     except Exception:  # it takes one step at a time, so it is given one
         return True
-    return False
+    # Numbers may add up over the rows and steps of a sequence, but what comes out is no state then.
+    return any(part.shape != first[name].shape for name, part in state.items())
 
 
 def stepped(

@@ -16,7 +16,9 @@ from ..cells import (
     InputAxes,
     Layer,
     as_layer,
+    cell_along,
     input_axes,
+    is_around_cells,
     is_data_set,
     is_step,
     layer_axes,
@@ -235,16 +237,16 @@ def _axes(
 
 def _itself_a_layer(model: nn.Module, x: Tensor, *, turned: bool) -> Layer | None:
     """Return the model as a layer where it is one itself, rather than holding some."""
-    found = layers(model)
     sample = (x[0] if turned else x[:, 0]) if x.numel() else None
-    if (len(found) == 1 and found[0].module is model) or (is_step(model) and _has_size(model)):
+    cell = cell_along(model, x)
+    found = layers(model)
+    if (
+        cell is not None
+        or (len(found) == 1 and found[0].module is model)
+        or (is_step(model) and is_around_cells(model))
+    ):
         return as_layer(model, sample)
     return None
-
-
-def _has_size(model: nn.Module) -> bool:
-    # A cell made of torch's cells looks like a model that holds them, but cannot be called with x alone.
-    return hasattr(model, "hidden_size") or hasattr(model, "initial_state")
 
 
 def _runner(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,8 @@ def check_cell(cell: nn.Module, x: Tensor | None = None) -> None:
 def _prepared(cell: nn.Module, x: Tensor | None) -> CellUnderTest:
     """Return the cell with `x`, or with the first sequence made up for it that it takes."""
     name, failed = type(cell).__name__, None
+    with suppress(NotRecurrent, StateMismatch):  # told below
+        as_layer(cell)  # the size of a state tells sizes of inputs, too
     for sequence in [x] if x is not None else invented_inputs(cell, _ROWS, _STEPS):
         try:
             layer = as_layer(cell, sequence[:, 0])

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..cells import Layer, as_layer, invented_inputs, unheard, untouched
-from ..errors import BadInput, LawBroken, NotRecurrent
+from ..errors import BadInput, LawBroken, NotRecurrent, StateMismatch
 from ..state import State
 
 Kind: TypeAlias = Literal["rnn", "rnn_relu", "gru", "lstm"]
@@ -282,6 +282,8 @@ _LAWS: dict[str, Callable[[WatchedStep], str | None]] = {"rnn": _rnn, "rnn_relu"
 
 
 def _watched(cell: nn.Module, kind: str, x: Tensor | None, scale: float) -> WatchedStep:
+    with suppress(NotRecurrent, StateMismatch):  # told below
+        as_layer(cell)  # the size of a state tells sizes of inputs, too
     sample = x if x is not None else next(filter(partial(_taken, cell), invented_inputs(cell, 3, 2)), None)
     if sample is None:
         as_layer(cell).initial(1)  # says so where it is the size of the state that nobody knows
