@@ -16,7 +16,7 @@ from ..cells import Handle, has_own_code, layers, listen, unwrap
 from ..errors import BadInput, CarryError, CarryWarning, StateMismatch
 from ..state import Rows, State
 from .attributes import home
-from .examination import CarryOptions
+from .carrier import CarryOptions
 from .handover import HandOver
 from .initial import Init, Start, needed_layers
 from .kept import Kept, both_ways, join, part

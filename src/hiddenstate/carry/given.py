@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cells import Call, Layer
+from ..cells import Call, Layer, may_be_recomputed, under_checkpointing
 from ..errors import CarryError
 from ..state import State, tensors
 from .examination import Examination
@@ -28,15 +28,39 @@ class GivenStates:
     _ended: dict[str, State] = field(default_factory=dict)  # what a layer ended in last, whatever was reset since
     _detaching: set[str] = field(default_factory=set)  # layers whose state the model cuts from the graph at every step
     changing: set[str] = field(default_factory=set)  # layers that are not handed what they gave as it was
+    fed: set[str] = field(default_factory=set)  # layers that were seen to be handed what the model keeps
+    _replaced: set[str] = field(
+        default_factory=set
+    )  # layers that were handed our state in the place of the model's own
 
-    def is_own(self, call: Call, arguments: Any) -> bool:
-        """Say whether a state is the model's own, and gives way; `arguments` came with the call of the model."""
+    def is_own(self, call: Call, arguments: Any, *, first: bool, grad: bool) -> bool:
+        """Say whether a state is the model's own, and gives way; `arguments` came with the call of the model.
+
+        Where a layer is known to go on from what the model keeps, anything else that it is handed `first` in a call is
+        the model's way to start anew. `grad`: the model was called with gradients on.
+        """
         adopted, name = self.examination.adopted, call.layer.name
         source = adopted.handing(tensors(call.given_native).values())
         if source is not None:  # it goes on from what the model keeps, which is what we have kept
+            self._check_kept(call, source[1], grad=grad)
             adopted.feeds.setdefault(source, set()).add(name)
+            self.fed.add(name)
             return True
+        if first and name in self.fed:
+            return False
         return self.override and name not in self.examination.handed_in and not from_the_caller(call, arguments)
+
+    def _check_kept(self, call: Call, attribute: str, *, grad: bool) -> None:
+        """Refuse to go on from what the model keeps where that is not what it would have kept, or not when run again."""
+        label = call.layer.label
+        if call.layer.name in self._replaced and call.layer.name not in self.fed:
+            raise CarryError(
+                f"{label!r} goes on from {attribute}, which the model keeps itself, but in a call before it made a "
+                f"start of its own, in whose place override=True has put the carried state. Call the model once so "
+                f"that it goes on from what it keeps before it starts anew by itself, or leave out override=True."
+            )
+        if may_be_recomputed(grad_before=grad) and under_checkpointing():
+            raise checkpointed(label, attribute)
 
     def instead(self, call: Call, kept: Kept, rows: int) -> State | None:
         """Return what goes in the place of the state that a layer is handed first in a call of the model."""
@@ -125,8 +149,9 @@ class GivenStates:
         known = self.examination.adopted.from_none
         (known.add if by_itself else known.discard)(call.layer.name)
 
-    def ended(self, states: dict[str, State]) -> None:
-        """Take note of what layers have ended in."""
+    def ended(self, states: dict[str, State], replaced: set[str]) -> None:
+        """Take note of what layers have ended in, and of those that were handed our state for the model's own."""
+        self._replaced |= replaced
         self._ended.update({name: state.detach() for name, state in states.items()})
 
     def stepped(self, call: Call, kept: Kept, last: tuple[Any, State | None]) -> None:
@@ -152,6 +177,15 @@ def from_the_caller(call: Call, arguments: Any) -> bool:
     own = {tensor.untyped_storage().data_ptr() for tensor in tensors(arguments).values()}
     given: Iterable[Tensor] = tensors(call.given_native).values()
     return any(part.untyped_storage().data_ptr() in own for part in given)
+
+
+def checkpointed(label: str, attribute: str) -> CarryError:
+    """Return the refusal of activation checkpointing around what the model keeps."""
+    return CarryError(
+        f"{label!r} goes on from {attribute}, which the model keeps itself, under activation checkpointing: by the time "
+        f"that the backward pass runs it once more, {attribute} holds something else, and gradients would be wrong. "
+        f"Let this part of the model run without checkpointing, or hand the state in as an argument."
+    )
 
 
 def no_beginning(layer: Layer) -> CarryError:

@@ -21,7 +21,8 @@ from ..cells import (
 )
 from ..errors import CarryError, CarryWarning
 from ..state import State
-from .examination import Carrier, CarryOptions, Examination
+from .carrier import Carrier, CarryOptions
+from .examination import Examination
 from .given import GivenStates, from_the_caller
 from .initial import Start
 from .kept import Kept, NextState, all_zero, fitting, in_full_precision, requires_grad, same
@@ -72,17 +73,19 @@ class HandOver(Carrier):
             return self._plain_call(entry, run)
         adopted = self.examination.adopted
         adopted.look()
+        way = self.examination.new_way(entry)
+        run = run if way is None else partial(way.along, run)  # above all other modes, whose own work it is not to see
         run = self.examination.around(entry, run, ahead=self._has_to_know(), loaded=self._kept.loaded_parts)
         self.examination.check_loaded(self._kept.loaded_parts)
         self._check_rows(entry)
         went_on = self._kept.graph
         adopted.before(self._kept, detach=self.detach)
-        call = self._call = RunningCall(self.marks, torch.is_grad_enabled(), (entry.args, entry.kwargs))
+        call = self._call = RunningCall(self.marks, torch.is_grad_enabled(), (entry.args, entry.kwargs), way)
         self.running = True
         try:
             result = self._begun(entry, run)
             self._stage_adopted()
-            self.examination.prove(entry)
+            self.examination.prove(entry, call.way, call.replaced)
         except BaseException:
             adopted.undo()
             raise
@@ -98,11 +101,13 @@ class HandOver(Carrier):
 
     def _plain_call(self, entry: OuterCall, run: Callable[[], Any]) -> Any:
         """Keep what the layers end in: the whole of it, where no loop and no attribute is carried."""
-        call = self._call = RunningCall(self.marks, torch.is_grad_enabled(), (entry.args, entry.kwargs))
+        way = self.examination.new_way(entry)
+        call = self._call = RunningCall(self.marks, torch.is_grad_enabled(), (entry.args, entry.kwargs), way)
         try:
-            result = run()
+            result = run() if way is None else way.along(run)
         finally:
             self._start.forget()
+        self.examination.prove(entry, call.way, call.replaced)
         self._end(call)
         return result
 
@@ -114,7 +119,7 @@ class HandOver(Carrier):
                 if layer.name in call.steps and layer.name in call.staged:
                     call.marks.check_taken(layer, call.steps[layer.name])
         names = {layer.name for layer in self._layers}
-        self._given.ended(call.staged)
+        self._given.ended(call.staged, call.replaced)
         self._kept.graph = call.grad and not self.detach
         self._kept.advance({name: state for name, state in call.staged.items() if name in names})
 
@@ -160,24 +165,26 @@ class HandOver(Carrier):
         if self._within or self.closed or layer not in self._layers:
             return proceed(call)
         rows, batched = layer.rows(call.args, call.kwargs)
-        if given is not None and layer.name in model_call.steps:
+        first = layer.name not in model_call.steps
+        if given is not None and not first:
             self._given.stepped(call, self._kept, (model_call.ended[layer.name], model_call.staged.get(layer.name)))
         elif given is not None and layer.name not in self._kept.states:
             self._given.begun(call, self._kept)
         if given is None:
             state, instead = self._carried(call, rows), True
-        elif self._given.is_own(call, model_call.arguments):
+        elif self._given.is_own(call, model_call.arguments, first=first, grad=model_call.grad):
             state, instead = self._overridden(call, rows)
         else:
             state, instead = self._heed(call), False
-        if layer.name not in model_call.steps and model_call.marks is not None and model_call.marks.within:
+        if first and model_call.marks is not None and model_call.marks.within:
             begins = self._given.beginning_of(call, model_call.arguments)
             model_call.begins.update({} if begins is None else {layer.name: begins})
         model_call.steps.setdefault(layer.name, 0)
         if model_call.marks is not None:
-            done = self._marked(call, proceed, state)
+            finish = partial(self._marked, call, proceed, state)
         else:
-            done = proceed(call.handed(state, batched=batched) if instead and state is not None else call)
+            finish = partial(proceed, call.handed(state, batched=batched) if instead and state is not None else call)
+        done = finish() if model_call.way is None else model_call.way.through(call, finish)
         self._keep(done, rows)
         return done
 
@@ -268,6 +275,7 @@ class HandOver(Carrier):
         kept = self._kept.states.get(layer.name)
         if kept is None:
             return None if self._start.is_zeros else (self._start.of(layer, rows), None)
+        self._call.replaced.add(layer.name)
         state = self._next.kept(self._kept, layer, rows or kept.batch)
         anew = self._kept.anew.get(layer.name)
         return state, None if anew is None or not bool(anew.any()) else anew[: state.batch]
@@ -315,7 +323,11 @@ class HandOver(Carrier):
         if first and state is None:
             self._given.started(call, by_itself=False)
         self._note_replay(call, state)
-        return (call.given, False) if state is None else (state, True)
+        if state is None:
+            return call.given, False
+        if call.layer.name not in self._given.fed:
+            self._call.replaced.add(call.layer.name)
+        return state, True
 
     def _heed(self, call: Call) -> State | None:
         """Take a state that the model itself hands over, and say so where it throws a carried one away."""
@@ -323,7 +335,8 @@ class HandOver(Carrier):
         kept = self._kept.states.get(layer.name)
         if kept is not None and layer.name not in model_call.steps:
             self._given.check_heeded(call, self._kept)
-        lost = kept is not None and layer.name not in model_call.steps and layer.name not in self._lost
+        known = self._lost | self._given.fed  # of these it was said, or is the model's own reset
+        lost = kept is not None and layer.name not in model_call.steps and layer.name not in known
         if not lost and model_call.marks is None:
             return None
         state = call.given

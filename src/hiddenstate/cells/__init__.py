@@ -25,6 +25,7 @@ from .listener import (
     recomputing,
     under_checkpointing,
     unheard,
+    watching,
 )
 from .native import Form, flatten, rebuild
 from .snapshot import Snapshot, plain_object, random_streams_kept, seed, untouched
@@ -96,5 +97,6 @@ __all__ = [
     "warn",
     "watched",
     "watched_from",
+    "watching",
     "when_reached",
 ]
