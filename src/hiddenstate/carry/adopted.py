@@ -48,6 +48,7 @@ class AdoptedAttributes:
     _mirrors: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)  # by layer, part: layer, and its part
     _cut: set[tuple[str, str]] = field(default_factory=set)  # layers and parts that the model cuts from their graph
     begun_anew: dict[str, str] = field(default_factory=dict)  # what was taken for a state, and is cleared in every call
+    _rerun: set[Attribute] = field(default_factory=set)  # read or made under activation checkpointing
     _put_in: dict[str, State] = field(default_factory=dict)  # what this call was to begin with, by layer
     _first: dict[Attribute, Any] = field(default_factory=dict)  # what was there before any call
     _began: dict[Attribute, list[Tensor]] = field(default_factory=dict)  # what is there as a call begins
@@ -75,7 +76,17 @@ class AdoptedAttributes:
         maybe = found.seen.maybe if found.seen is not None else ()
         places = [attribute_holding(modules[path], label) for path, label in maybe if path in modules]
         self.maybe = list(dict.fromkeys(place for place in places if place is not None))
+        rerun = found.seen.rerun if found.seen is not None else ()
+        held = [attribute_holding(modules[path], label) for path, label in rerun if path in modules]
+        self._rerun |= {place for place in held if place is not None}
+        self.refuse_rerun()
         return list(self.layers.values())
+
+    def refuse_rerun(self) -> None:
+        """Refuse a call with gradients of what activation checkpointing runs once more, on something else."""
+        places = [place for place in self._places() if place in self._rerun] if torch.is_grad_enabled() else []
+        if places:
+            raise checkpointed(type(places[0][0]).__name__, places[0][1])
 
     def _begins_anew(self, layer: Layer) -> bool:
         """Say whether a call did not start from what was put into its attributes: the model has cleared them first."""
@@ -97,6 +108,7 @@ class AdoptedAttributes:
 
         That is a method of the model's own, or the user by hand.
         """
+        self.refuse_rerun()
         changed = {place for place, left in self._left.items() if not unchanged(tensors_of(place), left)}
         if self.replaced and kept.states:
             changed = set()  # the carry was told last what to go on from
@@ -234,6 +246,15 @@ class AdoptedAttributes:
                     f"be kept (detach=False, or tbptt with k2 > k1). Leave the detach out of its forward."
                 )
 
+    def refuse_fewer(self, layer: Layer, kept: int, rows: int) -> None:
+        """Refuse to let rows wait of what the model keeps itself: it reads all of it."""
+        if layer.name in self.layers:
+            raise StateMismatch(
+                f"the input has {rows} rows, but {', '.join(layer.spec.parts)}, which {type(layer.module).__name__} "
+                f"keeps itself, has {kept}: rows='first' cannot let the others wait there. Use drop_last=True, or "
+                f"carry.reset()."
+            )
+
     def start_of(self, layer: Layer, like: State) -> State:
         """Return what attributes held before any call, if they held it for as many rows."""
         first = {}
@@ -323,6 +344,15 @@ class AdoptedAttributes:
         ways = {module: ways_in(module) for module, _ in self._labels[layer].values()}
         found = {part: (module, ways[module].get(label)) for part, (module, label) in self._labels[layer].items()}
         return {part: (module, way) for part, (module, way) in found.items() if way is not None}
+
+
+def checkpointed(who: str, attribute: str) -> CarryError:
+    """Return the refusal of activation checkpointing around what the model keeps."""
+    return CarryError(
+        f"{who} goes on from {attribute}, which the model keeps itself, under activation checkpointing: when the "
+        f"backward pass runs it once more, {attribute} holds something else, and gradients would be wrong. Let this "
+        f"part of the model run without checkpointing, or hand the state in as an argument."
+    )
 
 
 def _labels(found: Layers, layer: Layer, modules: Mapping[str, nn.Module]) -> dict[str, Attribute]:

@@ -103,6 +103,7 @@ class Carry:
                 f"state is only told by a second one. Call the model once more first, or reset all rows."
             )
         marks = {layer.name: self._kept.mark(layer, rows) for layer in self._layers}  # all checked before any is noted
+        self._hand_over.examination.check_named(rows, self._kept.states.values())
         self._kept.anew.update({name: mask for name, mask in marks.items() if mask is not None})
 
     def mark(self, *, starts: Tensor | None = None, lengths: Tensor | None = None) -> None:

@@ -35,7 +35,8 @@ class MadeAtPlaces(TorchFunctionMode):
 
 def made_by(run: Callable[[], Any]) -> dict[Any, list[Tensor]]:
     """Return what a call makes at each place of the code."""
-    with MadeAtPlaces() as noted:
+    noted = MadeAtPlaces()
+    with noted:
         run()
     return noted.made
 

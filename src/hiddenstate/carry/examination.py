@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from ..cells import (
     when_reached,
 )
 from ..errors import CarryError, CarryWarning, StateMismatch
-from ..state import tensors
+from ..state import Rows, State, tensors
 from .adopted import AdoptedAttributes
 from .carrier import Carrier, CarryOptions
 from .choice import Choice
@@ -65,6 +65,7 @@ class Examination:
         self._tries = 0  # calls in which it could not be tried
         self._times: tuple[tuple[Any, int], ...] = ()  # axes of the model's inputs that are time
         self._rows: list[tuple[Any, int]] | None = None  # and those that were seen to count rows in every call
+        self._not_of_call: int | None = None  # how many rows a call has, where the states have others
         self._unproven: tuple[Layers, Choice] | None = None  # what was chosen, until pieces were seen to give the whole
         self._cells = True  # whether cells are handed their states, and not the loops that they are in
         self.ways = KnownWays(model)
@@ -134,10 +135,30 @@ class Examination:
         return sizes.pop() if len(sizes) == 1 else None
 
     def learn_rows(self, inputs: Inputs, rows: int) -> None:
-        """Find which axes of calls' inputs are as long as their states have rows: of the first two, and not time."""
-        sizes = [(path, axis, size) for path, x in tensors(inputs).items() for axis, size in enumerate(x.shape[:2])]
-        same = [(path, axis) for path, axis, size in sizes if size == rows and (path, axis) not in self._times]
+        """Find which axes of calls' inputs are as long as their states have rows: of the first two, and not time.
+
+        Where steps are read along one axis, the rows lie along the first of the others.
+        """
+        times, sizes = dict(self._times), []
+        for path, x in tensors(inputs).items():
+            axes = (0, 1) if path not in times else (1,) if times[path] == 0 else (0,)
+            sizes += [(path, axis, x.shape[axis]) for axis in axes if axis < x.dim()]
+        same = [(path, axis) for path, axis, size in sizes if size == rows]
         self._rows = same if self._rows is None else [each for each in self._rows if each in same]
+        rank = {path: x.dim() for path, x in tensors(inputs).items()}  # (time, unit) may have no rows
+        others = {size for path, axis, size in sizes if path in times and rank[path] > 2 * axis}
+        self._not_of_call = next(iter(others)) if others and not same else None
+
+    def check_named(self, rows: Rows, states: Iterable[State]) -> None:
+        """Refuse indices of rows where the states have others than the call: samples times nodes, say."""
+        batches = {state.batch for state in states} if self._not_of_call is not None else set()
+        if batches and (isinstance(rows, slice) or torch.as_tensor(rows).dtype is not torch.bool):
+            raise CarryError(
+                f"carry.reset was told the rows {rows}, but what is carried has {batches.pop()} rows, and the call's "
+                f"input has {self._not_of_call}: the model folds other axes into the rows (samples times nodes, say), "
+                f"and which of them are meant is not known. Give a bool mask with one entry for each row of "
+                f"carry.state, or reset all rows: carry.reset()."
+            )
 
     def tell(self, what: str, things: list[str]) -> None:
         """Warn of what was not said before."""

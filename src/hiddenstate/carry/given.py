@@ -12,6 +12,7 @@ from torch import Tensor
 from ..cells import Call, Layer, may_be_recomputed, under_checkpointing
 from ..errors import CarryError
 from ..state import State, tensors
+from .adopted import checkpointed
 from .examination import Examination
 from .kept import Kept, NextState, all_zero, requires_grad, same
 
@@ -51,7 +52,7 @@ class GivenStates:
         return self.override and name not in self.examination.handed_in and not from_the_caller(call, arguments)
 
     def _check_kept(self, call: Call, attribute: str, *, grad: bool) -> None:
-        """Refuse to go on from what the model keeps where that is not what it would have kept, or not when run again."""
+        """Refuse to go on from what the model keeps where we have changed it, or where it is read once more later."""
         label = call.layer.label
         if call.layer.name in self._replaced and call.layer.name not in self.fed:
             raise CarryError(
@@ -60,7 +61,7 @@ class GivenStates:
                 f"that it goes on from what it keeps before it starts anew by itself, or leave out override=True."
             )
         if may_be_recomputed(grad_before=grad) and under_checkpointing():
-            raise checkpointed(label, attribute)
+            raise checkpointed(repr(label), attribute)
 
     def instead(self, call: Call, kept: Kept, rows: int) -> State | None:
         """Return what goes in the place of the state that a layer is handed first in a call of the model."""
@@ -177,15 +178,6 @@ def from_the_caller(call: Call, arguments: Any) -> bool:
     own = {tensor.untyped_storage().data_ptr() for tensor in tensors(arguments).values()}
     given: Iterable[Tensor] = tensors(call.given_native).values()
     return any(part.untyped_storage().data_ptr() in own for part in given)
-
-
-def checkpointed(label: str, attribute: str) -> CarryError:
-    """Return the refusal of activation checkpointing around what the model keeps."""
-    return CarryError(
-        f"{label!r} goes on from {attribute}, which the model keeps itself, under activation checkpointing: by the time "
-        f"that the backward pass runs it once more, {attribute} holds something else, and gradients would be wrong. "
-        f"Let this part of the model run without checkpointing, or hand the state in as an argument."
-    )
 
 
 def no_beginning(layer: Layer) -> CarryError:

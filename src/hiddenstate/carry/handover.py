@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Any
@@ -9,27 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..cells import (
-    Call,
-    Handle,
-    Layer,
-    OuterCall,
-    Proceed,
-    may_be_recomputed,
-    under_checkpointing,
-    warn,
-)
+from ..cells import Call, Handle, Layer, OuterCall, Proceed, under_checkpointing, warn
 from ..errors import CarryError, CarryWarning
-from ..state import State
+from ..state import State, tensors
+from .adopted import checkpointed
 from .carrier import Carrier, CarryOptions
 from .examination import Examination
 from .given import GivenStates, from_the_caller
 from .initial import Start
-from .kept import Kept, NextState, all_zero, fitting, in_full_precision, requires_grad, same
+from .kept import Kept, NextState, all_zero, fitting, in_full_precision, same
 from .loops import GoingOn
 from .marks import Marks, RunningCall, at_lengths, one_for_all, run_marked
 from .pieces import Inputs
 from .replays import Replays
+from .ways import line_of, users_frame
 
 
 class HandOver(Carrier):
@@ -147,6 +141,7 @@ class HandOver(Carrier):
             seen = layer.seen is not None and layer.name in self._kept.states
             if rows is not None and seen and rows != self._kept.states[layer.name].batch:
                 self._next.kept(self._kept, layer, rows)
+                self.examination.adopted.refuse_fewer(layer, self._kept.states[layer.name].batch, rows)
 
     def _learn_rows(self, entry: OuterCall) -> None:
         batches = {self._kept.states[layer.name].batch for layer in self._layers if layer.name in self._kept.states}
@@ -237,6 +232,7 @@ class HandOver(Carrier):
         if call.marks is not None:
             call.marks.check_unheard([*states, *adopted.unheard()])
         for name, state in states.items():
+            state = in_full_precision(state, adopted.layers[name])
             self._call.staged[name] = state.detach() if self.detach else state
 
     def _begun(self, entry: OuterCall, run: Callable[[], Any], *, trial: bool = False) -> Any:
@@ -282,6 +278,9 @@ class HandOver(Carrier):
 
     def recompute(self, call: Call, proceed: Proceed) -> Call:
         """Hand over what this very call was handed when it first ran."""
+        held = self.examination.adopted.holding(tensors(call.given_native).values())
+        if held is not None:
+            raise checkpointed(repr(call.layer.label), held[1])
         if self._within or (call.given_native is not None and not self._override):
             return proceed(call)
         state = self._replays.state_for(call)
@@ -301,20 +300,8 @@ class HandOver(Carrier):
         state = self._next.of(self._kept, layer, rows)
         if state is None:
             self._given.started(call, by_itself=True)
-        self._note_replay(call, state)
+        self._replays.note(call, state, grad=self._call.grad, graph=self._kept.graph)
         return state
-
-    def _note_replay(self, call: Call, state: State | None) -> None:
-        """Remember what a call is handed that a backward pass may run again."""
-        if not may_be_recomputed(grad_before=self._call.grad):
-            return
-        graph = requires_grad(state) or (state is not None and self._kept.graph)
-        if graph and not torch.is_grad_enabled() and under_checkpointing():
-            raise CarryError(
-                f"the layer {call.layer.name!r} runs under activation checkpointing in its reentrant form, through "
-                f"which no gradient goes back into the carried state. Use use_reentrant=False, or detach=True."
-            )
-        self._replays.note(call, state)
 
     def _overridden(self, call: Call, rows: int) -> tuple[State | None, bool]:
         """Return what is put in the place of a state that the model itself hands over, and whether it is to be."""
@@ -322,7 +309,7 @@ class HandOver(Carrier):
         state = self._given.instead(call, self._kept, rows) if first else None
         if first and state is None:
             self._given.started(call, by_itself=False)
-        self._note_replay(call, state)
+        self._replays.note(call, state, grad=self._call.grad, graph=self._kept.graph)
         if state is None:
             return call.given, False
         if call.layer.name not in self._given.fed:
@@ -344,9 +331,11 @@ class HandOver(Carrier):
         if lost and kept is not None and not from_the_caller(call, model_call.arguments) and not same(state, kept):
             self._lost.add(layer.name)
             made = "of zeros" if all_zero(state) else "that is not the carried one"
+            frame = users_frame(sys._getframe())
             said = (
-                f"the layer {layer.name!r} is handed a state {made} by the model itself, so the carried state is not "
-                f"used. hs.Carry(model, override=True) puts it there; or let the model pass no state (None)."
+                f"the layer {layer.name!r} is handed a state {made} by the model itself "
+                f"({line_of(frame.f_code, frame.f_lasti)}), so the carried state is not used. "
+                f"hs.Carry(model, override=True) puts it there; or let the model pass no state (None)."
             )
             if self.going_back:  # gradients would stop at each piece
                 raise CarryError(said)

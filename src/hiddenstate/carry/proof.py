@@ -53,11 +53,11 @@ class Proof:
             return
         if outcome.tried:
             reasons = _reasons(found, choice)
+            line = f", first seen at {outcome.line}" if outcome.line else ""
             text = (
-                f"two pieces of this call's input, cut at step {outcome.at}, do not give what the whole gives, although "
-                f"the state is put in (largest difference {outcome.error:.2g}): something in "
-                f"{type(self.model).__name__} looks across the cut{f', first seen at {outcome.line}' if outcome.line else ''}"
-                f"{f' ({reasons})' if reasons else ''}"
+                f"two pieces of this call's input, cut at step {outcome.at}, do not give what the whole gives, "
+                f"although the state is put in (largest difference {outcome.error:.2g}): something in "
+                f"{type(self.model).__name__} looks across the cut{line}{f' ({reasons})' if reasons else ''}"
             )
         elif choice.uneven:
             text = f"pieces do not give what the whole gives: {'; '.join(choice.uneven)}"

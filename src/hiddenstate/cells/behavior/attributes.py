@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .analysis import moved_from
 from .bytecode import may_read_first
 from .candidates import Analysis
+from .checkpointing import under_checkpointing
 from .found import Found, Part, Recurrence, Unsure
 from .memory import Value, version_of
 from .model_call import ModelCall
@@ -52,6 +53,7 @@ class Attributes:
     moved: list[Key] = field(default_factory=list)
     made: dict[Key, tuple[bool, str]] = field(default_factory=dict)  # depends on the call's input; line
     cut: set[Key] = field(default_factory=set)  # from their graph
+    rerun: set[Key] = field(default_factory=set)  # read or made where activation checkpointing will run it once more
 
     @classmethod
     def before(cls, model: nn.Module) -> Attributes:
@@ -61,6 +63,7 @@ class Attributes:
     def after(self, model: nn.Module, trace: Trace, marks: bytearray) -> None:
         """Look after the call."""
         self.new = kept_by(model)
+        self.rerun = under_checkpointing(trace, model, {key: kept.tensor for key, kept in self.new.items()}, _home)
         for key, now in self.new.items():
             old = self.old.get(key)
             if old is None or old.tensor is not now.tensor or old.version != now.version:

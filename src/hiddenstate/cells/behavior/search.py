@@ -245,6 +245,7 @@ def _found(
         called=frozenset(call.module for call in analysis.trace.calls),
         later=tuple(analysis.later),
         maybe=tuple(analysis.maybe),
+        rerun=frozenset(attributes.rerun),
         examined=frozenset(_examined(analysis)),
         short=tuple(undecided(analysis)),
         entangled=tuple(dict.fromkeys(entangled(analysis))),
