@@ -263,7 +263,7 @@ class Examination:
     def new_way(self, entry: OuterCall) -> CallWay | None:
         """Return what notes the way of a call; nothing where no way matters, or taps see the call."""
         matters = self._options.override and self._own_code and entry.module is self._model
-        return CallWay() if matters and not self.loops.tapped else None
+        return self.ways.new() if matters and not self.loops.tapped else None
 
     def prove(self, entry: OuterCall, way: CallWay | None, replaced: Collection[str]) -> None:
         """See whether pieces of a call's input, with the state put in, give what the whole gives, or refuse.

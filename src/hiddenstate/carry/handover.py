@@ -155,10 +155,13 @@ class HandOver(Carrier):
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
         """Hand over, run, and note what to keep."""
-        layer, model_call = call.layer, self._call
-        given = call.given_native
-        if self._within or self.closed or layer not in self._layers:
+        if self._within or self.closed or call.layer not in self._layers:
             return proceed(call)
+        way = self._call.way
+        return self._handed(call, proceed) if way is None else way.through(call, partial(self._handed, call, proceed))
+
+    def _handed(self, call: Call, proceed: Proceed) -> Call:
+        layer, model_call, given = call.layer, self._call, call.given_native
         rows, batched = layer.rows(call.args, call.kwargs)
         first = layer.name not in model_call.steps
         if given is not None and not first:
@@ -176,10 +179,9 @@ class HandOver(Carrier):
             model_call.begins.update({} if begins is None else {layer.name: begins})
         model_call.steps.setdefault(layer.name, 0)
         if model_call.marks is not None:
-            finish = partial(self._marked, call, proceed, state)
+            done = self._marked(call, proceed, state)
         else:
-            finish = partial(proceed, call.handed(state, batched=batched) if instead and state is not None else call)
-        done = finish() if model_call.way is None else model_call.way.through(call, finish)
+            done = proceed(call.handed(state, batched=batched) if instead and state is not None else call)
         self._keep(done, rows)
         return done
 
@@ -189,7 +191,6 @@ class HandOver(Carrier):
         self._kept = self._tried if on else Kept()
         self.examination.adopted.replaced = True
         self._call = RunningCall(None, False, inputs)
-
         try:
             self.examination.adopted.before(self._kept, detach=self.detach)
             run = partial(self._model.forward, *args, **kwargs)

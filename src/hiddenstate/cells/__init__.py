@@ -7,7 +7,7 @@ from .batches import BegunDataSet, ReadBatch, is_data_set, read_batch
 from .cell import Cell
 from .custom import CellAdapter
 from .discovery import Layers, ambiguous, as_layer, gathered, has_own_code, layers, register
-from .dynamo import uncompiled
+from .dynamo import eager, uncompiled
 from .handed_on import EndState, Succession, memory_of
 from .layer import Adapter, Call, Layer, Spec, unwrap
 from .listener import (
@@ -66,6 +66,7 @@ __all__ = [
     "around",
     "as_layer",
     "attributes",
+    "eager",
     "flatten",
     "foreseen",
     "gathered",

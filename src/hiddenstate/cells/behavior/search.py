@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...errors import BadInput
 from ...state import mapped, tensors
+from ..dynamo import eager
 from ..listener import unheard
 from ..snapshot import untouched
 from .analysis import analyze
@@ -23,7 +24,7 @@ from .blind_spots import blind_spots
 from .candidates import Analysis, Candidate, Draft
 from .found import Found, Part, Recurrence, Unsure
 from .handed_back import entangled
-from .model_call import ModelCall, eager, label_of
+from .model_call import ModelCall, label_of
 from .operation import leaves
 from .order import cuts_of
 from .overriding import overriding_now
