@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +43,7 @@ class AdoptedAttributes:
     maybe: list[Attribute] = field(default_factory=list)
     feeds: dict[Attribute, set[str]] = field(default_factory=dict)  # layers that are handed what an attribute holds
     from_none: set[str] = field(default_factory=set)  # layers that the model hands nothing at first
+    going_on: set[Attribute] = field(default_factory=set)  # what a forward may go on from
     replaced: bool = False  # something else is kept than what the last call left
     _labels: dict[str, dict[str, Attribute]] = field(default_factory=dict)  # by layer and part: module, and label in it
     _homes: dict[str, dict[Attribute, None]] = field(default_factory=dict)  # by layer
@@ -73,12 +75,12 @@ class AdoptedAttributes:
                 self._cut |= {
                     (layer.name, part) for part, values in found.live(layer).items() if _is_cut(values, labels[part])
                 }
-        maybe = found.seen.maybe if found.seen is not None else ()
-        places = [attribute_holding(modules[path], label) for path, label in maybe if path in modules]
-        self.maybe = list(dict.fromkeys(place for place in places if place is not None))
-        rerun = found.seen.rerun if found.seen is not None else ()
-        held = [attribute_holding(modules[path], label) for path, label in rerun if path in modules]
-        self._rerun |= {place for place in held if place is not None}
+        seen = found.seen
+        maybe = [attribute_holding(modules[at], label) for at, label in (seen.maybe if seen else ()) if at in modules]
+        self.maybe = list(dict.fromkeys(place for place in maybe if place is not None))
+        for told, known in ((seen.going_on, self.going_on), (seen.rerun, self._rerun)) if seen is not None else ():
+            held = [attribute_holding(modules[path], label) for path, label in told if path in modules]
+            known.update(place for place in held if place is not None)
         self.refuse_rerun()
         return list(self.layers.values())
 
@@ -204,13 +206,14 @@ class AdoptedAttributes:
         """Let the next call begin where the last one that ended well did: this one has raised."""
         self.replaced, self._left, self._began = True, {}, {}
 
-    def save(self) -> tuple[Any, ...]:
-        """Return what calls of our own will change, for `load`."""
-        return self.replaced, dict(self._left), {place: set(names) for place, names in self.feeds.items()}
-
-    def load(self, saved: tuple[Any, ...]) -> None:
-        """Forget calls of our own."""
-        self.replaced, self._left, self.feeds = saved
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Forget calls of our own that are made inside."""
+        before = self.replaced, dict(self._left), {place: set(names) for place, names in self.feeds.items()}
+        try:
+            yield
+        finally:
+            self.replaced, self._left, self.feeds = before
 
     def holding(self, tensors: Iterable[Tensor]) -> Attribute | None:
         """Return the attribute in which one of these tensors lies."""

@@ -69,7 +69,7 @@ class Examination:
         self._unproven: tuple[Layers, Choice] | None = None  # what was chosen, until pieces were seen to give the whole
         self._cells = True  # whether cells are handed their states, and not the loops that they are in
         self.ways = KnownWays(model)
-        self._proof = Proof(model, options, carrier, self.adopted, self.tell)
+        self._proof = Proof(model, options, carrier, self.adopted.undone, lambda: self.adopted.layers, self.tell)
 
     @property
     def goes_on(self) -> bool:

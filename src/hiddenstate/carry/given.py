@@ -29,12 +29,13 @@ class GivenStates:
     _ended: dict[str, State] = field(default_factory=dict)  # what a layer ended in last, whatever was reset since
     _detaching: set[str] = field(default_factory=set)  # layers whose state the model cuts from the graph at every step
     changing: set[str] = field(default_factory=set)  # layers that are not handed what they gave as it was
+    _unclear: dict[str, str] = field(default_factory=dict)  # by layer: where the model keeps what it may go on from
     fed: set[str] = field(default_factory=set)  # layers that were seen to be handed what the model keeps
     _replaced: set[str] = field(
         default_factory=set
     )  # layers that were handed our state in the place of the model's own
 
-    def is_own(self, call: Call, arguments: Any, *, first: bool, grad: bool) -> bool:
+    def is_own(self, call: Call, arguments: Any, kept: Kept, *, first: bool, grad: bool) -> bool:
         """Say whether a state is the model's own, and gives way; `arguments` came with the call of the model.
 
         Where a layer is known to go on from what the model keeps, anything else that it is handed `first` in a call is
@@ -49,19 +50,25 @@ class GivenStates:
             return True
         if first and name in self.fed:
             return False
-        return self.override and name not in self.examination.handed_in and not from_the_caller(call, arguments)
+        own = self.override and name not in self.examination.handed_in and not from_the_caller(call, arguments)
+        if own and first and name in kept.states:
+            self.check_unclear(call.layer)
+        return own
+
+    def check_unclear(self, layer: Layer) -> None:
+        """Refuse to replace a start where the model may go on from what it keeps: this may be its way to start anew."""
+        if layer.name in self._unclear:
+            attribute = self._unclear[layer.name]
+            raise CarryError(
+                f"{layer.label!r} starts from what the model makes in this call, although the model keeps in "
+                f"{attribute} what it ended in, and may go on from that: whether this start is its own reset, or to be "
+                f"replaced, is not known. Let the first two calls go on from {attribute}; or leave out override=True."
+            )
 
     def _check_kept(self, call: Call, attribute: str, *, grad: bool) -> None:
-        """Refuse to go on from what the model keeps where we have changed it, or where it is read once more later."""
-        label = call.layer.label
-        if call.layer.name in self._replaced and call.layer.name not in self.fed:
-            raise CarryError(
-                f"{label!r} goes on from {attribute}, which the model keeps itself, but in a call before it made a "
-                f"start of its own, in whose place override=True has put the carried state. Call the model once so "
-                f"that it goes on from what it keeps before it starts anew by itself, or leave out override=True."
-            )
+        """Refuse to go on from what the model keeps where it is read once more later."""
         if may_be_recomputed(grad_before=grad) and under_checkpointing():
-            raise checkpointed(repr(label), attribute)
+            raise checkpointed(repr(call.layer.label), attribute)
 
     def instead(self, call: Call, kept: Kept, rows: int) -> State | None:
         """Return what goes in the place of the state that a layer is handed first in a call of the model."""
@@ -150,9 +157,11 @@ class GivenStates:
         known = self.examination.adopted.from_none
         (known.add if by_itself else known.discard)(call.layer.name)
 
-    def ended(self, states: dict[str, State], replaced: set[str]) -> None:
-        """Take note of what layers have ended in, and of those that were handed our state for the model's own."""
-        self._replaced |= replaced
+    def ended(self, states: dict[str, State]) -> None:
+        """Take note of what layers have ended in, and where the model keeps it."""
+        adopted = self.examination.adopted
+        places = {name: adopted.holding(state.values()) for name, state in states.items() if name not in adopted.layers}
+        self._unclear = {name: place[1] for name, place in places.items() if place in adopted.going_on and place}
         self._ended.update({name: state.detach() for name, state in states.items()})
 
     def stepped(self, call: Call, kept: Kept, last: tuple[Any, State | None]) -> None:

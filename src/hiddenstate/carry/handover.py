@@ -43,9 +43,8 @@ class HandOver(Carrier):
         self._given = GivenStates(self.examination, self._next, options.override)
         self._lost: set[str] = set()  # layers of which a lost state was reported
         self.handles: list[Handle] = []
-        self.closed = self.going_back = False  # closed; within `with_graph`, as in tbptt
+        self.closed = self.going_back = self._within = False  # within: `with_graph`; a layer that we run in pieces
         self._tried = Kept()  # where the last call of our own ended
-        self._within = False  # a layer is being run piece by piece on our behalf
 
     @property
     def kept(self) -> Kept:
@@ -113,7 +112,7 @@ class HandOver(Carrier):
                 if layer.name in call.steps and layer.name in call.staged:
                     call.marks.check_taken(layer, call.steps[layer.name])
         names = {layer.name for layer in self._layers}
-        self._given.ended(call.staged, call.replaced)
+        self._given.ended(call.staged)
         self._kept.graph = call.grad and not self.detach
         self._kept.advance({name: state for name, state in call.staged.items() if name in names})
 
@@ -170,7 +169,7 @@ class HandOver(Carrier):
             self._given.begun(call, self._kept)
         if given is None:
             state, instead = self._carried(call, rows), True
-        elif self._given.is_own(call, model_call.arguments, first=first, grad=model_call.grad):
+        elif self._given.is_own(call, model_call.arguments, self._kept, first=first, grad=model_call.grad):
             state, instead = self._overridden(call, rows)
         else:
             state, instead = self._heed(call), False
@@ -203,7 +202,7 @@ class HandOver(Carrier):
         return result
 
     def called_anew(self) -> str:
-        """Name a layer that was called again in one call of the model, with something else than it gave."""
+        """Name a layer that was called again in one call of the model with something else than it gave."""
         return next((layer.name for layer in self._layers if layer.name in self._given.changing), "")
 
     def give_up(self, layer: Layer) -> None:
@@ -272,6 +271,7 @@ class HandOver(Carrier):
         kept = self._kept.states.get(layer.name)
         if kept is None:
             return None if self._start.is_zeros else (self._start.of(layer, rows), None)
+        self._given.check_unclear(layer)
         self._call.replaced.add(layer.name)
         state = self._next.kept(self._kept, layer, rows or kept.batch)
         anew = self._kept.anew.get(layer.name)

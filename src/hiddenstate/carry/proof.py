@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,7 +13,6 @@ from torch import nn
 
 from ..cells import Layer, Layers, OuterCall, Rank, foreseen, unheard, untouched
 from ..errors import CarryError
-from .adopted import AdoptedAttributes
 from .carrier import Carrier, CarryOptions
 from .choice import Choice
 from .pieces import PiecesAndWhole, Times, compare_pieces, without_dropout
@@ -27,7 +27,8 @@ class Proof:
     model: nn.Module
     options: CarryOptions
     carrier: Carrier
-    adopted: AdoptedAttributes
+    undone: Callable[[], AbstractContextManager[None]]  # within which our calls leave no trace in what the model keeps
+    adopted: Callable[[], Mapping[str, Layer]]  # what the model keeps itself
     tell: Tell
 
     def compared(self, entry: OuterCall, found: Layers, times: Times = ()) -> PiecesAndWhole:
@@ -35,15 +36,11 @@ class Proof:
 
         `times` is what an earlier call told, where this one is too short to tell which of its inputs run along time.
         """
-        before = self.adopted.save()
-        try:
-            with untouched(self.model), unheard(but=Rank.CARRY), torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                without_dropout(self.model)
-                times = (found.seen.times if found.seen is not None else ()) or times
-                return compare_pieces((entry.args, entry.kwargs), times, self.carrier.try_call)
-        finally:
-            self.adopted.load(before)
+        times = (found.seen.times if found.seen is not None else ()) or times
+        with self.undone(), untouched(self.model), unheard(but=Rank.CARRY), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            without_dropout(self.model)
+            return compare_pieces((entry.args, entry.kwargs), times, self.carrier.try_call)
 
     def judge(self, outcome: PiecesAndWhole, found: Layers, choice: Choice, *, before: str = "") -> None:
         """Refuse what pieces do not give, or say so; `before` stands in front of a refusal."""
@@ -95,10 +92,8 @@ class Proof:
             found = found.without_cells() if found.without_cells is not None else None
         if found is None or found.seen is None:
             raise CarryError(f"{before}it could not be looked at by a call of our own")
-        choice = Choice.of(found, carried, list(self.adopted.layers.values()), final=True, override=True)
-        known = {layer.name for layer in carried} | {
-            layer.name for layer in found if self.adopted.layers and layer.seen
-        }
+        choice = Choice.of(found, carried, list(self.adopted().values()), final=True, override=True)
+        known = {layer.name for layer in carried} | {layer.name for layer in found if self.adopted() and layer.seen}
         beside = [each.label for each in (*choice.stays, *choice.new, *choice.loops) if each.name not in known]
         if beside:
             raise CarryError(f"{before}{', '.join(beside)} would have to be carried too")

@@ -16,7 +16,7 @@ Key: TypeAlias = tuple[str, str]  # module and name
 
 
 def under_checkpointing(
-    trace: Trace, model: nn.Module, kept: Mapping[Key, Tensor], home: Callable[[nn.Module, Key, Tensor], str]
+    trace: Trace, model: nn.Module, kept: Mapping[Key, Tensor], *, home: Callable[[nn.Module, Key, Tensor], str]
 ) -> set[Key]:
     """Return what is kept that checkpointed code reads as it was before the call, or makes, and may name itself.
 

@@ -246,6 +246,7 @@ def _found(
         called=frozenset(call.module for call in analysis.trace.calls),
         later=tuple(analysis.later),
         maybe=tuple(analysis.maybe),
+        going_on=tuple(analysis.going_on),
         rerun=frozenset(attributes.rerun),
         examined=frozenset(_examined(analysis)),
         short=tuple(undecided(analysis)),
