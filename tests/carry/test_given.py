@@ -266,3 +266,32 @@ def test_the_warning_of_a_lost_state_names_the_layer_and_the_line(x):
             CarryWarning, match=rf"'rnn' is handed .* zeros by the model itself \(test_given\.py:{line}\)"
         ):
             model(x[:, 4:])
+
+
+class HandsNone(nn.Module):
+    """Hands its layer what it keeps, or nothing where its caller says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.h = nn.GRU(FEATURES, UNITS, batch_first=True), None
+
+    def forward(self, x: Tensor, reset: bool = False) -> Tensor:
+        out, h = self.rnn(x, None if reset else self.h)
+        self.h = h.detach()
+        return out
+
+
+@pytest.mark.parametrize("override", [False, True])
+def test_a_reset_by_handing_nothing_stands(override, x):
+    model = HandsNone()
+    with hs.Carry(model, override=override):
+        out = [model(x[:, :4]), model(x[:, 4:8]), model(x[:, 8:10], reset=True), model(x[:, 10:])]
+    torch.testing.assert_close(torch.cat(out[2:], 1), model(x[:, 8:], reset=True))
+
+
+def test_where_that_may_be_a_reset_it_is_said(x):
+    model = HandsNone()
+    with hs.Carry(model):
+        model(x[:, :4])
+        with pytest.warns(CarryWarning, match=r"may be the model's own reset: the state of rnn.* while h holds one"):
+            model(x[:, 4:], reset=True)

@@ -18,6 +18,7 @@ from .attributes import (
     Way,
     attribute_holding,
     attributes_of,
+    checkpointed,
     copied,
     home,
     is_plain,
@@ -225,6 +226,10 @@ class AdoptedAttributes:
                 return place
         return None
 
+    def holds_for(self, layer: str) -> bool:
+        """Say whether something was there as the call began, where a layer is known to be handed it."""
+        return any(bool(self._began.get(place)) for place, names in self.feeds.items() if layer in names)
+
     def handing(self, tensors: Iterable[Tensor]) -> Attribute | None:
         """Return the attribute that held one of these tensors when the call began."""
         there = {tensor.untyped_storage().data_ptr() for tensor in tensors} if self._began else set()
@@ -252,10 +257,10 @@ class AdoptedAttributes:
     def refuse_fewer(self, layer: Layer, kept: int, rows: int) -> None:
         """Refuse to let rows wait of what the model keeps itself: it reads all of it."""
         if layer.name in self.layers:
+            parts, who = ", ".join(layer.spec.parts), type(layer.module).__name__
             raise StateMismatch(
-                f"the input has {rows} rows, but {', '.join(layer.spec.parts)}, which {type(layer.module).__name__} "
-                f"keeps itself, has {kept}: rows='first' cannot let the others wait there. Use drop_last=True, or "
-                f"carry.reset()."
+                f"the input has {rows} rows, but {parts}, which {who} keeps itself, has {kept}: rows='first' cannot "
+                f"let the others wait there. Use drop_last=True, or carry.reset()."
             )
 
     def start_of(self, layer: Layer, like: State) -> State:
@@ -347,15 +352,6 @@ class AdoptedAttributes:
         ways = {module: ways_in(module) for module, _ in self._labels[layer].values()}
         found = {part: (module, ways[module].get(label)) for part, (module, label) in self._labels[layer].items()}
         return {part: (module, way) for part, (module, way) in found.items() if way is not None}
-
-
-def checkpointed(who: str, attribute: str) -> CarryError:
-    """Return the refusal of activation checkpointing around what the model keeps."""
-    return CarryError(
-        f"{who} goes on from {attribute}, which the model keeps itself, under activation checkpointing: when the "
-        f"backward pass runs it once more, {attribute} holds something else, and gradients would be wrong. Let this "
-        f"part of the model run without checkpointing, or hand the state in as an argument."
-    )
 
 
 def _labels(found: Layers, layer: Layer, modules: Mapping[str, nn.Module]) -> dict[str, Attribute]:

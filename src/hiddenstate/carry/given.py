@@ -12,7 +12,7 @@ from torch import Tensor
 from ..cells import Call, Layer, may_be_recomputed, under_checkpointing
 from ..errors import CarryError
 from ..state import State, tensors
-from .adopted import checkpointed
+from .attributes import checkpointed
 from .examination import Examination
 from .kept import Kept, NextState, all_zero, requires_grad, same
 
@@ -64,6 +64,24 @@ class GivenStates:
                 f"{attribute} what it ended in, and may go on from that: whether this start is its own reset, or to be "
                 f"replaced, is not known. Let the first two calls go on from {attribute}; or leave out override=True."
             )
+
+    def kept_for(self, layer: Layer, kept: Kept) -> Kept:
+        """Return what a layer goes on from that is handed nothing: nothing too, where that is the model's own reset.
+
+        It is one where the model holds what it hands over else.
+        """
+        if layer.name in self.fed and self.examination.adopted.holds_for(layer.name):
+            return Kept()
+        if layer.name in self._unclear and layer.name in kept.states:
+            attribute = self._unclear[layer.name]
+            self.examination.tell(
+                "handed on, although it may be the model's own reset: ",
+                [
+                    f"the state of {layer.label}, which is handed none in a call, while {attribute} holds one (let the "
+                    f"first two calls go on from {attribute}, and it is known)"
+                ],
+            )
+        return kept
 
     def _check_kept(self, call: Call, attribute: str, *, grad: bool) -> None:
         """Refuse to go on from what the model keeps where it is read once more later."""

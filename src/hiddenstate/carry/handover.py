@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..cells import Call, Handle, Layer, OuterCall, Proceed, under_checkpointing, warn
 from ..errors import CarryError, CarryWarning
 from ..state import State, tensors
-from .adopted import checkpointed
+from .attributes import checkpointed
 from .carrier import Carrier, CarryOptions
 from .examination import Examination
 from .given import GivenStates, from_the_caller
@@ -298,7 +298,7 @@ class HandOver(Carrier):
                 f"(`out, state = layer(x, state)`), or carry the two uses as two layers."
             )
         model_call.handed.add(layer.name)
-        state = self._next.of(self._kept, layer, rows)
+        state = self._next.of(self._given.kept_for(layer, self._kept), layer, rows)
         if state is None:
             self._given.started(call, by_itself=True)
         self._replays.note(call, state, grad=self._call.grad, graph=self._kept.graph)
