@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
@@ -984,3 +984,35 @@ def test_whatever_made_a_carried_state_a_used_up_graph_is_refused_and_a_fresh_on
         else:
             with pytest.raises(CarryError, match=r"still holds the graph of an earlier batch.*carry\.state\.detach"):
                 model(x)
+
+
+class Nodes(nn.Module):
+    """A graph's nodes are rows of its cell, one for each node of each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(2, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, steps, nodes, width = x.shape
+        h, out = x.new_zeros(samples * nodes, 4), []
+        for step in range(steps):
+            h = self.cell(x[:, step].reshape(samples * nodes, width), h)
+            out.append(h.view(samples, nodes, 4))
+        return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("rows", [[0], 0, slice(0, 1), torch.tensor([0])])
+def test_rows_that_are_not_the_calls_cannot_be_named_by_number(rows, samples):
+    model, x = Nodes(), torch.randn(samples, 8, 3, 2)
+    with Carry(model, override=True) as carry:
+        model(x[:, :4])
+        with pytest.raises(
+            CarryError, match=rf"has {3 * samples} rows, and the call's input has {samples}.* bool mask"
+        ):
+            carry.reset(rows)
+        carry.reset(torch.arange(3 * samples) < 3)  # all nodes of the first sample
+        out = model(x[:, 4:])
+    torch.testing.assert_close(out[0], model(x[:1, 4:])[0])
+    torch.testing.assert_close(out[1:], model(x)[1:, 4:])

@@ -57,10 +57,12 @@ def test_a_layer_that_is_called_in_a_way_of_its_own_is_left_alone():
         assert not succession.goes_on(call, number)
         succession.ended(call, number)
     assert succession.complaint() is None
-    with hs.Monitor(layer, every=1) as monitor:
-        for _ in range(4):
-            layer(sequence=torch.randn(5, 2, 3)).backward()
+    monitor = hs.Monitor(layer, every=1)
+    for _ in range(4):
+        layer(sequence=torch.randn(5, 2, 3)).backward()
     assert monitor.step == 4
+    with pytest.warns(hs.errors.HiddenStateWarning, match=r"saw nothing of model: .* returning something else"):
+        monitor.close()
 
 
 def runs_of(cell, states, numbers=None):

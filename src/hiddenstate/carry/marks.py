@@ -15,6 +15,7 @@ from ..state import State, ends
 from ..unrolling import Recurrent, unroll
 from .given import no_beginning
 from .kept import fitting
+from .ways import CallWay
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,11 +74,13 @@ class RunningCall:
     marks: Marks | None = None
     grad: bool = True  # whether it began with gradients on
     arguments: Any = ()
+    way: CallWay | None = None  # the one that it takes through the model
     staged: dict[str, State] = field(default_factory=dict)
     handed: set[str] = field(default_factory=set)  # layers that were called without a state
     steps: dict[str, int] = field(default_factory=dict)  # how many steps each layer has taken
     ended: dict[str, Any] = field(default_factory=dict)  # what each layer gave last, in its own form
     begins: dict[str, State] = field(default_factory=dict)  # what the model itself started each layer from, if it did
+    replaced: set[str] = field(default_factory=set)  # layers that were handed our state in the place of the model's own
 
 
 def read_marks(starts: Any, lengths: Any) -> Marks:

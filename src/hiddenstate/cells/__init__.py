@@ -17,7 +17,7 @@ from .discovery import (
     layers,
     register,
 )
-from .dynamo import uncompiled
+from .dynamo import eager, uncompiled
 from .handed_on import EndState, memory_of
 from .layer import Adapter, Call, Layer, Spec, unwrap, unwrap_to_call
 from .listener import (
@@ -34,6 +34,7 @@ from .listener import (
     recomputing,
     under_checkpointing,
     unheard,
+    watching,
 )
 from .native import Form, flatten, rebuild
 from .signature import Arguments
@@ -79,6 +80,7 @@ __all__ = [
     "as_tensors",
     "attributes",
     "cell_along",
+    "eager",
     "flatten",
     "foreseen",
     "gathered",
@@ -112,5 +114,6 @@ __all__ = [
     "warn",
     "watched",
     "watched_from",
+    "watching",
     "when_reached",
 ]

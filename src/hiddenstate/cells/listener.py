@@ -141,13 +141,13 @@ def under_checkpointing() -> bool:
     """Say whether what runs now runs for activation checkpointing, which will run it once more."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename.endswith(_CHECKPOINT):
+        if frame.f_code.co_filename.endswith(CHECKPOINT):
             return True
         frame = frame.f_back
     return False
 
 
-_CHECKPOINT = os.path.join("torch", "utils", "checkpoint.py")
+CHECKPOINT = os.path.join("torch", "utils", "checkpoint.py")
 
 
 def may_be_recomputed(*, grad_before: bool) -> bool:
