@@ -30,7 +30,7 @@ class SessionClaims:
         """Begin another tick; forget all sessions where somebody else has written."""
         self._claimed.clear()
         if self._store.others_wrote():
-            self.set_back.remember(self._arena)
+            self.set_back.remember(self._arena, replaced=self._store.replaced)
             self._arena.clear()
 
     def look_up(self, ops: Sequence[SessionOperation]) -> dict[str, SessionEntry]:

@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import BadInput, Overloaded, SessionExists, SessionLost
+from ..errors import BadInput, Overloaded, SessionExists, SessionLost, StoreFailed
 from .model import ServedModel
 from .stores import Busy, Change, Claim, Row, Store, open_store
 
@@ -51,6 +51,7 @@ def save_sessions(store: Store, model: ServedModel, path: str | os.PathLike[str]
         _note_replay(part, store.replay)
         with open(part, "rb") as written:
             os.fsync(written.fileno())
+        _settle(file)
         os.replace(part, file)
     finally:
         for left in (part, Path(f"{part}-wal"), Path(f"{part}-shm")):
@@ -88,6 +89,29 @@ def load_sessions(
         return names
     finally:
         source.close()
+
+
+def _settle(file: Path) -> None:
+    """Copy the log of a file that is about to be replaced back into it, or raise where somebody uses the file.
+
+    A log that a killed process left beside it would be taken for that of the savepoint, and what is in it would win.
+    """
+    beside = [Path(f"{os.path.realpath(file)}{end}") for end in ("-wal", "-shm", "-journal")]
+    if not any(left.exists() for left in beside):
+        return
+    why = "somebody uses it"
+    try:
+        with closing(sqlite3.connect(file, timeout=0, isolation_level=None)) as db:
+            (mode,) = db.execute("PRAGMA journal_mode = DELETE").fetchone()  # which removes the log, if nobody uses it
+            if mode == "delete" and not any(left.exists() for left in beside):
+                return
+    except sqlite3.Error as error:
+        why = str(error)
+    raise StoreFailed(
+        f"the savepoint cannot take the place of {file}, beside which there is a log of its own ({beside[0].name}): "
+        f"{why}. Nothing was changed. Save to another path, or stop whoever serves that file, or remove it together "
+        f"with its log."
+    )
 
 
 def _note_replay(path: Path, replay: int) -> None:

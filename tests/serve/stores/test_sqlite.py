@@ -5,17 +5,19 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import ExitStack
 
+import httpx
 import pytest
 import torch
 
-from hiddenstate.errors import SequenceGap, SessionLost
-from hiddenstate.serve import Engine
+from hiddenstate.errors import SequenceGap, SessionLost, StoreFailed
+from hiddenstate.serve import Client, Engine
 from hiddenstate.serve.stores import Change, open_store
 from hiddenstate.serve.stores.sqlite import SqliteStore
 from tests.support.models import Deep
 from tests.support.stores import begin, claimed, moved, row
-from tests.support.web import ROOT
+from tests.support.web import ROOT, serving
 
 
 def test_a_session_made_anew_by_somebody_else_is_not_taken_for_the_old_one(tmp_path):
@@ -78,10 +80,10 @@ def test_one_damaged_answer_or_row_fails_its_own_input_alone(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 12 MiB."""
+    """A file system of 8 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("file systems cannot be mounted here")
     yield folder
@@ -145,3 +147,46 @@ def test_a_full_disk_is_no_reason_not_to_start_again(small_disk):
     junk.unlink()
     assert store.commit([Change("a", claim.token, row(last + 1))]) != [None]
     store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ways", ["one session", "many sessions"])
+def test_a_server_on_a_disk_that_it_fills_goes_on_when_sessions_are_closed(small_disk, ways):
+    """New sessions are refused at last, not the end of those there are; and nothing waits for a restart."""
+    path = f"{small_disk}/sessions.db"
+    model = torch.nn.LSTM(3, 512, batch_first=True)
+    (small_disk / "others").write_bytes(bytes(5 * 2**20))
+    with ExitStack() as stack:
+        engine = stack.enter_context(Engine(model, f"sqlite:///{path}"))
+        url = stack.enter_context(serving(engine))
+        client = stack.enter_context(Client(url))
+        web = stack.enter_context(httpx.Client(base_url=url, trust_env=False))
+        applied: dict[str, int] = {}
+        for number in range(1 if ways == "one session" else 500):
+            answer = web.put(f"/v1/sessions/{number}")
+            for seq in range(100 if ways == "one session" else 3):
+                if answer.status_code == 503:
+                    break
+                applied[f"{number}"] = seq
+                answer = web.post(f"/v1/sessions/{number}/steps", json={"x": [1.0, 2.0, 3.0]})
+                applied[f"{number}"] += answer.status_code == 200
+            log, free = os.stat(f"{path}-wal").st_size, shutil.disk_usage(small_disk).free
+            assert log <= (free + log) / 4 + 2**20  # one tick beyond it at most
+            if answer.status_code == 503:
+                break
+        if ways == "many sessions":
+            assert "the disk is full" in answer.json()["error"]["message"]
+        for name in list(applied)[: len(applied) // 3]:
+            assert web.delete(f"/v1/sessions/{name}").status_code == 204
+            del applied[name]
+        assert web.get("/readyz").status_code == 200
+        for name in list(applied)[:20]:
+            assert client.push(name, torch.ones(3)).shape == (512,)
+            applied[name] += 1
+        assert {name: client.info(name).seq for name in applied} == applied
+    with Engine(model, f"sqlite:///{path}") as engine:
+        engine.check()
+        (small_disk / "junk").write_bytes(bytes(shutil.disk_usage(small_disk).free - 2**16))
+        with pytest.raises(StoreFailed, match=r"disk is full: of \d+ bytes, \d+ are needed for the log, and 1048576"):
+            engine.check()
+        assert {name: engine.info(name).seq for name in engine.sessions()} == applied

@@ -182,6 +182,7 @@ class Store(ABC):
 
     replay = 8  # how many answers of each session are kept
     ttl: float | None = None  # seconds without an input after which a session expires
+    replaced = False  # whether `others_wrote`, when last asked, found another store in the place of the one it knew
     patient = True  # whether a call may wait for a lock; if not, and there is one, it raises `StoreBusy`
     seconds = 0.0  # spent in reading and writing since the start, waiting included
     waited = 0.0  # of these, without computing: for a disk, a lock, a network
