@@ -95,7 +95,10 @@ class SessionPolicy:
             raise SessionLost(f"session {entry.session!r} is lost: {error}", "damaged") from error
 
     def _open(self, op: Open, entry: SessionEntry | None, now: float) -> Decision:
-        if entry is not None and not self._expired(entry, now):
+        if entry is not None and entry.damage is not None:
+            if op.exist_ok:  # somebody who would go on with it has to know
+                raise entry.damage
+        elif entry is not None and not self._expired(entry, now):
             if op.exist_ok:
                 self._own(op, entry, now)
                 return Decision(op.session)
@@ -236,7 +239,7 @@ class SessionPolicy:
     def _moved(self, entry: SessionEntry | None, now: float) -> Decision | None:
         """Return the change that makes a session one of this version, None where it is one or cannot become one."""
         own = self._model.fingerprint
-        if entry is None or entry.fingerprint == own or self._expired(entry, now):
+        if entry is None or entry.damage is not None or entry.fingerprint == own or self._expired(entry, now):
             return None
         if not self._store.sealed and not entry.initial:
             return None

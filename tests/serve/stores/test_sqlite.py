@@ -11,7 +11,7 @@ import httpx
 import pytest
 import torch
 
-from hiddenstate.errors import SequenceGap, SessionLost, StoreFailed
+from hiddenstate.errors import SequenceGap, SessionExists, SessionLost, StoreFailed
 from hiddenstate.serve import Client, Engine
 from hiddenstate.serve.stores import Change, open_store
 from hiddenstate.serve.stores.sqlite import SqliteStore
@@ -76,6 +76,66 @@ def test_one_damaged_answer_or_row_fails_its_own_input_alone(tmp_path):
         assert lost.value.reason == "damaged"
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True) if isinstance(b, torch.Tensor))
         assert engine.push("2", x[0], 2).shape == (2,)  # the session itself is as it was
+
+
+COLUMNS = ["version", "seq", "steps", "opened", "touched", "fingerprint"]
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_session_whose_row_is_damaged_can_be_closed_begun_anew_and_imported(tmp_path, column, caplog):
+    path, x = tmp_path / "sessions.db", torch.zeros(3)
+    with Engine(Deep(), f"sqlite:///{path}", ttl=1000.0) as engine:
+        for name in "abcd":
+            engine.open(name)
+            engine.push(name, x)
+        with sqlite3.connect(path) as other:
+            other.execute(f"UPDATE sessions SET {column} = x'00ff' WHERE id != 'a'")
+        other.close()
+        lost = r"session 'b' is lost: its row is damaged\. Put it back with an exported state \(import\), or begin it anew"
+        asks = [engine.info, engine.export, engine.reset, lambda name: engine.push(name, x), lambda n: engine.fork(n)]
+        for ask in (*asks, lambda name: engine.open(name, exist_ok=True)):
+            with pytest.raises(SessionLost, match=lost):
+                ask("b")
+        assert engine.save(tmp_path / "savepoint.db") == 1
+        for name in "bcd":
+            assert f"left out of what is saved or loaded: session {name!r} is lost" in caplog.text
+        with pytest.raises(SessionExists, match="1 of the 1 sessions in .* exist already"):
+            engine.load(tmp_path / "savepoint.db")
+        engine.close("b")
+        engine.open("c")
+        engine.import_("d", engine.export("a"))
+        assert engine.sessions() == ["a", "c", "d"]
+        assert [engine.info(name).seq for name in "acd"] == [1, 0, 1]
+        for name in "acd":
+            engine.push(name, x)
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_savepoint_is_loaded_over_damaged_rows_and_names_its_own(tmp_path, column, caplog):
+    with Engine(Deep(), f"sqlite:///{tmp_path}/sessions.db", ttl=1000.0) as engine:
+        for name in "ab":
+            engine.open(name)
+        for file in ("one.db", "other.db"):
+            engine.save(tmp_path / file)
+        for file, where in {"sessions.db": "id = 'a'", "other.db": "id = 'b'"}.items():
+            with sqlite3.connect(tmp_path / file) as other:
+                other.execute(f"UPDATE sessions SET {column} = x'7a7a' WHERE {where}")
+            other.close()
+        assert engine.load(tmp_path / "one.db", replace=True) == 2
+        assert engine.load(tmp_path / "other.db", replace=True) == 1
+        assert "left out of what is saved or loaded: session 'b'" in caplog.text
+        assert [engine.info(name).seq for name in "ab"] == [0, 0]
+
+
+def test_a_sweep_goes_round_a_row_that_is_damaged(tmp_path):
+    store = open_store(f"sqlite:///{tmp_path}/sessions.db")
+    begin(store, "a", "b", "c", state=None)
+    with sqlite3.connect(tmp_path / "sessions.db") as other:
+        other.execute("UPDATE sessions SET touched = 'zz' WHERE id = 'a'")
+    other.close()
+    assert store.sweep(1e9, 10) == 2
+    assert store.sessions("", "", 10) == ["a"]
+    store.close()
 
 
 @pytest.fixture

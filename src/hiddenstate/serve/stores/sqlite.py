@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from ...errors import SessionLost, StoreBusy, StoreFailed
+from ...errors import StoreBusy, StoreFailed
 from .sqlite_file import PAGE, WatchedFile, connect, copy_log_back
-from .store import RANDOM_BITS, Advance, Change, Claim, Lookup, Row, Store, next_version, strayed
+from .store import RANDOM_BITS, Advance, Change, Claim, Lookup, Row, Store, damaged, next_version, strayed
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -116,17 +116,17 @@ class SqliteStore(Store):
 
     def claim(self, wanted: Sequence[tuple[str, int]]) -> list[Claim | Any]:
         """Read the rows."""
-        rows: dict[str, Claim | SessionLost] = {}
+        rows: dict[str, Claim] = {}
         names, known = [session for session, _ in wanted], dict(wanted)
         with self._failing("read"):
             for some in _chunks(names):
                 query = f"SELECT id, number, {_ROW} FROM sessions WHERE id IN ({_marks(some)})"
                 for session, number, version, *row in self._db.execute(query, some):
                     self._remember(session, number)
-                    if [type(value) for value in row[:5]] == [int, int, float, float, str]:
+                    if [type(value) for value in (version, *row[:5])] == [int, int, int, float, float, str]:
                         rows[session] = Claim(version, version, Row(*row), strayed(known[session], version))
                     else:  # SQLite keeps what it is given, whatever the column
-                        rows[session] = SessionLost(f"session {session!r} is lost: its row is damaged.", "damaged")
+                        rows[session] = Claim(version, version, None, damage=damaged(session))
         return [rows.get(name) for name in names]
 
     def commit(self, changes: Sequence[Change]) -> list[int | None]:
@@ -155,8 +155,8 @@ class SqliteStore(Store):
     def read(self, session: str) -> Row | None:
         """Read one row."""
         (found,) = self.claim([(session, -1)])
-        if isinstance(found, SessionLost):
-            raise found
+        if found is not None and found.damage is not None:
+            raise found.damage
         return None if found is None else found.row
 
     def answer(self, session: str, seq: int) -> Any:
@@ -181,7 +181,7 @@ class SqliteStore(Store):
         with self._failing("sweep"), self._transaction():
             query = "SELECT number, id, touched FROM sessions WHERE number > ? ORDER BY number LIMIT ?"
             seen = self._db.execute(query, (self._swept, limit)).fetchall()
-            gone = [session for _, session, touched in seen if touched < before]
+            gone = [session for _, session, touched in seen if isinstance(touched, int | float) and touched < before]
             if gone:
                 self._numbers = Lookup()
                 self._forget(gone)
@@ -326,7 +326,7 @@ class SqliteStore(Store):
             version = next_version()
             done = self._db.execute(_INSERT, (version, *change.row, change.session)).rowcount
         else:
-            version = next_version(change.token)
+            version = next_version(change.token if isinstance(change.token, int) else 0)  # else the row is damaged
             done = self._db.execute(_UPDATE, (version, *change.row, change.session, change.token)).rowcount
         if done and self.replay and change.answer is not None:
             seq, (number,) = change.row.seq, self._numbers_of([change.session])
