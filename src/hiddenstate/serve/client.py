@@ -311,7 +311,8 @@ def as_error(facts: Mapping[str, Any]) -> HiddenStateError | TimeoutError:
 
 def _error(answer: Any) -> HiddenStateError | TimeoutError:
     try:
-        return as_error(answer.json()["error"])
+        found = answer.json()["error"]
+        return Overloaded(str(found["message"])) if answer.status_code == _TOO_MANY else as_error(found)
     except (ValueError, KeyError, TypeError, AttributeError):
         kind = Overloaded if answer.status_code in (_BUSY, _TOO_MANY) else ServeError
         return kind(f"the server answered {answer.status_code}: {answer.text[:200]}")
