@@ -1,5 +1,7 @@
 """Stores to run the same tests on, and a server to talk to."""
 
+import shutil
+import subprocess
 import uuid
 from collections.abc import Iterator
 
@@ -46,3 +48,15 @@ def model() -> nn.Module:
 def http(model):
     with Engine(model) as engine, serving(engine) as url, httpx.Client(base_url=url, trust_env=False) as client:
         yield client
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 8 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("file systems cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)

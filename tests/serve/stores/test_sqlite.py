@@ -138,18 +138,6 @@ def test_a_sweep_goes_round_a_row_that_is_damaged(tmp_path):
     store.close()
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 8 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("file systems cannot be mounted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
 # Writes one session again and again, and ends as if the power had gone.
 _WRITER = """
 import os, sys

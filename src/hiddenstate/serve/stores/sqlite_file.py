@@ -54,7 +54,8 @@ class WatchedFile:
         """Watch what `path` leads to now."""
         self._path = path
         self.log = f"{os.path.realpath(path)}-wal"  # where SQLite has it, also behind a link
-        self._main, self._main_log = _identity(path), _identity(self.log)
+        self._index = f"{self.log[:-4]}-shm"  # what its users share of the log
+        self._main, self._main_log, self._main_index = map(_identity, (path, self.log, self._index))
         self._written = self._last_written()
         self._began = self._log_began()
 
@@ -69,11 +70,12 @@ class WatchedFile:
                 f"acknowledged. Put it back, with the {os.path.basename(self.log)} that was beside it, or restore "
                 f"another one there; to begin with an empty store, restart."
             )
-        if now != self._main and log == self._main_log and log is not None:
+        left = {log, _identity(self._index)} & {self._main_log, self._main_index} - {None}
+        if now != self._main and left:
             raise StoreFailed(
                 f"the store {self._path} was replaced by another file, but beside it is still the log of the one that "
                 f"was there before, which would be taken for its own. Nothing was acknowledged. Remove {self.log} and "
-                f"{self.log[:-4]}-shm, and the other file is served."
+                f"{self._index}, and the other file is served."
             )
         if now == self._main:
             raise StoreFailed(
