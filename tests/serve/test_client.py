@@ -304,7 +304,13 @@ class TwoOutputs(torch.nn.Module):
 def test_push_and_stream_take_and_give_the_same_shapes(made):
     torch.manual_seed(0)
     one, piece, long = torch.randn(3), torch.randn(1, 3), torch.randn(4, 3)
-    wrong = [torch.randn(1, 4, 3), torch.randn(4), torch.randn(0, 3), torch.randn(()), torch.randn(3, dtype=torch.cfloat)]
+    wrong = [
+        torch.randn(1, 4, 3),
+        torch.randn(4),
+        torch.randn(0, 3),
+        torch.randn(()),
+        torch.randn(3, dtype=torch.cfloat),
+    ]
     with Engine(made()) as engine, serving(engine) as url, Client(url) as client:
         for name in ("pushed", "streamed"):
             client.open(name)
@@ -349,13 +355,9 @@ def test_a_client_that_asks_too_often_waits_as_long_as_it_is_told(engine):
         for name in names:
             client.push(name, torch.zeros(3))
         assert [engine.info(name).seq for name in names] == [1] * 4
-    with (
-        Engine(Deep()) as other,
-        serving(other, new_sessions=0.01) as url,
-        Client(url, patience=0.5) as client,
-        pytest.raises(Overloaded, match=r"more than 0.01 new sessions a second|answered 429"),
-    ):
-        for _ in range(3):
+    with Engine(Deep()) as other, serving(other, new_sessions=0.01) as url, Client(url, patience=0.5) as client:
+        client.open()
+        with pytest.raises(Overloaded, match=r"more than 0\.01 new sessions a second"):
             client.open()
 
 

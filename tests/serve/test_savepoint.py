@@ -201,7 +201,7 @@ def test_whatever_was_at_the_path_a_savepoint_over_it_is_what_is_loaded(tmp_path
         if ended == "garbage":
             target.write_bytes(b"no database at all" * 2000)
             (tmp_path / "savepoint.db-wal").write_bytes(b"no log")
-            with pytest.raises(StoreFailed, match="file is not a database.* remove it together with its log"):
+            with pytest.raises(StoreFailed, match=r"file is not a database.* remove it together with its log"):
                 engine.save(target)
             (tmp_path / "savepoint.db-wal").unlink(missing_ok=True)
         engine.push("a", x)

@@ -221,7 +221,8 @@ def _listen(sockets: list[socket.socket]) -> None:
         try:
             here.listen(_BACKLOG)
         except OSError as error:  # somebody else was quicker
-            raise _cannot_listen(*here.getsockname()[:2], error) from error
+            host, port = here.getsockname()[:2]
+            raise _cannot_listen(host, port, error) from error
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> BadInput:

@@ -108,7 +108,9 @@ def from_json(x: Any, dtype: torch.dtype, *, depth: int = _DEPTH) -> Tensor:
     if float in kinds and not dtype.is_floating_point and not dtype.is_complex:
         raise BadInput(f"x has fractions, but this model takes {dtype}.")
     try:
-        numbers = torch.from_numpy(np.array(level, np.float64 if float in kinds or dtype.is_floating_point else np.int64))
+        numbers = torch.from_numpy(
+            np.array(level, np.float64 if float in kinds or dtype.is_floating_point else np.int64)
+        )
         found = numbers.to(dtype)
         # JSON has no infinity: one that comes of a cast, or another whole number, is not what was sent.
         lost = ~found.isfinite() if dtype.is_floating_point or dtype.is_complex else found.to(torch.int64) != numbers
@@ -124,8 +126,8 @@ def is_single_step(shape: Sequence[int], step_shape: Sequence[int]) -> bool:
     shape, step_shape = tuple(shape), tuple(step_shape)
     if shape != step_shape and (len(shape) != len(step_shape) + 1 or shape[1:] != step_shape or not shape[0]):
         raise BadInput(
-            f"x has shape {shape}, but one step of this model has {step_shape}, and a piece has steps in front of that, "
-            f"one or more. A session is one row: there is no batch axis."
+            f"x has shape {shape}, but one step of this model has {step_shape}, and a piece has steps in front of "
+            f"that, one or more. A session is one row: there is no batch axis."
         )
     return shape == step_shape
 

@@ -91,7 +91,9 @@ def test_a_session_whose_row_is_damaged_can_be_closed_begun_anew_and_imported(tm
         with sqlite3.connect(path) as other:
             other.execute(f"UPDATE sessions SET {column} = x'00ff' WHERE id != 'a'")
         other.close()
-        lost = r"session 'b' is lost: its row is damaged\. Put it back with an exported state \(import\), or begin it anew"
+        lost = (
+            r"session 'b' is lost: its row is damaged\. Put it back with an exported state \(import\), or begin it anew"
+        )
         asks = [engine.info, engine.export, engine.reset, lambda name: engine.push(name, x), lambda n: engine.fork(n)]
         for ask in (*asks, lambda name: engine.open(name, exist_ok=True)):
             with pytest.raises(SessionLost, match=lost):
@@ -99,7 +101,7 @@ def test_a_session_whose_row_is_damaged_can_be_closed_begun_anew_and_imported(tm
         assert engine.save(tmp_path / "savepoint.db") == 1
         for name in "bcd":
             assert f"left out of what is saved or loaded: session {name!r} is lost" in caplog.text
-        with pytest.raises(SessionExists, match="1 of the 1 sessions in .* exist already"):
+        with pytest.raises(SessionExists, match=r"1 of the 1 sessions in .* exist already"):
             engine.load(tmp_path / "savepoint.db")
         engine.close("b")
         engine.open("c")

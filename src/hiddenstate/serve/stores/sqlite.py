@@ -233,15 +233,11 @@ class SqliteStore(Store):
         if not self._file.torn():
             self._db.close()
             return
-        # What SQLite would copy is the log of something else than what was put there. So the connection stays open to
-        # the end of the process: before Python 3.12 it cannot be closed without that.
+        # SQLite would copy the old log into what was put there. Before Python 3.12 that cannot be turned off: stay open.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._db))
 
     def _open_again(self) -> None:
-        """Open what is under the path now: another file than before, or the same, to which somebody wrote past SQLite.
-
-        Where a log is left beside it, SQLite takes that for its own, and what is in it goes on.
-        """
+        """Open what is under the path now: another file, or the same, to which somebody wrote past SQLite."""
         _log.warning("the file %s was replaced or overwritten; what is there now is served from here on", self._path)
         self._db.close()  # which leaves a file alone that is no longer in its place
         try:
@@ -263,7 +259,9 @@ class SqliteStore(Store):
         """Raise where what was just written can no longer be found under the path."""
         self._file.wrote()
         if self._file.moved():
-            raise StoreFailed(f"the store {self._path} was replaced at this moment. Nothing was acknowledged: repeat it.")
+            raise StoreFailed(
+                f"the store {self._path} was replaced at this moment. Nothing was acknowledged: repeat it."
+            )
 
     def _advance(self, batch: Advance) -> list[int | None]:
         """Write the sessions of one batch; return their versions, None where a token is outdated."""

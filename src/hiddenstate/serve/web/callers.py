@@ -86,7 +86,6 @@ class TokenFile(Tokens):
                 _log.warning("the tokens stay as they were: %s", error)
         return super().caller(authorization)
 
-
     def _read_again(self, stamp: tuple[int, int, int]) -> None:
         found = dict(_callers(_read(self._path, empty=True)))
         if not found and stamp != self._emptied:

@@ -4,7 +4,8 @@ A binary frame is the number of the input (8 bytes, little-endian; 0: the next o
 model's dtype. The answer is a binary frame with that number, then the output: raw bytes where the model gives one
 tensor, else a safetensors file. A text frame is a JSON object with a `type`:
 
-    to the server      {"type": "push", "x": …, "seq": …, "timeout": …}  {"type": "reset"}  {"type": "info"}  {"type": "eof"}
+    to the server      {"type": "push", "x": …, "seq": …, "timeout": …}  {"type": "reset"}
+                       {"type": "info"}  {"type": "eof"}
     from the server    {"type": "ready", "seq": …, …}  {"type": "output", "seq": …, "y": …}  {"type": "reset"}
                        {"type": "eof", "seq": …}  {"type": "error", "kind": …, "message": …, …}
 
