@@ -1,7 +1,5 @@
 """Stores to run the same tests on, and a server to talk to."""
 
-import shutil
-import subprocess
 import uuid
 from collections.abc import Iterator
 
@@ -11,7 +9,7 @@ import torch
 from torch import nn
 
 from hiddenstate.serve import Engine
-from tests.support import redis
+from tests.support import disk, redis
 from tests.support.models import Deep
 from tests.support.redis import RedisServer
 from tests.support.web import serving
@@ -53,10 +51,7 @@ def http(model):
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 8 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("file systems cannot be mounted here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with disk.small_disk(tmp_path / "disk") as folder:
+        if folder is None:
+            pytest.skip("file systems cannot be mounted here")
+        yield folder

@@ -89,7 +89,7 @@ class Client:
         return unwrapped(safetensors.torch.load(answer.content))
 
     def stream(self, session: str, xs: Iterable[Tensor], *, begin: bool = False) -> Iterator[Any]:
-        """Apply many inputs through a WebSocket, several under way at once, and yield outputs as `push` gives, in order.
+        """Apply many inputs through a WebSocket, several under way at once, and yield what `push` gives, in order.
 
         When the connection breaks, it is made again, and the stream goes on where it was. With `begin` a session that
         is not there is begun.

@@ -233,7 +233,7 @@ class SqliteStore(Store):
         if not self._file.torn():
             self._db.close()
             return
-        # SQLite would copy the old log into what was put there. Before Python 3.12 that cannot be turned off: stay open.
+        # SQLite would copy the old log into what was put there. Before Python 3.12 one cannot say no: stay open.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._db))
 
     def _open_again(self) -> None:
