@@ -5,8 +5,9 @@ python benchmarks/chaos_serve.py --seed 277 --only servers-redis
 
 Callers push, repeat, open, fork, reset, close, export and import, and give up; inputs are NaN; stores fail and are
 locked, are set back to older copies and fill their disk, workers are killed, paused, stopped and started, Redis is
-killed, clocks jump, models stall. What was answered must be what sessions give that are run one operation at a time by torch alone (tests/support/history.py). The first
-history that cannot be explained is printed with its seed; the exit status says whether there was one.
+killed, clocks jump, models stall. What was answered must be what sessions give that are run one operation at a time by
+torch alone (tests/support/history.py). The first history that cannot be explained is printed with its seed; the exit
+status says whether there was one.
 """
 
 import argparse

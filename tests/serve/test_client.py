@@ -362,8 +362,11 @@ def test_a_client_that_asks_too_often_waits_as_long_as_it_is_told(engine):
 
 
 def test_a_deadline_reaches_the_server_and_what_it_says_comes_back():
+    running = threading.Event()
+
     class Slow(Deep):
         def forward(self, x):
+            running.set()
             end = time.perf_counter() + 0.3
             while time.perf_counter() < end:
                 torch.ones(200_000).sum()  # busy, and so not for an event loop; others run meanwhile
@@ -377,9 +380,10 @@ def test_a_deadline_reaches_the_server_and_what_it_says_comes_back():
             client.push("a", torch.zeros(3), 2, timeout=0.05)
         assert not isinstance(late.value, DeadlineExceeded)
         assert client.push("a", torch.zeros(3), 2).shape == (2,)  # the same, which was applied once
-        busy = threading.Thread(target=lambda: other.push("b", torch.zeros(3)))
+        running.clear()
+        busy = threading.Thread(target=lambda: other.push("b", torch.zeros(3), 1))
         busy.start()
-        time.sleep(0.1)
+        assert running.wait(10)
         with pytest.raises(DeadlineExceeded, match=r"did not come within 0.05 s, so it was not applied"):
             client.push("a", torch.zeros(3), 3, timeout=0.05)
         busy.join()

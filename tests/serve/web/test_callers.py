@@ -1,7 +1,6 @@
 """Who is calling: tokens from a mapping, a file or the environment, and rates for each caller."""
 
 import json
-import time
 
 import httpx
 import pytest
@@ -11,6 +10,7 @@ from websockets.sync.client import connect
 from hiddenstate.errors import BadInput
 from hiddenstate.serve import Engine
 from hiddenstate.serve.web.callers import NOBODY, RateLimit, TokenFile, Tokens, open_tokens
+from tests.support.deadline import let_pass
 from tests.support.web import serving
 
 
@@ -77,7 +77,7 @@ def test_a_file_that_is_emptied_revokes_everybody_also_on_open_streams(model, tm
             assert tokens.caller("Bearer old") is not None  # it may be about to be written
             now[0] += 2
             assert tokens.caller("Bearer old") is None
-            time.sleep(1.1)
+            let_pass(1.1)  # after which a stream looks again
             stream.send('{"type": "info"}')
             said = json.loads(stream.recv(10))
             assert said["message"] == "the bearer token of this stream is no longer one that this server knows."

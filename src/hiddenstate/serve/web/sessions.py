@@ -141,6 +141,7 @@ async def push(
     caller: CurrentCaller,
     session: str,
     request: Request,
+    *,
     seq: Annotated[int | None, Query(ge=1, lt=_LARGEST_SEQ)] = None,
     create: Annotated[bool, Query(alias="open")] = False,
     timeout: Annotated[float | None, Query(gt=0, le=_LONGEST_TIMEOUT)] = None,
