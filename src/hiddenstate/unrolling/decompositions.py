@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -12,6 +12,11 @@ from torch import Tensor
 
 aten = torch.ops.aten
 _AS_IT_IS: Any = NotImplemented  # the answer that leaves an operation whole
+_REDUCTIONS: dict[Callable[..., Tensor], tuple[Any, ...]] = {
+    torch.sum: (aten.sum.default, aten.sum.dim_IntList),
+    torch.mean: (aten.mean.default, aten.mean.dim),
+    torch.amax: (aten.amax.default,),
+}
 
 
 @lru_cache(maxsize=1)
@@ -40,7 +45,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     found[aten.addmm.default] = lambda bias, *factors, **scales: _added_product(torch.mm, bias, *factors, **scales)
     found[aten.baddbmm.default] = lambda bias, *factors, **scales: _added_product(torch.bmm, bias, *factors, **scales)
     found[aten.hardsigmoid_backward.default] = _hardsigmoid_backward
-    found[aten.sum.default] = _sum
+    for reduce, ways in _REDUCTIONS.items():
+        found.update((way, partial(_with_axes, reduce)) for way in ways)
     found[aten.clamp_min.Tensor] = torch.maximum
     found[aten.clamp_max.Tensor] = torch.minimum
     found[aten.clamp.Tensor] = _clamp
@@ -62,8 +68,13 @@ def _var_mean(
     return spread, mean if keepdim else mean.squeeze(dims)
 
 
-def _sum(x: Tensor, *, dtype: torch.dtype | None = None) -> Any:
-    return _AS_IT_IS if dtype is not None or not x.dim() else x.sum(list(range(x.dim())))
+def _with_axes(
+    reduce: Callable[..., Tensor], x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    """Name the axes of a reduction that takes all of them."""
+    if dtype is not None or dim is not None and dim != [] or not x.dim():
+        return _AS_IT_IS
+    return reduce(x, list(range(x.dim())), keepdim)
 
 
 def _hardsigmoid_backward(grad: Tensor, x: Tensor) -> Tensor:

@@ -124,15 +124,22 @@ def mixes(run: Run) -> bool:
         return True
     if batch == 1:
         return False
-    with torch.no_grad(), untouched(layer.module):
-        whole, draws = _seeded(layer, now)
-        for rows in (slice(0, 1), slice(1, None)):
-            # What is no number makes all that it takes part in no number.
-            others = [_parts(_seeded(layer, _without(now, rows))[0], rows)]
-            if not draws:  # else fewer rows are given other numbers
-                others.append(_parts(_seeded(layer, Task(now.x[rows], _rows(now.state, rows)))[0], None))
-            if not all(_near(found, _parts(whole, rows), near) for found in others):
-                return True
+    try:
+        with torch.no_grad(), untouched(layer.module):
+            return _differs(layer, now, near)
+    except Exception:  # a step that fails for other rows, as statistics of batches do for one, does not let them be
+        return True
+
+
+def _differs(layer: Layer, now: Task, near: float) -> bool:
+    whole, draws = _seeded(layer, now)
+    for rows in (slice(0, 1), slice(1, None)):
+        # What is no number makes all that it takes part in no number.
+        others = [_parts(_seeded(layer, _without(now, rows))[0], rows)]
+        if not draws:  # else fewer rows are given other numbers
+            others.append(_parts(_seeded(layer, Task(now.x[rows], _rows(now.state, rows)))[0], None))
+        if not all(_near(found, _parts(whole, rows), near) for found in others):
+            return True
     return False
 
 

@@ -46,8 +46,8 @@ class Trace:
 
 def trace(step: Step, arguments: StepArguments, *, grad: bool) -> Trace:
     """Trace a step, with its vjp where `grad`, or say why it cannot be traced."""
-    step.try_out()
     try:
+        step.try_out()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what tracing itself does, which is none of the user's business
             return _make_graph(step, arguments, grad)
