@@ -151,8 +151,8 @@ def while_compiled(cell, h):
     return h * 2 if torch.compiler.is_compiling() else h
 
 
-def if_dense(cell, h):
-    return h * 2 if h.is_contiguous() else h
+def scaled_and_divided(cell, h):
+    return torch.addcdiv(h, h, h + 2, value=0.5)
 
 
 REFUSED = {
@@ -161,8 +161,8 @@ REFUSED = {
     stopping_in_a_function: "it checks values at every step, as assert does",
     hooked: "it puts a hook on a tensor at every step",
     without_gradients_from_now_on: "it leaves gradients switched on or off",
-    while_compiled: "its Python code asks for 'is_compiling' and the answer is another while it is read",
-    if_dense: "its Python code asks for 'is_contiguous' of a tensor, which changes from step to step",
+    while_compiled: "its Python code asks for 'is_compiling' which is answered otherwise while it is read",
+    scaled_and_divided: "its Python code asks for 'addcdiv' which torch's tracer computes in another order",
 }
 
 

@@ -50,9 +50,12 @@ def compile_loops(schedule: Schedule, run: Run, judge: Judge | None = None) -> N
         try:
             with warnings.catch_warnings(), unlogged():
                 warnings.simplefilter("ignore")  # of what torch's compiler thinks of the user's settings
-                runs = way(schedule, run)
                 judge = judge or Judge(run, grad=schedule.grad)
+                plainly = judge.at_edges(schedule)
+                runs = way(schedule, run)
                 judge.check(schedule)
+                for ours, theirs in zip(judge.at_edges(schedule), plainly, strict=True):
+                    agree(ours, theirs, judge.tolerance)
                 if run.x.is_cuda:
                     _record(schedule, run)
         except Exception as error:  # whatever a writer or a compiler meets, torch's own operations are still there

@@ -23,13 +23,19 @@ _REDUCTIONS: dict[Callable[..., Tensor], tuple[Any, ...]] = {
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return what tracing takes apart, and how."""
     from torch._decomp import get_decompositions
+    from torch._decomp.decompositions import pw_cast_for_opmath
 
     wanted = [
         *(aten.native_layer_norm, aten.native_layer_norm_backward, aten.native_group_norm_backward),
         *(aten.tanh_backward, aten.sigmoid_backward, aten.threshold_backward, aten.gelu_backward, aten.silu_backward),
-        *(aten.elu_backward, aten.leaky_relu_backward, aten.hardtanh_backward, aten.softplus_backward),
-        *(aten._softmax_backward_data, aten._log_softmax_backward_data, aten.addcmul, aten.addcdiv, aten.lerp),
-        *(aten.select_backward, aten.slice_backward, aten.mse_loss_backward, aten.hardswish_backward),
+        *(aten.leaky_relu_backward, aten.softplus_backward, aten.select_backward, aten.slice_backward),
+        *(
+            aten._softmax_backward_data,
+            aten._log_softmax_backward_data,
+            aten.addcmul,
+            aten.lerp,
+            aten.mse_loss_backward,
+        ),
         *(aten.silu, aten.elu, aten.leaky_relu, aten.hardtanh, aten.softplus, aten.gelu, aten.celu),
         *(aten.mish, aten.mish_backward, aten.hardswish, aten.glu),
         *(aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten.glu_backward, aten._log_softmax, aten.roll),
@@ -45,12 +51,15 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     found[aten.addmm.default] = lambda bias, *factors, **scales: _added_product(torch.mm, bias, *factors, **scales)
     found[aten.baddbmm.default] = lambda bias, *factors, **scales: _added_product(torch.bmm, bias, *factors, **scales)
     found[aten.hardsigmoid_backward.default] = _hardsigmoid_backward
+    found[aten.hardtanh_backward.default] = pw_cast_for_opmath(_hardtanh_backward)
+    found[aten.hardswish_backward.default] = pw_cast_for_opmath(_hardswish_backward)
+    found[aten.elu_backward.default] = pw_cast_for_opmath(_elu_backward)
     for reduce, ways in _REDUCTIONS.items():
         found.update((way, partial(_with_axes, reduce)) for way in ways)
     found[aten.clamp_min.Tensor] = torch.maximum
     found[aten.clamp_max.Tensor] = torch.minimum
     found[aten.clamp.Tensor] = _clamp
-    found[aten.remainder.Tensor] = found[aten.remainder.Scalar] = _remainder
+    found[aten.remainder.Scalar] = _remainder
     found[aten.div.Tensor_mode] = found[aten.div.Scalar_mode] = _divided
     found[aten.select_scatter.default] = _select_scatter
     found[aten.slice_scatter.default] = _slice_scatter
@@ -72,7 +81,7 @@ def _with_axes(
     reduce: Callable[..., Tensor], x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
     """Name the axes of a reduction that takes all of them."""
-    if dtype is not None or dim is not None and dim != [] or not x.dim():
+    if dtype is not None or (dim is not None and dim != []) or not x.dim():
         return _AS_IT_IS
     return reduce(x, list(range(x.dim())), keepdim)
 
@@ -80,6 +89,23 @@ def _with_axes(
 def _hardsigmoid_backward(grad: Tensor, x: Tensor) -> Tensor:
     # Torch's own code takes a sixth in single precision, whatever it works in.
     return torch.where((x > -3) & (x < 3), grad * 0.1666666716337204, 0.0)
+
+
+# At what is no number these take the way of torch's own code, not that of the parts that torch would take them into.
+
+
+def _hardtanh_backward(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
+    return torch.where((x > low) & (x < high), grad, 0.0)
+
+
+def _hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
+    return torch.where(x <= -3, 0.0, torch.where(x >= 3, grad, grad * (x / 3 + 0.5)))
+
+
+def _elu_backward(grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor) -> Tensor:
+    below = grad * input_scale
+    below = below * (x + alpha * scale) if is_result else below * (alpha * scale) * torch.exp(x * input_scale)
+    return torch.where(x > 0, grad * scale, below)
 
 
 def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:

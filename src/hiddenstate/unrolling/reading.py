@@ -30,12 +30,13 @@ from .unguarded import Unguarded, functions_of, misnamed
 
 TRIED = ("2.11", "2.13")  # versions of torch whose guards were tried on all the changes that the tests know
 _AGAIN = 3  # times that a cell is read before it is said to change while that is done
-_ASKED = {  # what Python code may ask for -> why the answer is not the same at every step
+_ASKED = {  # what Python code may ask for -> why a trace has no answer
     **dict.fromkeys(
-        ("requires_grad", "grad_fn", "is_leaf", "_version"), "of a tensor, which changes from step to step"
+        ("requires_grad", "grad_fn", "is_leaf", "_version", "data_ptr", "storage_offset"),
+        "of a tensor, which changes from step to step",
     ),
-    **dict.fromkeys(("data_ptr", "storage_offset", "is_contiguous"), "of a tensor, which changes from step to step"),
-    **dict.fromkeys(("is_compiling", "is_dynamo_compiling"), "and the answer is another while it is read"),
+    **dict.fromkeys(("is_compiling", "is_dynamo_compiling"), "which is answered otherwise while it is read"),
+    "addcdiv": "which torch's tracer computes in another order",
 }
 _SHAPED = {
     *("view", "reshape", "expand", "repeat", "unflatten", "zeros", "ones", "empty", "randn", "rand"),

@@ -276,7 +276,7 @@ def _content(value: Any, depth: int = 0) -> Any:
 def _names(value: Any, asked: frozenset[str]) -> tuple[Iterable[Any], ...] | None:
     """Return the keys and attributes that an object holds itself: of what is not there nothing is guarded."""
     scope = vars(value) if isinstance(value, ModuleType) else value
-    if isinstance(scope, dict) and "__builtins__" in scope or isinstance(value, ModuleType):
+    if (isinstance(scope, dict) and "__builtins__" in scope) or isinstance(value, ModuleType):
         # Of names in modules there are many, and ever more in some.
         return None if _is_torchs(scope.get("__name__", "")) else (asked & scope.keys(),)
     if isinstance(value, type | Tensor) or type(value) in _WITHOUT_NAMES:
