@@ -83,16 +83,8 @@ def test_a_gradient_that_one_output_alone_does_not_reach_is_judged_by_that_outpu
             h = torch.tanh(self.inner(x) + torch.sgn(c))  # whose slope torch gives as zeros
             return h, (h, torch.tanh(c + h))
 
-    cell, x = Signs(), torch.randn(3, 5, SIZE)
-    found = []
-    for engine in ("loop", "fast"):
-        try:
-            out, _ = hs.unroll(cell, x, engine=engine)
-        except Untraceable as refusal:
-            assert refusal.reason.startswith("Signs cannot run by a schedule, because its schedule reaches other")
-            return
-        found.append(torch.autograd.grad(out.sum(), cell.start, allow_unused=True)[0])
-    assert (found[0] is None) == (found[1] is None)
+    with pytest.raises(Untraceable, match="its schedule reaches other tensors by a gradient than the plain loop"):
+        hs.unroll(Signs(), torch.randn(3, 5, SIZE), engine="fast")
 
 
 def test_other_dtypes_and_whole_numbers_are_differences():
