@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import BadInput
 from ..state import Path, tensors
 
-_STATE_WORDS = ("h", "c", "hs", "cs", "hx", "cx", "hn", "cn", "ht", "ct", "mem")  # as words of a name
+_STATE_WORDS = ("h", "c", "hs", "cs", "hx", "cx", "hn", "cn", "ht", "ct", "hid", "hids", "mem")  # as words of a name
 _STATE_PARTS = ("hidden", "state", "hx", "h0", "c0", "carry", "memory", "hc")  # anywhere in one
 
 

@@ -206,10 +206,10 @@ class Patient:
             result = inputs.calling(self.model, inputs.args if own else inputs.own_args())
         return Outcome(readable(result), inputs, calls, tracer.trace if tracer is not None else Operations())
 
-    def call_after_reset(self) -> Outcome:
+    def call_after_reset(self, **how: Any) -> Outcome:
         """Call the model once more, after the methods by which a new sequence begins."""
         self._reset(self.inputs.batch)
-        return self.call()
+        return self.call(**how)
 
     def run(self, inputs: ModelInputs | None = None, **how: Any) -> Outcome:
         """Call the model once, from the state it was found in."""
