@@ -16,7 +16,7 @@ from ..errors import BadInput
 from ..state import Path, ends, mapped, numbers
 from .calling import Calling, called, calling, is_state, path_name, state_named
 from .inputs import Argument, ModelInputs, lengths_of, unpacked
-from .masks import unread_padding, with_padding
+from .padding import unread_padding, with_padding
 from .patient import Patient
 from .stepped import (
     Stepped,

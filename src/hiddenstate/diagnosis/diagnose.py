@@ -217,18 +217,23 @@ def _unheard(patient: Patient, run: Outcome) -> str:
 
 
 def _told(findings: list[Finding]) -> list[Finding]:
-    """Leave out what is only the consequence of something graver that is told."""
+    """Leave out what is only the consequence of something as grave that is told."""
     explains = {rule.code: rule.explains for rule in RULES}
-    grave = list(dict.fromkeys(finding.code for finding in findings if finding.severity != "note"))
-    waiting = list(dict.fromkeys(finding.code for finding in findings))
+    rank: dict[str, int] = {}
+    for finding in findings:
+        rank[finding.code] = min(RANK[finding.severity], rank.get(finding.code, RANK["note"]))
+    waiting = list(rank)
+
+    def hides(cause: str, code: str) -> bool:
+        return code in explains[cause] and rank[cause] < RANK["note"] and rank[cause] <= rank[code]
+
     kept: set[str] = set()
     while waiting:
         # What nothing explains is told; in a circle, what the rules list first.
-        free = [c for c in waiting if not any(c in explains[w] for w in waiting if w in grave and w != c)]
+        free = [c for c in waiting if not any(hides(w, c) for w in waiting if w != c)]
         told = free or waiting[:1]
         kept |= set(told)
-        hidden = {code for cause in told if cause in grave for code in explains[cause]}
-        waiting = [code for code in waiting if code not in kept and code not in hidden]
+        waiting = [code for code in waiting if code not in kept and not any(hides(cause, code) for cause in told)]
     return [finding for finding in findings if finding.code in kept]
 
 

@@ -1,4 +1,4 @@
-"""Masks among the arguments: those that say where padding is, and those that say where a sequence begins anew."""
+"""Padding: where masks among the arguments say that it is, and inputs with more of it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .calling import begins_anew
 from .inputs import Argument, ModelInputs
 
 _PADDING = re.compile(r"pad|attention|attn|attend|valid", re.IGNORECASE)
 _PLAIN = re.compile(r"^$|mask", re.IGNORECASE)
-_BEGINS = re.compile(
-    r"(^|_)(not_?|non_?|is_?|no_?)?(dones?|resets?|starts?|firsts?|init|begins?|beginnings?|terminals?|terminated|terminations?"
-    r"|truncated|truncations?|episodes?|ends?|ended|keeps?|continues?|new)(_|$)",
-    re.IGNORECASE,
-)
-
-
-def begins_anew(name: str) -> bool:
-    """Say whether a mask of this name tells where a sequence begins or ends, as `done` and `episode_starts` do."""
-    return bool(_BEGINS.search(name))
 
 
 def with_padding(inputs: ModelInputs) -> ModelInputs:
@@ -68,3 +59,34 @@ def _read(inputs: ModelInputs, argument: Argument, *, handed: bool) -> tuple[Ten
         if by_name or int(lengths.min()) < int(lengths.max()):
             return lengths, real
     return None
+
+
+def padded(inputs: ModelInputs, more: int) -> ModelInputs | None:
+    """Return the inputs with `more` steps of padding behind their own; None where it is unknown how to pad them."""
+    changed = inputs
+    for argument in inputs.arguments:
+        if argument.time is None or argument.steps != inputs.steps or argument.kind not in ("sequence", "mask"):
+            continue
+        if argument.kind == "sequence" and argument.path != inputs.main:
+            return None  # other sequences beside it: how they are padded is unknown
+        x = inputs.get(argument.path)
+        shape = list(x.shape)
+        shape[argument.time] = more
+        changed = changed.put(
+            argument.path, torch.cat([x, x.new_full(shape, _pad_value(inputs, argument, x))], argument.time)
+        )
+    arguments = tuple(replace(s, steps=s.steps + more) if s.steps == inputs.steps else s for s in inputs.arguments)
+    return replace(changed, arguments=arguments, steps=inputs.steps + more)
+
+
+def _pad_value(inputs: ModelInputs, argument: Argument, x: Tensor) -> float:
+    if argument.kind == "mask":
+        return 1 if argument.real == 0 else 0
+    if x.is_floating_point():
+        return 0
+    if inputs.pad_token is not None:
+        return inputs.pad_token
+    assert argument.rows is not None
+    assert argument.time is not None
+    padding = x.movedim((argument.rows, argument.time), (0, 1))[~inputs.valid.to(x.device)]
+    return int(padding.flatten()[0]) if padding.numel() else 0
