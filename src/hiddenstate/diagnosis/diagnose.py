@@ -18,6 +18,7 @@ from .first_call import settle, timed
 from .outcome import Outcome
 from .patient import Patient
 from .probes.calls import PlainCall
+from .probes.handed import StateGivenBack
 from .report import RANK, Finding, Report
 from .rule import Rule, Symptom
 from .rules import RULES, TITLES
@@ -171,10 +172,13 @@ def _examined(patient: Patient, name: str, unwanted: frozenset[str]) -> Report:
             symptoms = [seen] if isinstance(seen, Symptom) else seen or ()
             measured_on = "" if rule.static or patient.excerpt is None else str(patient.excerpt)
             findings += [_finding(rule, symptom, measured_on) for symptom in symptoms]
+        step = "" if broken or patient.recurrent else patient[StateGivenBack].name
+    if step:
+        patient.assumed.append(f"{step} goes in and comes out of each call: the model was examined as one step")
     if unheard:  # here, since all warnings within the examination are the model's own, and silenced
         warnings.warn(f"hs.diagnose({name}): {unheard}.", HiddenStateWarning, stacklevel=3)
         patient.assumed.append(unheard)
-    if not broken and not any(finding.code in _WITHOUT for finding in findings):
+    if not broken and not step and not any(finding.code in _WITHOUT for finding in findings):
         patient.check_recurrent()  # at the end: a forgotten recurrent term is a finding, not a model without recurrence
     explained = {code for rule in RULES for finding in findings if finding.code == rule.code for code in rule.explains}
     failed = {code: why for code, why in failed.items() if code not in explained}

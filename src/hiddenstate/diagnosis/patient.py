@@ -148,12 +148,19 @@ class Patient:
             )
         self.assumed += [f"not examined: {doubt}" for doubt in self.doubts]
 
+    @property
+    def recurrent(self) -> bool:
+        """Whether anything in the model was seen to recur, or may."""
+        return bool(self.layers or self.seen or self.doubts or self.unregistered)
+
     def check_recurrent(self) -> None:
         """Refuse a model in which nothing recurrent was seen."""
-        if not (self.layers or self.seen or self.doubts or self.unregistered):
+        if not self.recurrent:
             raise NotRecurrent(
                 f"nothing recurrent was seen in {type(self.model).__name__}, so there is no hidden state to examine. "
-                f"hs.layers(model, *inputs).explain() shows what was looked at; hs.register teaches a new kind."
+                f"A state that goes in and comes out of each call is seen where both are given and have one shape: "
+                f"hs.diagnose(model, x, hidden). hs.layers(model, *inputs).explain() shows what was looked at; "
+                f"hs.register teaches a new kind."
             )
 
     @contextmanager
