@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_sequence
 from ..cells import input_axes, started, unwrap
 from ..errors import BadInput
 from ..state import Path, ends, mapped, numbers
-from .calling import Calling, called, calling, is_state, path_name, state_named
+from .calling import Calling, called, calling, is_state, path_name
 from .inputs import Argument, ModelInputs, lengths_of, unpacked
 from .padding import unread_padding, with_padding
 from .patient import Patient
@@ -70,7 +70,9 @@ def admit(
     args, flat = _unflattened(how.names, inputs) if axes == (None, None) else (inputs, frozenset())
     args, ragged, lengths = _padded(args, lengths)
     read = read_inputs(how, args, batch_axis=1 if flat else batch_axis, lengths=lengths)
-    assumed += [f"padding is where {read.name(a.path) or 'a mask'} says so" for a in read.arguments if a.real is not None]
+    assumed += [
+        f"padding is where {read.name(a.path) or 'a mask'} says so" for a in read.arguments if a.real is not None
+    ]
     assumed += [
         f"{name} does not hold one value at the real steps of each row and the other one behind them, so what padding "
         f"does was not examined; lengths= tells it"

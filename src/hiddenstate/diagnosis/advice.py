@@ -59,6 +59,26 @@ def remembering(layer: Layer | None) -> str:
     return f"with torch.no_grad(): {'; '.join(lines)}  # {why}"
 
 
+def drawn_anew(layer: Layer | None) -> str:
+    """Return how the weights of a layer, or of a model that has none of its own, are drawn anew."""
+    path = path_of("model", "" if layer is None or layer.seen is not None else layer.name)
+    if layer is not None and layer.seen is None and hasattr(layer.module, "reset_parameters"):
+        return f"{path}.reset_parameters()"
+    module = None if layer is None else layer.module
+    if module is not None and any(hasattr(part, "reset_parameters") for part in module.modules()):
+        inner = f"[m.reset_parameters() for m in {path}.modules() if hasattr(m, 'reset_parameters')]"
+        bare = any(p.dim() > 1 for m in module.modules() if not hasattr(m, "reset_parameters") for p in _own(m))
+        return f"{inner}; {_BARE % path}" if bare else inner
+    return _BARE % path
+
+
+_BARE = "[torch.nn.init.normal_(p, std=0.5 * len(p) ** -0.5) for p in %s.parameters(recurse=False) if p.dim() > 1]"
+
+
+def _own(module: nn.Module) -> list[nn.Parameter]:
+    return list(module.parameters(recurse=False))
+
+
 def freezing(names: Sequence[str], model: nn.Module) -> str:
     """Return how parameters without a gradient are frozen on purpose, where they are not to be used or removed."""
     without = set(names)

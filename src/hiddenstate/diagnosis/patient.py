@@ -7,9 +7,10 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -288,7 +289,7 @@ class Unregistered:
 
 
 def unregistered(model: nn.Module) -> list[Unregistered]:
-    """Return what is held in plain attributes, lists, dicts and objects, and registered nowhere."""
+    """Return what is held in plain attributes, lists, dicts, objects and functions, and registered nowhere."""
     known = {id(module) for module in model.modules()}
     known |= {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     found: list[Unregistered] = []
@@ -323,6 +324,12 @@ def _inside(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any, bool]
             yield from _inside(inner, f"{name}[{place}]", depth + 1)
     elif isinstance(value, partial):
         yield from _inside((*value.args, *value.keywords.values()), f"{name}.args", depth + 1)
+    elif isinstance(value, FunctionType):  # a lambda keeps what it reads from around it
+        for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with suppress(ValueError):  # not yet bound
+                yield from _inside(cell.cell_contents, f"{name} ({variable})", depth + 1)
+    elif isinstance(value, MethodType):
+        yield from _inside(value.__self__, f"{name}.__self__", depth + 1)
     elif plain_object(value):
         for attribute, inner in vars(value).items():
             yield from _inside(inner, f"{name}.{attribute}", depth + 1)

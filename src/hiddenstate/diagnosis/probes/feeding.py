@@ -66,11 +66,13 @@ def _pattern(runs: list[Outcome], path: Path) -> str:
 
 
 def _fed(run: Outcome, path: Path) -> str:
-    """Return for each step that is fed: T a later step of the input, S its first one or one of another input, O other."""
+    """Return for each step that is fed: T a later step of the input, S its first or one of another input, O other."""
     inputs = run.inputs
     others = [a.path for a in inputs.arguments if a.kind == "sequence" and a.time is not None and a.path != path]
     columns = _columns(inputs, path)
-    beside = [column for other in others if inputs.argument(other).rows is not None for column in _columns(inputs, other)]
+    beside = [
+        column for other in others if inputs.argument(other).rows is not None for column in _columns(inputs, other)
+    ]
     marks = ""
     for value in _steps(run, tokens=not columns[0].is_floating_point()):
         if any(_is(value, column) for column in columns[1:]):

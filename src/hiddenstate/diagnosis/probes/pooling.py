@@ -62,7 +62,9 @@ def _pool(operation: Operation, inputs: ModelInputs) -> Pool | None:
     if rows is None:
         return None
     values = (operation.outputs[0] if operation.name == "softmax" else x).detach().movedim((rows, time), (0, 1))
-    return Pool(operation.name, tuple(x.shape), rows, time, _counts(operation.name, values, inputs.valid[:, : x.shape[time]]))
+    return Pool(
+        operation.name, tuple(x.shape), rows, time, _counts(operation.name, values, inputs.valid[:, : x.shape[time]])
+    )
 
 
 def _counts(name: str, values: Tensor, valid: Tensor) -> bool:

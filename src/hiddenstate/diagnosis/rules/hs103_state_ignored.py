@@ -155,7 +155,7 @@ def _part_left_out(patient: Patient) -> Symptom | None:
                     "_, (h, c) = self.encoder(x); out, _ = self.decoder(y, (h, c))",
                     {"c": 0.0},
                 )
-        ended = call.layer.label if "c" in call.layer.spec.parts else ended
+        ended = call.layer.label if "c" in call.state else ended
     return None
 
 

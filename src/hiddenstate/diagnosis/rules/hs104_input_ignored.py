@@ -178,14 +178,14 @@ def _marks_unread(patient: Patient) -> Symptom | None:
     # Marks of a new sequence first: without them a state is never set back.
     unread.sort(key=lambda argument: not begins_anew(inputs.name(argument.path)))
     for argument in unread:
-        marks = _marks(_value(patient, argument))
-        anew = begins_anew(inputs.name(argument.path)) and marks
+        marked = _marks(_value(patient, argument))
+        anew = begins_anew(inputs.name(argument.path)) and marked
         return Symptom(
             "warning" if anew else "note",
             _named(patient, argument.path),
             f"set to 0, to 1 and the other way round, and from another state, it moved no output, in eval and in "
             f"training (0, limit {limit:.0e})."
-            if marks
+            if marked
             else f"with every row's replaced, no output moved, in eval and in training (0, limit {limit:.0e}).",
             "it says where a sequence begins anew, and forward never reads it: the state goes on from one sequence to "
             "the next"

@@ -62,9 +62,9 @@ from torch.nn.utils.rnn import PackedSequence
 from ...state import tensors
 from ..inputs import ModelInputs
 from ..outcome import Outcome, change, eps
+from ..padding import padded
 from ..patient import Patient
 from ..probes.calls import OtherSeed, OutputLayout, OutputTensor, PlainCall, attempt, by_rows
-from ..padding import padded
 from ..probes.gradients import Backward, gradients
 from ..probes.pooling import Pool, PooledSteps
 from ..probes.steps import Directions

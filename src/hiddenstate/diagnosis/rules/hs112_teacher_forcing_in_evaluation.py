@@ -3,11 +3,12 @@
 In eval mode the decoder is still fed the targets, where it should go on from its own outputs: validation looks far
 better than what the model gives later, when nobody knows the targets.
 
-**How it is known.** In eval mode, with several seeds, what the decoder is fed at each step is compared with the steps of
-each input. Some of them being steps of the targets and others the model's own, by chance, is teacher forcing that goes
-on. So it is where all are targets, and none is with a switch of that name (`teacher_forcing`, `tf_ratio`) turned off.
-A model that reads a given beginning and then goes on by itself is healthy, and so is one that knows no other way than
-to be fed its targets. Where the switch is an argument of forward, it is the caller's: a note says how to turn it off.
+**How it is known.** In eval mode, with several seeds, what the decoder is fed at each step is compared with the steps
+of each input. Some of them being steps of the targets and others the model's own, by chance, is teacher forcing that
+goes on. So it is where all are targets, and none is with a switch of that name (`teacher_forcing`, `tf_ratio`) turned
+off. A model that reads a given beginning and then goes on by itself is healthy, and so is one that knows no other way
+than to be fed its targets. Where the switch is an argument of forward, it is the caller's: a note says how to turn it
+off.
 
 **Limit.** No step of the targets after the first step of the model's own.
 
@@ -65,38 +66,43 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from torch import nn
 
-from ..calling import taken_by_position
+from ..calling import Calling, taken_by_position
+from ..inputs import ModelInputs
 from ..patient import Patient
 from ..probes.feeding import Feeding, Feedings, fed
 from ..rule import Rule, Symptom
 
-_SWITCH = re.compile(r"teacher|forcing|(^|_)tf(_|$)|scheduled|sampling_(p|rate|ratio|prob)|ground_?truth|use_(gt|targets?)")
+_SWITCH = re.compile(
+    r"teacher|forcing|(^|_)tf(_|$)|scheduled|sampling_(p|rate|ratio|prob)|ground_?truth|use_(gt|targets?)"
+)
 
 
 def check(patient: Patient) -> Symptom | None:
     """In eval mode, the decoder is fed targets as well as what it gave itself."""
     for feeding in patient[Feedings]:
-        switch, holder = _switch(patient.model)
-        by_caller = any(_SWITCH.search(name) for name in taken_by_position(patient.model))
-        if not feeding.by_chance and not (feeding.always and switch and _turns_off(patient, holder, switch, feeding)):
+        argument = next((name for name in taken_by_position(patient.model) if _SWITCH.search(name.lower())), "")
+        switch, holder = ("", patient.model) if argument else _switch(patient.model)
+        off = feeding.always and (argument or switch) and _turns_off(patient, feeding, argument, switch, holder)
+        if not feeding.by_chance and not off:
             continue
-        name = patient.inputs.name(feeding.path) or "the targets"
-        self_name = f"self.{switch}" if switch else "ratio"
-        advice = f"forced = self.training and random.random() < {self_name}"
-        if by_caller:
-            argument = next(name for name in taken_by_position(patient.model) if _SWITCH.search(name))
+        name, steps = patient.inputs.name(feeding.path) or "the targets", feeding.told + feeding.own
+        advice = f"forced = self.training and random.random() < {f'self.{switch}' if switch else 'ratio'}"
+        if argument:
             advice = f"model(source, target, {argument}=0)  # in evaluation; or look at self.training in forward"
         return Symptom(
-            "note" if by_caller else "warning",
+            "note" if argument else "warning",
             f"{name}, an argument of forward",
-            f"in eval mode, {feeding.told} of {feeding.told + feeding.own} steps after the first are fed from {name}, "
-            f"the others from the model's own outputs (limit: 0)."
-            if feeding.by_chance
-            else f"in eval mode, {feeding.told} of {feeding.told} steps after the first are fed from {name}, and with "
-            f"{switch} off 0 of them (limit: 0).",
+            f"in eval mode, {feeding.told} of {steps} steps after the first are fed from {name}, "
+            + (
+                "the others from the model's own outputs"
+                if feeding.by_chance
+                else f"and with {argument or switch} off 0 of them"
+            )
+            + " (limit: 0).",
             "whether a target is fed does not depend on the mode: eval() does not turn teacher forcing off",
             advice,
             {"told": feeding.told, "own": feeding.own, "limit": 0.0},
@@ -113,12 +119,27 @@ def _switch(model: nn.Module) -> tuple[str, nn.Module]:
     return "", model
 
 
-def _turns_off(patient: Patient, holder: nn.Module, name: str, feeding: Feeding) -> bool:
-    """Whether the model goes on by itself with the switch off."""
-    with patient.afresh(), _set(holder, name):
-        run = patient.call(collect=True)
+def _turns_off(patient: Patient, feeding: Feeding, argument: str, switch: str, holder: nn.Module) -> bool:
+    """Whether the model goes on by itself with the switch off: an argument of forward, or an attribute."""
+    try:
+        if argument:
+            run = patient.run(_without(patient.inputs, argument), collect=True)
+        else:
+            with patient.afresh(), _set(holder, switch):
+                run = patient.call(collect=True)
+    except Exception:  # a switch of another kind
+        return False
     told, own = fed(run, feeding.path)
     return own > 0 and told == 0
+
+
+def _without(inputs: ModelInputs, argument: str) -> ModelInputs:
+    """Return the inputs with an argument of forward set to 0, whether it was given or not."""
+    how = inputs.calling
+    if argument in how.names:
+        return inputs.put((how.names.index(argument),), 0)
+    named = Calling((*how.names, argument), how.keywords + 1)
+    return replace(inputs, args=(*inputs.args, 0), calling=named)
 
 
 @contextmanager

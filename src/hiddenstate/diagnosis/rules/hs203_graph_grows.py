@@ -77,7 +77,7 @@ def check(patient: Patient) -> Symptom | None:
     made_once = [name for name in holders if not len(first) < len(second) < len(third)]
     if made_once:
         return None  # what is kept was made with the model, and not by its calls
-    # Step by step, a model goes on through the graph of the steps before until it is reset; pieces of a sequence do not.
+    # Step by step, a model goes on through the graph of the steps before; pieces of a sequence do not.
     stepped = patient.inputs.argument(patient.inputs.main).time is None or not patient.layers
     ended = stepped and anew is not None and not _graph(anew) & third
     return Symptom(

@@ -1,13 +1,13 @@
 """HS209: another state in training than in evaluation.
 
-The model is trained from one state and used from another: what is handed in, learned or passed on from an encoder counts
-in one mode, and in the other the layer starts from zeros. Agents that are rolled out with their state and trained
-without it are the usual case.
+The model is trained from one state and used from another: what is handed in, learned or passed on from an encoder
+counts in one mode, and in the other the layer starts from zeros. Agents that are rolled out with their state and
+trained without it are the usual case.
 
-**How it is known.** Each state that is handed in, and each mark of a new sequence (`done`, `episode_starts`), is replaced
-in eval mode and, with three seeds, in training mode: outputs that follow it in one mode must follow it in the other.
-And the state that each layer starts from is compared: zero in one mode and, whatever the seed, the same other values in
-the other. Noise on the first state in training is no finding.
+**How it is known.** Each state that is handed in, and each mark of a new sequence (`done`, `episode_starts`), is
+replaced in eval mode and, with three seeds, in training mode: outputs that follow it in one mode must follow it in the
+other. And the state that each layer starts from is compared: zero in one mode and, whatever the seed, the same other
+values in the other. Noise on the first state in training is no finding.
 
 **Limit.** `reach = 1e-6`: a change of the output, relative to its size.
 
@@ -120,10 +120,12 @@ def _of_layers(patient: Patient) -> Symptom | None:
         return None
     runs = [patient.run(train=True, collect=True, number=seed) for seed in _SEEDS]
     for layer in patient.layers:
-        evaluated, trained = _start(patient[PlainCall], layer), [_start(run, layer) for run in runs]
-        if any(state is None or evaluated is None or state.shape != evaluated.shape for state in trained):
+        evaluated = _start(patient[PlainCall], layer)
+        starts = [_start(run, layer) for run in runs]
+        trained = [state for state in starts if state is not None]
+        if evaluated is None or len(trained) < len(runs) or any(state.shape != evaluated.shape for state in trained):
             continue
-        drawn = any(not same(state, trained[0]) for state in trained if state is not None)
+        drawn = any(not same(state, trained[0]) for state in trained)
         size, sizes = _size(evaluated), [_size(state) for state in trained]
         if drawn or bool(size) == any(sizes):
             continue
@@ -150,8 +152,8 @@ def _start(run: Outcome, layer: Layer) -> Tensor | None:
     return torch.cat(parts) if parts else None
 
 
-def _size(state: Tensor | None) -> float:
-    return 0.0 if state is None or not state.numel() else float(state.abs().nan_to_num().max())
+def _size(state: Tensor) -> float:
+    return float(state.abs().nan_to_num().max()) if state.numel() else 0.0
 
 
 RULE = Rule("HS209", "another state in training than in evaluation", check, probes=(PlainCall,), explains=("HS108",))

@@ -1,7 +1,7 @@
 """HS406: state kept in half precision.
 
-The weights have 32 bits, and what is handed on from step to step has 16: each step rounds the state, and what it adds is
-lost once it is below a thousandth of what is there.
+The weights have 32 bits, and what is handed on from step to step has 16: each step rounds the state, and what it adds
+is lost once it is below a thousandth of what is there.
 
 **How it is known.** The states that enter each step, or that go into the model and come out of it, hold only numbers of
 16 bits, though the step before gave more; and the casts that make them so are named. A model that computes in 16 bits
@@ -76,10 +76,10 @@ def check(patient: Patient) -> Symptom | None:
     if not casts:
         return None
     for where, states in _handed_on(patient):
-        narrow = next((dtype for dtype in _NARROW if _rounded(states, dtype)), None)
         made = [operation for operation in casts if any(state.shape == operation.outputs[0].shape for state in states)]
-        if narrow is None or not made:
+        if not made or not _rounded(states, made[0].outputs[0].dtype):
             continue
+        narrow = made[0].outputs[0].dtype
         bits, all_bits = _NARROW[narrow], 24 if wide[0].dtype == torch.float32 else 53
         line = next((operation.line for operation in made if operation.line), "")
         name = str(narrow).removeprefix("torch.")
@@ -137,7 +137,7 @@ def _rounded(states: list[Tensor], dtype: torch.dtype) -> bool:
     values = torch.cat([state.flatten().float() for state in states])
     if not bool((values == values.to(dtype).float()).all()):
         return False
-    return len(values[values != values.round()].unique()) >= _ENOUGH
+    return len(set(values[values != values.round()].tolist())) >= _ENOUGH
 
 
 RULE = Rule("HS406", "state kept in half precision", check, probes=(PlainCall, RecordedStates, TracedCall))
