@@ -103,7 +103,8 @@ def _copied(patient: Patient) -> Symptom | None:
             seen[held] = name
             continue
         weights = sum(p.numel() for p in module.parameters())
-        path = path_of("model", name)
+        parent, _, key = name.rpartition(".")
+        path = f"{path_of('model', parent)}{f'[{key}]' if key.isdigit() else f'.{key}'}"
         return Symptom(
             "warning",
             f"{seen[held]}, {name}",
