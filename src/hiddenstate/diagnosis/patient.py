@@ -327,7 +327,9 @@ def _inside(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any, bool]
     elif isinstance(value, FunctionType):  # a lambda keeps what it reads from around it
         for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             with suppress(ValueError):  # not yet bound
-                yield from _inside(cell.cell_contents, f"{name} ({variable})", depth + 1)
+                found = _inside(cell.cell_contents, f"{name} ({variable})", depth + 1)
+                # A constant of a function is as good as one that is written down there.
+                yield from (each for each in found if isinstance(each[1], nn.Module) or each[1].requires_grad)
     elif isinstance(value, MethodType):
         yield from _inside(value.__self__, f"{name}.__self__", depth + 1)
     elif plain_object(value):

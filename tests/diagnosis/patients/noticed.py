@@ -160,6 +160,21 @@ def is_first_time_first(sick):
     return M(), (floats(9, 4, 3), torch.zeros(4, 8), ended(9, 4)), {}
 
 
+@pair("HS104")
+def terminals_of_one_step_that_are_never_read(sick):
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.pi = nn.LSTMCell(3, 8), nn.Linear(8, 2)
+
+        def forward(self, obs, hx, cx, terminals):
+            keep = 1.0 if sick else (1 - terminals).unsqueeze(-1)
+            hx, cx = self.cell(obs, (keep * hx, keep * cx))
+            return self.pi(hx), hx, cx
+
+    return M(), (floats(4, 3), torch.zeros(4, 8), torch.zeros(4, 8), torch.tensor([1.0, 0, 0, 1])), {}
+
+
 # States of many forms
 
 

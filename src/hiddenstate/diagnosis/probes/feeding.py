@@ -11,9 +11,9 @@ from ...state import Path
 from ..inputs import ModelInputs
 from ..outcome import Outcome, same
 from ..patient import Patient, PatientProbe
-from .calls import PlainCall
+from .calls import OtherSeed, PlainCall
 
-_SEEDS = range(4)
+_SEEDS = (2, 3)  # beside 0 and 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,27 @@ class Feedings(tuple[Feeding, ...], PatientProbe):
         """Compare what is fed at each step with the steps of each input, with several seeds and other values."""
         inputs = patient.inputs
         paths = [a.path for a in inputs.arguments if a.kind == "sequence" and a.time is not None and a.rows is not None]
-        found = []
-        for path in paths:
-            if len(_fed(patient[PlainCall], path)) < 3:
-                continue
-            everywhere = torch.ones(inputs.batch, inputs.argument(path).steps, dtype=torch.bool)
-            # What is drawn may well be like a step of the input once, and not again when that holds other values.
-            others = [inputs, inputs.other_steps(everywhere, (path,), seed=23)]
-            patterns = {_pattern([patient.run(each, number=n, collect=True) for each in others], path) for n in _SEEDS}
-            told, own = (sum(pattern.count(mark) for pattern in patterns) for mark in "TO")
-            found.append(Feeding(path, told, own, by_chance=len(patterns) > 1 and told > 0 and own > 0))
-        return cls(found)
+        stepped = [path for path in paths if len(_fed(patient[PlainCall], path)) >= 3]
+        if not stepped:
+            return cls()
+        seen = patient[OtherSeed]
+        runs = [seen.first, seen.second]
+        if len(paths) > 1 or seen.gap > 0:  # two seeds may well toss the same coin
+            runs += [patient.run(number=number, collect=True) for number in _SEEDS]
+        return cls(_feeding(patient, path, runs) for path in stepped)
+
+
+def _feeding(patient: Patient, path: Path, runs: list[Outcome]) -> Feeding:
+    inputs = patient.inputs
+    patterns = [_pattern([run], path) for run in runs]
+    if len(set(patterns)) > 1:
+        # What is drawn may well be like a step of the input once, and not again when that holds other values.
+        everywhere = torch.ones(inputs.batch, inputs.argument(path).steps, dtype=torch.bool)
+        other = inputs.other_steps(everywhere, (path,), seed=23)
+        again = [patient.run(other, number=number, collect=True) for number in (0, 1, *_SEEDS)[: len(runs)]]
+        patterns = [_pattern(list(pair), path) for pair in zip(runs, again, strict=True)]
+    told, own = (sum(pattern.count(mark) for pattern in set(patterns)) for mark in "TO")
+    return Feeding(path, told, own, by_chance=len(set(patterns)) > 1 and told > 0 and own > 0)
 
 
 def fed(run: Outcome, path: Path) -> tuple[int, int]:

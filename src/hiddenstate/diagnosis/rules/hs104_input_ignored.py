@@ -173,8 +173,10 @@ def _second_input_unused(patient: Patient) -> Symptom | None:
 def _marks_unread(patient: Patient) -> Symptom | None:
     """Report marks for rows and steps, or a label for each row, that no output follows in any mode."""
     inputs, limit = patient.inputs, patient.thresholds.reach
-    marks = [a for a in inputs.arguments if a.kind in ("mask", "other") and a.rows is not None and a.real is None]
-    unread = [a for a in marks if isinstance(_value(patient, a), Tensor) and _moved_by_marks(patient, a) <= limit]
+    beside = [a for a in inputs.arguments if a.rows is not None and a.real is None]
+    beside = [a for a in beside if isinstance(_value(patient, a), Tensor)]
+    marks = [a for a in beside if a.kind in ("mask", "other") or (a.kind == "features" and _marks(_value(patient, a)))]
+    unread = [a for a in marks if _moved_by_marks(patient, a) <= limit]
     # Marks of a new sequence first: without them a state is never set back.
     unread.sort(key=lambda argument: not begins_anew(inputs.name(argument.path)))
     for argument in unread:

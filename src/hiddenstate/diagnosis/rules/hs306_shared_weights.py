@@ -96,9 +96,10 @@ def _copied(patient: Patient) -> Symptom | None:
     """Report two modules that hold one dictionary of parameters, as a shallow copy does."""
     seen: dict[int, str] = {}
     for name, module in patient.model.named_modules():
-        if not module._parameters and not module._modules:
+        own = vars(module).get("_parameters") or vars(module).get("_modules")  # a scripted module makes them when asked
+        if not own:
             continue
-        held = id(module._parameters) if module._parameters else id(module._modules)
+        held = id(own)
         if held not in seen:
             seen[held] = name
             continue
