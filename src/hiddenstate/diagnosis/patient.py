@@ -33,6 +33,7 @@ from ..cells import (
 from ..errors import NotRecurrent
 from ..measure import Survey
 from ..state import Path, mapped
+from .calling import Called
 from .inputs import Excerpt, ModelInputs
 from .outcome import LayerCalls, Operations, Outcome, Tracer, collected
 from .thresholds import Thresholds
@@ -295,7 +296,8 @@ def unregistered(model: nn.Module) -> list[Unregistered]:
     found: list[Unregistered] = []
     seen: set[int] = set()
     for prefix, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):  # it keeps all it holds out of sight
+        # A scripted module keeps all it holds out of sight; what the user's call reads is no part of the model.
+        if isinstance(module, torch.jit.ScriptModule | Called):
             continue
         for attribute, value in attributes(module).items():
             if attribute in _TORCH_OWN or attribute.startswith("_flat_weight"):

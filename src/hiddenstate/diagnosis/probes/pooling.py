@@ -14,7 +14,7 @@ from ..patient import Patient, PatientProbe
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class StepPool:
     """One operation over the steps."""
 
     name: str
@@ -24,7 +24,7 @@ class Pool:
     counts: bool  # padded steps take part
 
 
-class PooledSteps(tuple[Pool, ...], PatientProbe):
+class PooledSteps(tuple[StepPool, ...], PatientProbe):
     """All operations of a call that are applied over the steps, those whose result is another with padding first."""
 
     @classmethod
@@ -49,7 +49,7 @@ def _traced(patient: Patient, inputs: ModelInputs) -> Outcome | None:
         return None
 
 
-def _pool(operation: Operation, inputs: ModelInputs) -> Pool | None:
+def _pool(operation: Operation, inputs: ModelInputs) -> StepPool | None:
     if operation.name not in _ORDER or not operation.inputs or not operation.outputs:
         return None
     x, dim = operation.inputs[0], operation.kwargs.get("dim", operation.args[1] if len(operation.args) > 1 else None)
@@ -62,7 +62,7 @@ def _pool(operation: Operation, inputs: ModelInputs) -> Pool | None:
     if rows is None:
         return None
     values = (operation.outputs[0] if operation.name == "softmax" else x).detach().movedim((rows, time), (0, 1))
-    return Pool(
+    return StepPool(
         operation.name, tuple(x.shape), rows, time, _counts(operation.name, values, inputs.valid[:, : x.shape[time]])
     )
 

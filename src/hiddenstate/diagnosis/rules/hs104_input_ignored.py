@@ -177,6 +177,9 @@ def _marks_unread(patient: Patient) -> Symptom | None:
     beside = [a for a in beside if isinstance(_value(patient, a), Tensor)]
     marks = [a for a in beside if a.kind in ("mask", "other") or (a.kind == "features" and _marks(_value(patient, a)))]
     unread = [a for a in marks if _moved_by_marks(patient, a) <= limit]
+    states = [a for a in inputs.arguments if a.kind == "state"]
+    if unread and states and gap(patient[PlainCall], patient.run(_from_another_state(inputs))) <= limit:
+        return None  # the state itself counts for nothing, so there is nothing to set back
     # Marks of a new sequence first: without them a state is never set back.
     unread.sort(key=lambda argument: not begins_anew(inputs.name(argument.path)))
     for argument in unread:

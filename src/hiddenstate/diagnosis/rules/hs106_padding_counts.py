@@ -66,7 +66,7 @@ from ..padding import padded
 from ..patient import Patient
 from ..probes.calls import OtherSeed, OutputLayout, OutputTensor, PlainCall, attempt, by_rows
 from ..probes.gradients import Backward, gradients
-from ..probes.pooling import Pool, PooledSteps
+from ..probes.pooling import PooledSteps, StepPool
 from ..probes.steps import Directions
 from ..rule import Rule, Symptom
 
@@ -164,7 +164,7 @@ def _head_reads_padding(patient: Patient) -> bool:
     return any(bool((used.cpu() & ~patient.inputs.valid).any()) for used in fits)
 
 
-def _left_out(pool: Pool) -> str:
+def _left_out(pool: StepPool) -> str:
     """Return what leaves padded steps out of an operation, written for the axes that it was applied to."""
     steps = ", ".join(":" if axis == pool.time else "None" for axis in range(len(pool.shape)))
     rows = ", ".join(":" if axis == pool.rows else "None" for axis in range(len(pool.shape)))
