@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 import hiddenstate as hs
-from hiddenstate.diagnosis.admission import read_inputs
+from hiddenstate.diagnosis.admission import admit, read_inputs
 from hiddenstate.diagnosis.calling import calling
+from hiddenstate.diagnosis.thresholds import Thresholds
 from hiddenstate.state import ends
 from tests.diagnosis.patients.healthy import Classifier, floats
 from tests.support.cells import CELLS
@@ -265,3 +266,38 @@ def test_arrays_by_name_and_beside_a_sequence_too():
     x, hidden = torch.randn(4, 9, 3).double().numpy(), torch.zeros(1, 4, 6).numpy()
     assert hs.diagnose(Started(), x, hidden).ok
     assert hs.diagnose(Started(), x=x, hidden=hidden).ok
+
+
+STATES = {
+    "stacked": lambda: torch.zeros(1, 4, 8),
+    "a pair": lambda: (torch.zeros(1, 4, 8), torch.zeros(1, 4, 8)),
+    "a list of pairs": lambda: [(torch.zeros(1, 4, n), torch.zeros(1, 4, n)) for n in (8, 5)],
+    "two axes": lambda: torch.zeros(4, 8),
+    "a pair of two axes": lambda: (torch.zeros(4, 8), torch.zeros(4, 8)),
+    "a dict": lambda: {"h": torch.zeros(4, 8), "c": torch.zeros(4, 8)},
+}
+
+
+@pytest.mark.parametrize("name", ["hidden", "state", "hid", "rnn_hxs", "carry"])
+@pytest.mark.parametrize("form", STATES)
+@pytest.mark.parametrize("x", [torch.randn(9, 4, 3), torch.randint(5, (9, 4))], ids=["floats", "tokens"])
+def test_a_state_of_any_form_tells_that_rows_are_on_axis_1(x, form, name):
+    scope = {"nn": nn}
+    exec(f"class Takes(nn.Module):\n    def forward(self, x, {name}):\n        return x", scope)
+
+    def admitted(given):
+        return admit(
+            scope["Takes"](), (given, STATES[form]()), lengths=None, axes=(None, None), thresholds=Thresholds()
+        )
+
+    patient = admitted(x)
+    assert (patient.inputs.batch, patient.inputs.steps) == (4, 9)
+    assert "4 rows on axis 1, as the state has so many; batch_axis= says otherwise" in patient.assumed
+    assert all(a.rows == (0 if "two" in form or form == "a dict" else 1) for a in patient.inputs.arguments[1:])
+    assert admitted(x.transpose(0, 1)).inputs.argument((0,)).rows == 0
+
+
+def test_a_list_with_a_number_for_each_row_goes_with_the_rows_whatever_it_counts():
+    inputs = read(torch.randn(4, 6, 3), None, [9, 7, 6, 4])
+    assert inputs.lengths is None
+    assert inputs.select([0, 2]).args[2] == [9, 6]

@@ -11,7 +11,7 @@ import hiddenstate as hs
 from hiddenstate.cells import Adapter, Spec
 from tests.diagnosis.patients.asked import ASKED
 from tests.diagnosis.patients.healthy import HEALTHY, Classifier, floats
-from tests.diagnosis.patients.misjudged import PAIRS
+from tests.diagnosis.patients.noticed import PAIRS
 from tests.diagnosis.patients.sick import SICK
 from tests.diagnosis.patients.unusual import UNUSUAL
 from tests.support.untouched import untouched

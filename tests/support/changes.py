@@ -1344,7 +1344,7 @@ def module_imported_in_the_step():
     module_named("changes_imported", "gain = 0.5")
 
     def after(self, h):
-        import changes_imported
+        import changes_imported  # type: ignore[import-not-found]
 
         return h * changes_imported.gain
 
@@ -1356,7 +1356,7 @@ def name_imported_in_the_step():
     module_named("changes_imported_from", "gain = 0.5")
 
     def after(self, h):
-        from changes_imported_from import gain
+        from changes_imported_from import gain  # type: ignore[import-not-found]
 
         return h * gain
 
@@ -1368,7 +1368,7 @@ def module_imported_twice_and_written_after():
     module_named("changes_imported_twice", "gain = 0.5")
 
     def after(self, h):
-        import changes_imported_twice
+        import changes_imported_twice  # type: ignore[import-not-found]
 
         return h * changes_imported_twice.gain
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CellType, FunctionType
@@ -14,8 +15,14 @@ from torch import Tensor, nn
 from ..errors import BadInput
 from ..state import Path, tensors
 
-_STATE_WORDS = ("h", "c", "hs", "cs", "hx", "cx", "hn", "cn", "ht", "ct", "mem")  # as words of a name
+_STATE_WORDS = ("h", "c", "hs", "cs", "hx", "cx", "hn", "cn", "ht", "ct", "hid", "hids", "mem")  # as words of a name
 _STATE_PARTS = ("hidden", "state", "hx", "h0", "c0", "carry", "memory", "hc")  # anywhere in one
+
+_BEGINS = re.compile(
+    r"(^|_)(not_?|non_?|is_?|no_?)?(dones?|resets?|starts?|firsts?|init|begins?|beginnings?|terminals?|terminated|terminations?"
+    r"|truncated|truncations?|episodes?|ends?|ended|keeps?|continues?|new)(_|$)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,11 @@ def state_named(name: str) -> bool:
 def is_state(name: str, value: Any) -> bool:
     """Say whether an argument is a state: by its name, and by being real numbers with more than one axis."""
     return state_named(name) and isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1
+
+
+def begins_anew(name: str) -> bool:
+    """Say whether a mask of this name tells where a sequence begins or ends, as `done` and `episode_starts` do."""
+    return bool(_BEGINS.search(name))
 
 
 class Called(nn.Module):

@@ -18,6 +18,7 @@ from .first_call import settle, timed
 from .outcome import Outcome
 from .patient import Patient
 from .probes.calls import PlainCall
+from .probes.handed import StateGivenBack
 from .report import RANK, Finding, Report
 from .rule import Rule, Symptom
 from .rules import RULES, TITLES
@@ -173,10 +174,13 @@ def _examined(patient: Patient, name: str, unwanted: frozenset[str]) -> Report:
             symptoms = [seen] if isinstance(seen, Symptom) else seen or ()
             measured_on = "" if rule.static or patient.excerpt is None else str(patient.excerpt)
             findings += [_finding(rule, symptom, measured_on) for symptom in symptoms]
+        step = "" if broken or patient.recurrent else patient[StateGivenBack].name
+    if step:
+        patient.assumed.append(f"{step} goes in and comes out of each call: the model was examined as one step")
     if unheard:  # here, since all warnings within the examination are the model's own, and silenced
         warnings.warn(f"hs.diagnose({name}): {unheard}.", HiddenStateWarning, stacklevel=3)
         patient.assumed.append(unheard)
-    if not broken and not any(finding.code in _WITHOUT for finding in findings):
+    if not broken and not step and not any(finding.code in _WITHOUT for finding in findings):
         patient.check_recurrent()  # at the end: a forgotten recurrent term is a finding, not a model without recurrence
     explained = {code for rule in RULES for finding in findings if finding.code == rule.code for code in rule.explains}
     failed = {code: why for code, why in failed.items() if code not in explained}
@@ -221,18 +225,23 @@ def _unheard(patient: Patient, run: Outcome) -> str:
 
 
 def _told(findings: list[Finding]) -> list[Finding]:
-    """Leave out what is only the consequence of something graver that is told."""
+    """Leave out what is only the consequence of something as grave that is told."""
     explains = {rule.code: rule.explains for rule in RULES}
-    grave = list(dict.fromkeys(finding.code for finding in findings if finding.severity != "note"))
-    waiting = list(dict.fromkeys(finding.code for finding in findings))
+    rank: dict[str, int] = {}
+    for finding in findings:
+        rank[finding.code] = min(RANK[finding.severity], rank.get(finding.code, RANK["note"]))
+    waiting = list(rank)
+
+    def hides(cause: str, code: str) -> bool:
+        return code in explains[cause] and rank[cause] < RANK["note"] and rank[cause] <= rank[code]
+
     kept: set[str] = set()
     while waiting:
         # What nothing explains is told; in a circle, what the rules list first.
-        free = [c for c in waiting if not any(c in explains[w] for w in waiting if w in grave and w != c)]
+        free = [c for c in waiting if not any(hides(w, c) for w in waiting if w != c)]
         told = free or waiting[:1]
         kept |= set(told)
-        hidden = {code for cause in told if cause in grave for code in explains[cause]}
-        waiting = [code for code in waiting if code not in kept and code not in hidden]
+        waiting = [code for code in waiting if code not in kept and not any(hides(cause, code) for cause in told)]
     return [finding for finding in findings if finding.code in kept]
 
 

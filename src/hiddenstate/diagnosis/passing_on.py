@@ -27,7 +27,7 @@ class StartWatch:
             rows = given["h"].detach().movedim(given.batch_axis["h"], 0).flatten(1)
             if len(rows) > 1 and not bool((rows == rows[:1]).all()) and not bool(given["c"].any()):
                 self.lost = self.lost or (call.layer.label, self._ended)
-        if "c" in call.layer.spec.parts:
+        if "c" in call.state:
             self._ended = call.layer.label
 
     def symptom(self) -> Symptom | None:

@@ -91,6 +91,9 @@ def _handed_in(patient: Patient) -> Symptom | None:
         moved = gap(before, after) if before is not None and after is not None else moved
         if moved > patient.thresholds.reach:
             return None
+        in_training = [patient.run(each, train=True) for each in (inputs, changed)] if after is not None else ()
+        if in_training and gap(*in_training) > patient.thresholds.reach:
+            return None  # one mode alone ignores it, which is another mistake
     return _forgotten(
         patient,
         f"{patient.inputs.name(states[0].path) or 'a state'}, an argument of forward",

@@ -48,10 +48,9 @@ x = torch.randn(4, 10, 3)
 from __future__ import annotations
 
 import re
-from pathlib import Path as FilePath
 
 from ...state import tensors
-from ..outcome import is_users
+from ..outcome import line_of
 from ..patient import Patient
 from ..probes.calls import OutputLayout, TracedCall
 from ..rule import Rule, Symptom
@@ -68,7 +67,7 @@ def check(patient: Patient) -> Symptom | None:
             run = patient.run(inputs.select(range(count)))
         except Exception as error:  # the finding itself
             raised = f"{count} rows raise {type(error).__name__}: {_short(error)}"
-            return _one_size(patient, count, raised, line=_line_of(error))
+            return _one_size(patient, count, raised, line=line_of(error))
         if count > 1:
             continue
         results = tensors(run.result)  # where one number has no axis left
@@ -141,17 +140,6 @@ def _squeezed_axis(patient: Patient) -> str:
             ones = [axis for axis, size in enumerate(operation.inputs[0].shape) if size == 1]
             return str(ones[0] if ones and ones[0] == 0 else -1)
     return "-1"
-
-
-def _line_of(error: BaseException) -> str:
-    """Return the line of the user's code that raised."""
-    trace, found = error.__traceback__, ""
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        if is_users(name):
-            found = f"{FilePath(name).name}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return found
 
 
 def _short(error: Exception) -> str:
