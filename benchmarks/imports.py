@@ -1,6 +1,6 @@
 """What `import hiddenstate` costs on top of torch, numpy and safetensors.
 
-Each import is a process of its own; bytecode is kept in a folder of this run, since compiling it again is Python's cost and not an import's.
+Each import is a process of its own; bytecode is kept in a folder of this run, since Python would compile it once only.
 """
 
 import os
@@ -35,7 +35,9 @@ def main() -> None:
 
 
 def _timed(environment: dict[str, str]) -> tuple[float, float]:
-    printed = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, env=environment).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, env=environment
+    ).stdout
     torch_, ours = map(float, printed.split())
     return torch_, ours
 

@@ -36,7 +36,7 @@ def work(rank: int, store: str, results) -> None:
         dist.destroy_process_group()
     results.close()
     results.join_thread()
-    # Without the interpreter's own end: threads of gloo that are still on their way abort the process there, now and then.
+    # Not by the interpreter's own end: a thread of gloo that is still on its way aborts the process there.
     os._exit(0)
 
 

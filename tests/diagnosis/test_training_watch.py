@@ -1,5 +1,7 @@
 """What only a training run shows."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -125,3 +127,68 @@ def test_validation_that_leaks_no_longer_ends():
         model(torch.randn(4, 9, 3))[0].square().mean().backward()
     (episode,) = monitor.findings
     assert (episode.finding.code, episode.began, episode.ended) == ("HS208", 1, 3)
+
+
+def carried_and_trained(model, carry, optimizer):
+    with carry() if carry is not None else contextlib.nullcontext():
+        for x in torch.randn(4, 40, 3).split(10, 1):
+            optimizer.zero_grad()
+            model(x)[0].sum().backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("order", ["monitor first", "carry first", "carry in each epoch", "carry later"])
+def test_a_learned_start_outside_the_optimizer_is_told_whichever_is_opened_first(order, trained, kind):
+    model = kind(3, 6, batch_first=True)
+    learned = hs.Learned(model)
+    optimizer = torch.optim.SGD([*model.parameters(), *(learned.parameters() if trained else ())], lr=1e-3)
+
+    def carry():
+        return hs.Carry(model, init=learned)
+
+    if order == "carry first":
+        with carry(), hs.Monitor(model, optimizer, every=1) as monitor:
+            carried_and_trained(model, None, optimizer)
+    else:
+        with hs.Monitor(model, optimizer, every=1) as monitor:
+            if order == "carry later":
+                carried_and_trained(model, None, optimizer)
+            for _ in range(2 if order == "carry in each epoch" else 1):
+                carried_and_trained(model, carry, optimizer)
+    codes = [episode.finding.code for episode in monitor.findings if episode.ended is None]
+    assert codes == ([] if trained else ["HS206"])
+    if not trained:
+        assert monitor.findings[-1].finding.where == "init of the Carry, Learned"
+        assert monitor.findings[-1].began == (4 if order == "carry later" else 0)
+
+
+def test_a_start_that_is_added_to_the_optimizer_later_is_told_until_then():
+    model = nn.GRU(3, 6, batch_first=True)
+    learned = hs.Learned(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with hs.Monitor(model, optimizer, every=1) as monitor, hs.Carry(model, init=learned):
+        carried_and_trained(model, None, optimizer)
+        optimizer.add_param_group({"params": list(learned.parameters())})
+        carried_and_trained(model, None, optimizer)
+    assert [(e.finding.code, e.began, e.ended) for e in monitor.findings] == [("HS206", 0, 4)]
+
+
+def test_a_frozen_start_is_not_meant_to_be_trained():
+    model = nn.GRU(3, 6, batch_first=True)
+    learned = hs.Learned(model).requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with hs.Monitor(model, optimizer, every=1) as monitor, hs.Carry(model, init=learned):
+        carried_and_trained(model, None, optimizer)
+    assert monitor.findings == []
+
+
+def test_layers_that_are_unfrozen_later_are_told_from_then_on():
+    model = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.GRU(3, 6, batch_first=True))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    with hs.Monitor(model, optimizer, every=1) as monitor:
+        carried_and_trained(model, None, optimizer)
+        model.requires_grad_(True)
+        carried_and_trained(model, None, optimizer)
+    assert [(e.finding.code, e.finding.where, e.began) for e in monitor.findings] == [("HS504", "0.weight, 0.bias", 4)]

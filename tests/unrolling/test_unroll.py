@@ -316,6 +316,15 @@ def test_an_output_that_is_no_tensor_of_rows_is_refused():
         unroll(Chatty(), torch.randn(2, 3, INPUT))
 
 
+@pytest.mark.parametrize("engine", ["loop", "auto"])
+@pytest.mark.parametrize("cell", [TanhCell(), nn.LSTMCell(INPUT, 4)], ids=["own", "torch's"])
+def test_an_input_of_another_width_is_explained_when_the_cell_fails(cell, engine):
+    with pytest.raises(BadInput, match=rf"each step has {INPUT + 1} features, but \w+ takes {INPUT}, and failed"):
+        unroll(cell, torch.randn(2, 5, INPUT + 1), engine=engine)
+    with pytest.raises(BadInput, match=r"Axis 1 has that many: it may be time, x\.transpose\(1, 2\)"):
+        unroll(cell, torch.randn(2, INPUT, INPUT + 4), engine=engine)
+
+
 def test_a_state_of_another_size_is_explained_when_the_cell_fails():
     with pytest.raises(StateMismatch, match=r"part 'h' of the given state is \(2, 9\).*TanhCell starts from \(2, 4\)"):
         unroll(TanhCell(), torch.randn(2, 3, INPUT), torch.zeros(2, 9))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,9 +28,9 @@ from ..cells import (
     listen,
     started,
     untouched,
-    unwrap,
+    unwrap_to_call,
 )
-from ..errors import BadInput, CarryWarning
+from ..errors import BadInput, CarryWarning, StateMismatch
 from ..state import State, mapped, tensors
 from ..unrolling import unroll
 from .carry import Carry
@@ -100,7 +100,7 @@ def check_split(
     """
     options = {"at": at, "time_axis": time_axis, "batch_axis": batch_axis}
     given = given_call(check_split, model, inputs, kwargs=kwargs, call=call, options=options)
-    inner, x = unwrap(given.model), given.x
+    inner, x = unwrap_to_call(given.model), given.x
     if not isinstance(x, Tensor):
         raise BadInput(
             f"a sequence is cut in two, but none of the {len(given.args)} inputs of {type(inner).__name__} is a "
@@ -222,13 +222,14 @@ def _cell_runner(layer: Layer, x: Tensor) -> Callable[..., _SplitRun]:
     def go(steps: slice, *, on: bool = False) -> _SplitRun:
         nonlocal state
         output, state = unroll(layer.module, x[:, steps], state if on else None, time_axis=1)
-        return _SplitRun([output], {}, [layer])
+        return _SplitRun([output], {}, [])
 
     return go
 
 
 def _compare(runner: Callable[..., _SplitRun], whole: _SplitRun, cut: int) -> Split:
     first = runner(slice(None, cut))
+    _check_rows(whole, first, cut)
     second = runner(slice(cut, None), on=True)
     outputs = zip(whole.output, first.output, second.output, strict=False)
     errors = [difference(*three) for three in outputs]
@@ -238,10 +239,25 @@ def _compare(runner: Callable[..., _SplitRun], whole: _SplitRun, cut: int) -> Sp
     by_name = {layer.label: outputs for layer, (_, outputs) in each.items() if outputs is not None}
     if error <= tolerance:
         return Split(True, error, tolerance, cut, "", "", by_name)
-    return Split(False, error, tolerance, cut, *_culprit(each, tolerance), by_name)
+    unheard = [layer.label for layer in whole.found if not whole.calls.get(layer.name)]
+    return Split(False, error, tolerance, cut, *_culprit(each, tolerance, unheard), by_name)
 
 
-def _culprit(each: Mapping[Layer, tuple[float | None, float | None]], tolerance: float) -> tuple[str, str]:
+def _check_rows(whole: _SplitRun, first: _SplitRun, cut: int) -> None:
+    """Refuse a layer whose rows are steps of the input: pieces of it have other rows, and no state goes over."""
+    for name, calls in whole.calls.items():
+        rows = [call.rows for call in (calls[0], *first.calls.get(name, [])[:1])]
+        if rows[0] != rows[-1]:
+            raise StateMismatch(
+                f"the layer {name!r} runs {rows[0]} rows for the whole input and {rows[-1]} for its first {cut} steps: "
+                f"steps lie among its rows, as words within sentences do, so its state cannot go from one piece to the "
+                f"next. Carry and check the layers after it by themselves."
+            )
+
+
+def _culprit(
+    each: Mapping[Layer, tuple[float | None, float | None]], tolerance: float, unheard: Sequence[str]
+) -> tuple[str, str]:
     for layer, (inputs, outputs) in each.items():
         name = layer.label
         if inputs is not None and inputs > tolerance:
@@ -251,6 +267,12 @@ def _culprit(each: Mapping[Layer, tuple[float | None, float | None]], tolerance:
             )
         if outputs is not None and outputs > tolerance:
             return name, f"The layer {name!r} breaks the law, by {outputs:.2g}: {_reason(layer)}"
+    if unheard:
+        return unheard[0], (
+            f"The layer {unheard[0]!r} was found, but not called. Where it is run past itself, by its weights or by "
+            f"`nn.LSTM.forward(layer, x)`, nothing of it is heard, nor carried: call it, layer(x). Where it has no "
+            f"part in this call, what follows the other layers mixes steps (attention or pooling over time)."
+        )
     return "after the layers", (
         "Every recurrent layer keeps the law, so what follows them mixes steps (attention or pooling over time), "
         "or takes the last step of a piece for the last of the whole."

@@ -3,16 +3,25 @@
 from typing import TYPE_CHECKING
 
 from .axes import InputAxes, input_axes, is_step, layer_axes
-from .batches import BegunDataSet, ReadBatch, is_data_set, read_batch
+from .batches import BegunDataSet, ReadBatch, as_tensors, is_data_set, read_batch
 from .calling import Called, Calling, GivenCall, called, calling, given_call, refuse_clashes, taken_by_position
 from .cell import Cell
 from .custom import CellAdapter
-from .discovery import Layers, ambiguous, as_layer, gathered, has_own_code, layers, register
-from .dynamo import uncompiled
-from .handed_on import EndState, Succession, memory_of
-from .layer import Adapter, Call, Layer, Spec, unwrap
+from .discovery import (
+    Layers,
+    ambiguous,
+    as_layer,
+    cell_along,
+    gathered,
+    has_own_code,
+    is_around_cells,
+    layers,
+    register,
+)
+from .dynamo import eager, uncompiled
+from .handed_on import EndState, memory_of
+from .layer import Adapter, Call, Layer, Spec, unwrap, unwrap_to_call
 from .listener import (
-    Arguments,
     Handle,
     Listener,
     OuterCall,
@@ -26,10 +35,13 @@ from .listener import (
     recomputing,
     under_checkpointing,
     unheard,
+    watching,
 )
 from .native import Form, flatten, rebuild
+from .signature import Arguments
 from .snapshot import Snapshot, plain_object, random_streams_kept, seed, untouched
 from .started import StartedModel, needed_states, started
+from .succession import OpenRun, Succession
 from .trials import invented_inputs
 from .warning import warn
 from .watched_calls import Begun, foreseen, watched, watched_from, when_reached
@@ -57,6 +69,7 @@ __all__ = [
     "Layer",
     "Layers",
     "Listener",
+    "OpenRun",
     "OuterCall",
     "Proceed",
     "Rank",
@@ -68,9 +81,12 @@ __all__ = [
     "ambiguous",
     "around",
     "as_layer",
+    "as_tensors",
     "attributes",
     "called",
     "calling",
+    "cell_along",
+    "eager",
     "flatten",
     "foreseen",
     "gathered",
@@ -78,6 +94,7 @@ __all__ = [
     "has_own_code",
     "input_axes",
     "invented_inputs",
+    "is_around_cells",
     "is_data_set",
     "is_step",
     "layer_axes",
@@ -102,8 +119,10 @@ __all__ = [
     "unheard",
     "untouched",
     "unwrap",
+    "unwrap_to_call",
     "warn",
     "watched",
     "watched_from",
+    "watching",
     "when_reached",
 ]

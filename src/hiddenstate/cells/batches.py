@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import BadInput
-from ..state import numbers
-from .discovery import layers
-from .layer import named_like_state, unwrap
+from ..state import Path, ends, mapped, numbers
+from .discovery import cell_along, layers
+from .layer import unwrap, weights_like
+from .signature import named_like_state
 from .started import started
 
 
@@ -59,6 +60,29 @@ def is_data_set(value: object) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, known)
 
 
+def as_tensors(model: nn.Module, values: Any) -> Any:
+    """Return arguments with arrays of numpy in them as tensors; real numbers in the dtype of the model's weights.
+
+    >>> as_tensors(torch.nn.GRU(3, 4), ({"x": torch.zeros(2, 5, 3).double().numpy()},))[0]["x"].dtype
+    torch.float32
+    """
+    if not any(isinstance(end, np.ndarray) for _, end in ends(values)):
+        return values
+    device, dtype = weights_like(model)
+
+    def converted(_: Path, end: Any) -> Any:
+        if not isinstance(end, np.ndarray):
+            return end
+        if end.dtype.kind not in "fiubc":
+            raise BadInput(
+                f"an input is an array of {end.dtype}, but numbers are needed: often rows of unequal length."
+            )
+        made = torch.tensor(end)  # a copy: an array may be read-only, or be written into later
+        return made.to(device, dtype if made.is_floating_point() else made.dtype)
+
+    return mapped(values, converted)
+
+
 def read_batch(model: nn.Module, batch: Any, *, lengths: Any = None) -> ReadBatch:
     """Return what `model` is called with for a batch, moved to where its weights are.
 
@@ -85,7 +109,7 @@ def read_batch(model: nn.Module, batch: Any, *, lengths: Any = None) -> ReadBatc
     else:
         args, rest, told = _of_tuple(batch, taken)
     args = tuple(_moved(value, device) for value in args)
-    if len(args) == 1 and isinstance(args[0], Tensor):
+    if len(args) == 1 and isinstance(args[0], Tensor) and cell_along(inner, args[0]) is None:
         args = (*args, *started(model, args[0]).beside(args[0]))
     told = lengths if lengths is not None else told if told is not None else _up_to_padding(inner, args[0])
     return ReadBatch(args, rest, None if told is None else torch.as_tensor(told).detach().cpu().long())

@@ -16,8 +16,9 @@ from torch.nn.utils.rnn import PackedSequence
 from ..errors import BadInput
 from ..state import Path, ends, mapped, numbers, tensors
 from .axes import InputAxes
-from .batches import are_lengths, named_like_lengths
-from .layer import named_like_state, unwrap
+from .batches import are_lengths, as_tensors, named_like_lengths
+from .layer import unwrap_to_call
+from .signature import named_like_state
 
 T = TypeVar("T")
 _AXES = ("time_axis", "batch_axis")  # options that say how the user means his input
@@ -228,7 +229,11 @@ def given_call(
 
     Keyword inputs go where forward takes them by position; what it takes by name alone is handed in by name.
     """
-    inner, name = unwrap(model), _public_name(function)
+    inner, name = unwrap_to_call(model), _public_name(function)
+    inputs, kwargs = (
+        as_tensors(inner, inputs),
+        dict(zip(kwargs, as_tensors(inner, tuple(kwargs.values())), strict=True)),
+    )
     if call is not None:
         if kwargs:
             raise BadInput(

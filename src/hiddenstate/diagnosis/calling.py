@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from ..cells import Calling, called, calling, refuse_clashes, taken_by_position
+from ..cells import Called, Calling, called, calling, refuse_clashes, taken_by_position
 from ..state import Path
 
 __all__ = [
+    "Called",
     "Calling",
+    "begins_anew",
     "called",
     "calling",
     "is_state",
@@ -21,8 +24,14 @@ __all__ = [
     "taken_by_position",
 ]
 
-_STATE_WORDS = ("h", "c", "hs", "cs", "hx", "cx", "hn", "cn", "ht", "ct", "mem")  # as words of a name
+_STATE_WORDS = ("h", "c", "hs", "cs", "hx", "cx", "hn", "cn", "ht", "ct", "hid", "hids", "mem")  # as words of a name
 _STATE_PARTS = ("hidden", "state", "hx", "h0", "c0", "carry", "memory", "hc")  # anywhere in one
+
+_BEGINS = re.compile(
+    r"(^|_)(not_?|non_?|is_?|no_?)?(dones?|resets?|starts?|firsts?|init|begins?|beginnings?|terminals?|terminated|terminations?"
+    r"|truncated|truncations?|episodes?|ends?|ended|keeps?|continues?|new)(_|$)",
+    re.IGNORECASE,
+)
 
 
 def path_name(names: Sequence[str], path: Path) -> str:
@@ -45,3 +54,8 @@ def state_named(name: str) -> bool:
 def is_state(name: str, value: Any) -> bool:
     """Say whether an argument is a state: by its name, and by being real numbers with more than one axis."""
     return state_named(name) and isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1
+
+
+def begins_anew(name: str) -> bool:
+    """Say whether a mask of this name tells where a sequence begins or ends, as `done` and `episode_starts` do."""
+    return bool(_BEGINS.search(name))

@@ -10,6 +10,7 @@ from .advice import CLIPPING, FILLING, freezing, remembering
 from .look import LayerOutput, Look
 from .probes.slopes import FADING, per_step
 from .report import Finding
+from .rule import Symptom
 from .thresholds import Thresholds
 
 _SURE = 32  # steps of all rows from which some still units are worth a note
@@ -43,10 +44,18 @@ def judged(look: Look, limits: Thresholds) -> tuple[dict[str, float], list[Findi
         found += gone if cut is None else []
     if look.gradient == look.gradient:
         numbers["gradient"] = look.gradient
-    if look.without:
-        found.append(_without(look.without, look.model))
+    lost = look.passing.starts.symptom()
+    found += [] if lost is None else [_as_finding("HS103", lost)]
+    if look.without and look.model is not None:
+        unused, left = look.passing.unused(look.without, look.model)
+        found += [_as_finding("HS104", symptom) for symptom in unused]
+        found += [_without(left, look.model)] if left else []
     numbers["graph"] = float(look.nodes)
     return numbers, found
+
+
+def _as_finding(code: str, seen: Symptom) -> Finding:
+    return Finding(code, seen.severity, seen.where, seen.evidence, seen.cause, seen.advice, seen.numbers)
 
 
 def _joined(outputs: list[LayerOutput]) -> tuple[Tensor, Tensor | None]:
@@ -231,13 +240,13 @@ def _back(
     return []
 
 
-def _without(names: list[str], model: nn.Module | None) -> Finding:
+def _without(names: list[str], model: nn.Module) -> Finding:
     return Finding(
         "HS503",
         "warning",
         ", ".join(names[:3]) + (", …" if len(names) > 3 else ""),
         f"{len(names)} parameters have no gradient when the optimizer steps (limit 0).",
         "they are not used in forward, or detached on the way to the loss",
-        "# use the layer, remove it, or freeze it" if model is None else freezing(names, model),
+        freezing(names, model),
         {"without": len(names), "limit": 0.0},
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from ..cells import Call, EndState, Layer, may_be_recomputed
 from ..state import tensors
 from .graphs import count_nodes
 from .outcome import with_gradient
+from .passing_on import PassingOn
 from .samples import LayerSample, SampleNumbers
 
 _SAME_CALL = 1e-2  # distance of arguments up to which a call may be the same one, run again
@@ -66,11 +68,14 @@ class Look:
         self.without: list[str] = []  # parameters without gradient
         self.model: nn.Module | None = None  # whose parameters they are
         self.nodes = 0
+        self.passing = PassingOn()
         self._waiting: list[_ExpectedGradient] = []  # of calls without a graph, which a backward pass may run again
 
     def enter(self, call: Call) -> Call:
         """See that gradients to the layer's input are noticed; return the call, with another input where need be."""
         sizes = self.back.setdefault(call.layer.name or "model", [])
+        with suppress(Exception):  # a cell that is called in a way of its own
+            self.passing.enter(call)
         self._see_cut(call)
         place = _ExpectedGradient(sizes, len(sizes), [] if torch.is_grad_enabled() else _arguments(call))
         sizes.append(torch.empty(0))
@@ -108,6 +113,7 @@ class Look:
         try:
             output, lengths = call.output.detach(), call.lengths
             self._ended[call.layer.name or "model"] = EndState.of(call.state_native)
+            self.passing.leave(call)
             fed = torch.isfinite(call.x.detach()).all() if call.x.is_floating_point() else None
         except Exception:  # a cell that returns something of its own: nothing to look at
             return
@@ -181,3 +187,19 @@ def _noticed(call: Call, place: _ExpectedGradient) -> Call:
     if data.requires_grad:
         data.register_hook(arrived)  # type: ignore[no-untyped-call]
     return call
+
+
+def no_call_seen(updates: int) -> str:
+    """Say that there was no training call at all, in spite of so many updates, and why that may be."""
+    return (
+        f"{f'{updates} updates and ' if updates else ''}not a single training call: nothing was looked at. The model "
+        f"that is trained is another one, a copy of it, or in eval mode."
+    )
+
+
+def nothing_seen(names: Sequence[str]) -> str:
+    """Say that no look has seen anything of these layers, and why that may be."""
+    return (
+        f"nothing of {', '.join(names)}: not called in the calls that were looked at, or run past the layer itself (by "
+        f"its weights, or `nn.LSTM.forward(layer, x)`), or returning something else than layers of its kind."
+    )

@@ -14,20 +14,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..carry import Carry
 from ..cells import Call, Listener, OuterCall, Proceed, Succession, layers, listen, unwrap, warn
 from ..errors import BadInput, HiddenStateWarning
 from .episodes import Episode, Episodes
 from .graphs import GraphWatch
 from .judging import judged
-from .look import Look
+from .look import Look, no_call_seen, nothing_seen
 from .loop_watch import LoopWatch
 from .report import Finding
 from .samples import SampleClock
 from .thresholds import Thresholds
 from .training_watch import (
+    OptimizerWatch,
     UpdateWatch,
     ValidationWatch,
+    at_each_update,
     begins_anew,
     graph_grows,
     has_gradients,
@@ -105,12 +106,14 @@ class Monitor(Listener):
         self._heard: set[nn.Module] = set()  # layers that were called in training
         self._loops, self._samples = LoopWatch(self._model), SampleClock()
         self._silent: dict[str, None] = {}  # layers that get gradients, and were never called
+        self._missing = [layer.name or "model" for layer in self._layers]  # of which no look has seen anything
         self._told: set[str] = set()  # what was said not to be looked at
         self._handles: list[Any] = [listen(self._model, self._layers, self)]
         self._handles += self._loops.beside(self._model, self._layers, lambda: None if self._within else self._look)
         if optimizer is not None:
-            self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._before_update()))
-            self._check_optimizer(optimizer)
+            self._handles.append(at_each_update(optimizer, self._before_update))
+        self._optimized = None if optimizer is None else OptimizerWatch(self._model, optimizer)
+        self._check_optimizer()
 
     @property
     def step(self) -> int:
@@ -146,6 +149,7 @@ class Monitor(Listener):
             return
         look.measured = self._samples.taken(look.samples) if look.sampled else {}
         numbers, found = judged(look, self._limits)
+        self._missing = [name for name in self._missing if name not in look.outputs]
         self._looked_at_steps.append(look.step)
         self._numbers.append(numbers)
         for writer in self._writers:
@@ -179,11 +183,10 @@ class Monitor(Listener):
     def _missed(self) -> str:
         """Say that nothing at all was looked at, "" where something was."""
         if self._step < 0:
-            seen = f"{self._updated} updates and " if self._updated else ""
-            return (
-                f"saw {seen}not a single training call: nothing was looked at. The model that is trained is another "
-                f"one, a copy of it, or in eval mode."
-            )
+            return f"saw {no_call_seen(self._updated)}"
+        ended = any(row["graph"] for row in self._numbers)  # no call that raised
+        if ended and 0 < len(self._missing) == len(self._layers) and not self._loops.seen and not self._silent:
+            return f"saw {nothing_seen(self._missing)}"
         if self._heard or self._loops.seen or self.unseen:
             return ""
         return (
@@ -204,6 +207,7 @@ class Monitor(Listener):
     def __str__(self) -> str:
         """Return one line for each finding."""
         lines = [f"{self.step} training calls, {len(self._looked_at_steps)} looks, {len(self.findings)} findings"]
+        lines += [nothing_seen(self._missing)] if self._missing and self._looked_at_steps else []
         return "\n".join([*lines, *map(str, self.findings), *(f"not looked at: {each}" for each in self.unseen)])
 
     __repr__ = __str__
@@ -220,6 +224,8 @@ class Monitor(Listener):
         if module is self._model or module in self._entries or not self._entries:
             self._begin()
         self._entries.add(module)
+        if self._look is not None:
+            self._look.passing.called(entry)
         self._within = True
         if self._look is not None:
             run = self._loops.around(entry, run, self._look)
@@ -348,6 +354,7 @@ class Monitor(Listener):
             self._conclude()
         self._tested = self._graphs is not None and self._graphs.spent
         if self._step % self._every == 0:
+            self._check_optimizer()  # again: a Carry may have been opened since
             self._look = Look(self._step, sampled=self._samples.due())
             self._graphs = self._graphs or GraphWatch()
 
@@ -366,35 +373,7 @@ class Monitor(Listener):
             self._silent.update({layer.label: None for layer in silent if has_gradients(layer.module)})
             self._warn_unseen()
 
-    def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        self._check_learned(held)
-        missing = [n for n, p in self._model.named_parameters() if p.requires_grad and id(p) not in held]
-        if missing:
-            finding = Finding(
-                "HS504",
-                "error",
-                ", ".join(missing[:3]) + (", …" if len(missing) > 3 else ""),
-                f"{len(missing)} parameters that want a gradient are in no group of the optimizer (limit 0).",
-                "the optimizer was made before these layers, or of an older copy of the model",
-                "optimizer = torch.optim.Adam(model.parameters()), after the model is complete",
-                {"missing": len(missing), "limit": 0.0},
-            )
-            self._episodes.begin(finding, 0)
-
-    def _check_learned(self, held: set[int]) -> None:
-        """See that an `hs.Learned` that the model is carried from is optimized too."""
-        carry = Carry.of(self._model) if self._layers else None
-        learned = None if carry is None else carry.init
-        missing = [] if not isinstance(learned, nn.Module) else [p for p in learned.parameters() if id(p) not in held]
-        if missing:
-            finding = Finding(
-                "HS206",
-                "error",
-                f"init of the Carry, {type(learned).__name__}",
-                f"{len(missing)} of its parameters are in 0 of the optimizer's groups (needed: 1).",
-                "it is a module of its own, beside the model: model.parameters() does not hold it",
-                "optimizer = torch.optim.Adam([*model.parameters(), *learned.parameters()])",
-                {"missing": len(missing), "limit": 0.0},
-            )
-            self._episodes.begin(finding, 0)
+    def _check_optimizer(self) -> None:
+        """Begin and end what is told by the optimizer's groups, as they are now."""
+        found = [] if self._optimized is None else list(self._optimized.found())
+        self._episodes.settle(max(0, self._step), found, lambda finding: finding.code in OptimizerWatch.codes)

@@ -77,6 +77,7 @@ class Report(Sequence[Finding]):
         broken: str = "",
         survey: Survey | None = None,
         source: tuple[str, int] | None = None,
+        unheard: str = "",
     ) -> None:
         """Take what was found, what was assumed, and which checks could not run and why."""
         self.source = source  # file and line of the model's class, where it is the user's own
@@ -85,6 +86,7 @@ class Report(Sequence[Finding]):
         self.assumed = tuple(assumed)
         self.failed = dict(failed or {})
         self.survey = survey  # the states of all batches, where a data set was examined
+        self.unheard = unheard  # which layers nothing can be told of, and why
         self.broken = broken  # why the plain call itself failed, "" where it did not
 
     @property
@@ -141,7 +143,7 @@ class Report(Sequence[Finding]):
         if self.broken:
             return f"{name} could not be examined: {self.broken}"
         if not self.findings:
-            return f"{name}: nothing found"
+            return f"{name}: nothing found{' in what was heard' if self.unheard else ''}"
         counts = [(kind, sum(f.severity == kind for f in self.findings)) for kind in RANK]
         return f"{name}: " + ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in counts if n)
 

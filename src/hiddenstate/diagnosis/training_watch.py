@@ -1,20 +1,67 @@
-"""What only a training run shows: gradients changed after their update, states that validation leaves behind."""
+"""What only a training run shows: what is never updated, gradients changed too late, states that validation leaves."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from ..cells import Call, EndState, Layer, Succession
+from ..carry import Carry
+from ..cells import Call, EndState, Layer, Succession, layers
 from ..state import tensors
 from .advice import detaching
 from .patient import held_tensors
 from .report import Finding
 
 _ALIKE = 1e-3  # how far the factors of all gradients may differ to be one
+
+
+class OptimizerWatch:
+    """Sees whether an optimizer holds what is to be trained: of the model, and of the `hs.Learned` it starts from."""
+
+    codes = ("HS206", "HS504")
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Take what is trained, and by what."""
+        self._model, self._optimizer = model, optimizer
+        self._recurrent = bool(layers(model))
+
+    def found(self) -> Iterator[Finding]:
+        """Yield what is so just now: a Carry may be attached, and parameters added, at any time."""
+        held = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        carry = Carry.of(self._model) if self._recurrent else None
+        learned = None if carry is None else carry.init
+        if isinstance(learned, nn.Module):
+            missing = [name for name, p in learned.named_parameters() if p.requires_grad and id(p) not in held]
+            if missing:
+                yield _outside(missing, learned)
+        missing = [name for name, p in self._model.named_parameters() if p.requires_grad and id(p) not in held]
+        if missing:
+            yield Finding(
+                "HS504",
+                "error",
+                ", ".join(missing[:3]) + (", …" if len(missing) > 3 else ""),
+                f"{len(missing)} parameters that want a gradient are in no group of the optimizer (limit 0).",
+                "the optimizer was made before these layers, or of an older copy of the model",
+                "optimizer = torch.optim.Adam(model.parameters()), after the model is complete",
+                {"missing": len(missing), "limit": 0.0},
+            )
+
+
+def _outside(missing: list[str], learned: nn.Module) -> Finding:
+    return Finding(
+        "HS206",
+        "error",
+        f"init of the Carry, {type(learned).__name__}",
+        f"{len(missing)} of its parameters are in 0 of the optimizer's groups (needed: 1).",
+        "it is a module of its own, beside the model: model.parameters() does not hold it",
+        "optimizer = torch.optim.Adam([*model.parameters(), *learned.parameters()])",
+        {"missing": len(missing), "limit": 0.0},
+    )
 
 
 class UpdateWatch:
@@ -122,6 +169,29 @@ class ValidationWatch:
             "model.reset_state() before and after validation; with hs.Carry: with carry.fresh(): validate(model)",
             {"calls": 1.0, "limit": 0.0},
         )
+
+
+def at_each_update(optimizer: torch.optim.Optimizer, look: Callable[[], None]) -> RemovableHandle:
+    """Call `look` where gradients are whole: before each update, or behind the closure that makes them for it."""
+
+    def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+        if closure is None:
+            look()
+            return None
+        asked = False
+
+        def looked_at() -> Any:
+            nonlocal asked
+            loss = closure()
+            if not asked:  # some optimizers ask several times for one update
+                asked = True
+                look()
+            return loss
+
+        return (args[0], looked_at, *args[2:]), {name: value for name, value in kwargs.items() if name != "closure"}
+
+    return optimizer.register_step_pre_hook(hook)
 
 
 def graph_grows(shared: int, model: nn.Module, found: list[Layer]) -> Finding:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ..cells import given_call, is_data_set, layers, unwrap
+from ..cells import given_call, is_data_set, layers, unwrap_to_call
 from ..errors import BadInput
 from ..recording import record
 from ..state import shown_in_short
@@ -76,7 +76,7 @@ def attention(
     if len(inputs) == 1 and is_data_set(inputs[0]):
         raise BadInput(f"weights are those of one call, but this is {type(inputs[0]).__name__}: give one batch of it.")
     given = given_call(attention, model, inputs, kwargs=kwargs, call=call, options={})
-    inner = unwrap(given.model)
+    inner = unwrap_to_call(given.model)
     with at_rest(inner), torch.no_grad(), record(inner) as recording:
         given.model(*given.args)
     sizes = [tuple(run.h.shape[:2]) for track in recording for run in recording.runs(track)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..cells import as_layer, invented_inputs, layers, unwrap
+from ..cells import as_layer, invented_inputs, layers, unwrap_to_call
 from ..errors import BadInput, HiddenStateError
 from .system import at_rest
 
@@ -14,7 +14,7 @@ def invented(model: nn.Module, rows: int, steps: int, *, time_axis: int) -> Tens
     """Return the first made-up input, (rows, steps, ...) or with time first, that the model can be called with."""
     if min(rows, steps) < 1:
         raise BadInput(f"{rows} trials of {steps} steps are asked for, but there is at least one of each.")
-    model = unwrap(model)
+    model = unwrap_to_call(model)
     found = layers(model)
     width = found[0].spec.input_size if len(found) == 1 and found[0].module is model else None
     if width is not None:  # a layer by itself says what it takes
@@ -42,4 +42,4 @@ def _called(model: nn.Module, given: Tensor, x: Tensor) -> None:
             layer = None
         if layer is None or layer.fused:
             raise
-        layer.module(x[:, 0], layer.to_native(layer.initial(len(x))))  # a cell, and one step of its input
+        layer.call(x[:, 0], layer.to_native(layer.initial(len(x))))  # a cell, and one step of its input

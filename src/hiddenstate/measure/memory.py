@@ -17,25 +17,31 @@ from ..cells import (
     InputAxes,
     Layer,
     as_layer,
+    cell_along,
     given_call,
     input_axes,
+    is_around_cells,
     is_data_set,
     is_step,
     layer_axes,
     layers,
     read_batch,
     started,
-    unwrap,
+    unwrap_to_call,
 )
 from ..errors import BadInput, NotRecurrent
 from ..state import shown_in_short
 from ..unrolling import Recurrent, unroll
 from .invented import invented
+from .lag_curve import band, by_lag, half_life, reach
+from .output_steps import steps_second
 from .progress import tracked
-from .sensitivity import Leaf, Sensitivity, at_steps, by_autograd, by_closed_form, has_steps, tensor_of
+from .sensitivity import Leaf, Sensitivity, at_steps, by_autograd, by_closed_form, tensor_of
 from .series import valid_steps
 from .system import System, at_rest, check_sequence
 from .torch_system import TorchSystem, as_system
+
+_JACOBIANS = 256  # a state's size up to which whole Jacobians are quicker than going back once for each direction
 
 
 @shown_in_short
@@ -162,7 +168,7 @@ def _measured(
     if not isinstance(x, Tensor) or x.dim() < 2:
         seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise BadInput(f"the input is (batch, time, ...), but this is {seen}. One sequence wants x.unsqueeze(0).")
-    inner = unwrap(given.model)
+    inner = unwrap_to_call(given.model)
     layer = _itself_a_layer(inner, x, turned=time_axis == 0 or batch_axis == 1) if given.alone else None
     run = given if layer is not None or not given.alone else started(inner, x)
     axes = _axes(layer, inner, x, run, time_axis=time_axis, batch_axis=batch_axis)
@@ -175,15 +181,20 @@ def _measured(
         leaf = Leaf(x, valid, time_axis=time)
         system = None if layer is None or layer.spec.bidirectional else as_system(inner, x)
         by_step = True
-        if isinstance(system, TorchSystem) and output is None:
-            sequence = check_sequence(system, leaf.x)
+        sequence = leaf.x if system is None else check_sequence(system, leaf.x)
+        if isinstance(system, TorchSystem) and output is None and system.size <= _JACOBIANS:
             found, dtype = by_closed_form(system, sequence, valid, ends, probes=probes), sequence.dtype
         else:
+            go = _runner(layer, run, valid.sum(1), output)
             with leaf.attached(inner):
-                result = _run_layer(layer, leaf.x, valid.sum(1)) if layer is not None else run(leaf.x)
-            result = tensor_of(result) if output is None else output(result)
-            by_step = isinstance(result, Tensor) and has_steps(result, valid, time_axis=time)
-            y = at_steps(result, ends, valid, time_axis=time)  # (batch, unit)
+                result = go(leaf.x)
+            if layer is None or output is not None:
+
+                def again(steps: int) -> Tensor:
+                    return go(leaf.x.detach().narrow(time, 0, steps))
+
+                result, by_step = steps_second(result, valid, time_axis=time, again=again)
+            y = at_steps(result, ends, valid, time_axis=1 if by_step else time)  # (batch, unit)
             found, dtype = by_autograd(y, leaf, probes), y.dtype
         rows = by_lag(found.squares.sqrt().to(dtype), ends)
         rows, tap = from_tap(rows, found, ends, wanted=at == -1 and not by_step)
@@ -264,16 +275,28 @@ def _axes(
 
 def _itself_a_layer(model: nn.Module, x: Tensor, *, turned: bool) -> Layer | None:
     """Return the model as a layer where it is one itself, rather than holding some."""
-    found = layers(model)
     sample = (x[0] if turned else x[:, 0]) if x.numel() else None
-    if (len(found) == 1 and found[0].module is model) or (is_step(model) and _has_size(model)):
+    cell = cell_along(model, x)
+    found = layers(model)
+    if (
+        cell is not None
+        or (len(found) == 1 and found[0].module is model)
+        or (is_step(model) and is_around_cells(model))
+    ):
         return as_layer(model, sample)
     return None
 
 
-def _has_size(model: nn.Module) -> bool:
-    # A cell made of torch's cells looks like a model that holds them, but cannot be called with x alone.
-    return hasattr(model, "hidden_size") or hasattr(model, "initial_state")
+def _runner(
+    layer: Layer | None, call: Callable[[Tensor], Any], lengths: Tensor, output: Callable[[Any], Tensor] | None
+) -> Callable[[Tensor], Tensor]:
+    """Return what is called with an input and gives the output that is meant."""
+
+    def run(x: Tensor) -> Tensor:
+        result = call(x) if layer is None else _run_layer(layer, x, lengths.clamp(max=x.shape[1]))
+        return tensor_of(result) if output is None else output(result)
+
+    return run
 
 
 def _run_layer(layer: Layer, x: Tensor, lengths: Tensor) -> Tensor:
@@ -293,7 +316,7 @@ def _run_cell(layer: Layer, x: Tensor) -> Tensor:
     native = layer.to_native(layer.initial(len(x)))
     outputs = []
     for step in x.unbind(1):  # not x[:, t]: the backward of each slice would be as large as x
-        output, native = layer.split(layer.module(step, native))
+        output, native = layer.call(step, native)
         outputs.append(tensor_of(output).flatten(1))
     return torch.stack(outputs, dim=1)
 
@@ -339,49 +362,6 @@ def _memory(rows: Tensor, threshold: float, found: Sensitivity, own_half_life: f
     )
 
 
-def band(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ends of a 95% confidence band of the mean over `rows (batch, lag)`, (lag,) each; NaN is left out.
-
-    It is one of the mean's logarithm (delta method): influence is positive, and so is all that its mean could be.
-    """
-    curve = rows.nanmean(0)
-    count = (~rows.isnan()).sum(0)
-    spread = ((rows - curve) ** 2).nansum(0) / (count - 1).clamp(min=1)
-    margin = torch.where(curve > 0, 1.96 * (spread / count).sqrt() / curve, 0.0)
-    return curve * torch.exp(-margin), curve * torch.exp(margin)
-
-
-def reach(curve: Tensor, threshold: float) -> int:
-    """Return how many lags, from 0 on, lie within the last one that has `threshold` of the peak or more."""
-    felt = (curve >= threshold * curve.max()) & (curve > 0)
-    return int(felt.nonzero()[-1]) + 1 if bool(felt.any()) else 0
-
-
-def half_life(curve: Tensor) -> float:
-    """Return the lag at which the curve has fallen to half its peak, exact for an exponential; inf if it never falls.
-
-    Between two lags the logarithm is taken to be straight, and so it is beyond the last one, where the curve ends
-    above the half. NaN for a curve that is zero throughout.
-
-    >>> half_life(torch.tensor([8.0, 4.0, 2.0]))
-    1.0
-    """
-    values = curve.double()
-    peak = int(values.argmax())
-    half = float(values[peak]) / 2
-    if not half > 0:
-        return math.nan
-    below = (values[peak:] <= half * (1 + 1e-9)).nonzero()  # the curve may meet the half exactly, but for rounding
-    if not len(below):
-        lost = math.log(float(values[peak]) / float(values[-1]))
-        return peak + math.log(2) * (len(values) - 1 - peak) / lost if lost > 0 else math.inf
-    lag = peak + int(below[0])
-    high, low = float(values[lag - 1]), float(values[lag])
-    if low <= 0:
-        return lag - 1 + (high - half) / high
-    return lag - 1 + math.log(high / half) / math.log(high / low)
-
-
 def from_tap(rows: Tensor, found: Sensitivity, ends: Tensor, *, wanted: bool) -> tuple[Tensor, int | None]:
     """Return the curves counted from the last step that moves any row's output, where that is not its end, and it."""
     moved = (found.squares > 0).any(0).nonzero().flatten()
@@ -389,10 +369,3 @@ def from_tap(rows: Tensor, found: Sensitivity, ends: Tensor, *, wanted: bool) ->
         return rows, None
     tap = int(moved[-1])
     return by_lag(found.squares.sqrt().to(rows.dtype), ends.clamp(max=tap)), tap
-
-
-def by_lag(norms: Tensor, ends: Tensor) -> Tensor:
-    """Turn `norms (batch, time)` by step into (batch, lag) by distance from each row's end; NaN before its start."""
-    lags = torch.arange(int(ends.max()) + 1, device=norms.device)
-    steps = ends.unsqueeze(1) - lags  # (batch, lag)
-    return norms.gather(1, steps.clamp(min=0)).masked_fill(steps < 0, torch.nan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,7 +54,7 @@ def report(
         time_axis: Where their steps are.
         targets: For the doctor: with `loss`, gradients are examined too.
         loss: `loss(output, targets)`.
-        tell: Called with a few words about what is being done, for a progress bar.
+        tell: Called with a few words about what is being done; without it they are shown on a terminal.
         call: How the model is called, where that is not by its forward: `call=lambda model: model.act(x, state)`; or
             `call(model, *inputs)`, of a DataLoader `call(model, batch)`.
         kwargs: What the model is called with by name.
@@ -93,10 +94,16 @@ def report(
         lengths=lengths,
         batch_axis=batch_axis,
         doctor={"targets": targets, "loss": loss},
-        tell=tell or (lambda _: None),
+        tell=tell or _shown,
     )
     _write(where, page(evidence))
     return where
+
+
+def _shown(doing: str) -> None:
+    """Show on a terminal what is being done; elsewhere, in notebooks, logs and tests, nothing is printed."""
+    if sys.stderr.isatty():
+        print(f"report: {doing} …", file=sys.stderr)
 
 
 def _writable(path: Path) -> Path:

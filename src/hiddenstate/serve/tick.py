@@ -125,6 +125,7 @@ class TickRunner:
         """Fail what has no result, and drop these sessions: only the store now knows their true state."""
         for op in self._open(ops):
             op.fail(error)
+            self.set_back.forgotten(op.session, self._arena)  # a store that fails may come back older
             self._arena.drop(op.session)
 
     def _put_off(self, ops: Sequence[SessionOperation]) -> None:
