@@ -206,7 +206,7 @@ def _check_split(model: nn.Module, layout: ModelLayout) -> None:
         x, axis = several
         cut = x.shape[axis] // 2
     try:
-        split = check_split(model, x, cut, time_axis=axis)
+        split = check_split(model, x, at=cut, time_axis=axis)
     except HiddenStateError:
         raise
     except Exception as error:
