@@ -27,7 +27,7 @@ from .recording import Trajectory, load_recording, record, tap
 from .state import State, load
 from .unrolling import Recurrent, accelerate, explain, unroll
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Bridge",

@@ -51,7 +51,7 @@ class Loops:
         return plan is not None and bool(plan.runs)
 
     def take(self, found: Layers, chosen: list[Layer]) -> None:
-        """Go on with these, which a call has shown."""
+        """Carry these loops from now on, as a watched call has shown them."""
         seen = found.seen
         self.layers = {layer.name: layer for layer in chosen}
         self._starts = {layer.name: seen.starts[layer.seen] for layer in chosen if seen is not None and layer.seen}

@@ -30,7 +30,7 @@ class PieceRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PiecesAndWhole:
-    """What came of it: whether it could be tried, and how far apart pieces and whole are."""
+    """The result of comparing pieces with the whole: whether it could be tried, and how far apart they are."""
 
     tried: bool
     error: float = 0.0

@@ -192,7 +192,7 @@ class _CallSizes(Listener):
         return proceed(call)
 
     def matched(self, x: Tensor, layouts: tuple[tuple[int, int], ...] = _LAYOUTS[:2]) -> InputAxes | None:
-        """Return the axes as the layers have them that saw the rows and the steps of `x`, if they are of one mind."""
+        """Return the axes on which all layers agree that saw the rows and the steps of `x`; None where they do not."""
         told: dict[tuple[int, int], InputAxes] = {}
         for name, calls in self.of.items():
             rows, steps = calls[0][0], sum(steps for _, steps, _ in calls)

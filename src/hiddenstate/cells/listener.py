@@ -64,7 +64,7 @@ class Listener:
         return run()
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
-        """Wrap a call of a layer: return `proceed(call)`, or the call with what else should come of it."""
+        """Wrap a call of a layer: return `proceed(call)`, or the call with another result."""
         return proceed(call)
 
     def recompute(self, call: Call, proceed: Proceed) -> Call:

@@ -103,7 +103,7 @@ class TickRunner:
             return longest
 
     def _apart(self, ops: list[SessionOperation]) -> list[SessionOperation]:
-        """Take inputs that were gathered apart where nobody waits any longer for one of them."""
+        """Split gathered pushes of which one was cancelled into single inputs, so that the others still run."""
         for op in ops:
             if type(op) is PushMany:
                 op.future.started = True

@@ -201,7 +201,7 @@ def _replaced(model: nn.Module, moved: list[Key]) -> Any:
 
 @dataclass(slots=True, eq=False, repr=False)
 class _AttributeRows:
-    """Where attributes have their rows, and why those have none that have none."""
+    """The batch axis of each attribute, or why it has none."""
 
     keys: list[Key]
     axes: dict[Key, int] = field(default_factory=dict)
