@@ -202,3 +202,37 @@ def test_a_layer_that_is_run_past_itself_is_named_and_not_what_follows_it(how):
     found = check_split(PastTheLayer(how), torch.randn(3, 7, 3))
     assert found.where == "rnn"
     assert re.search(r"'rnn' was found, but not called\. Where it is run past itself.*call it, layer\(x\)\.", found.why)
+
+
+class Reading(nn.Module):
+    def __init__(self, read):
+        super().__init__()
+        self.gru, self.read = nn.GRU(3, 4, batch_first=True), read
+
+    def forward(self, x):
+        return self.read(self.gru(x)[0])
+
+
+CUT_BADLY = {
+    "fixed steps": (lambda h: h[:, [0, 5]], r"a piece raises IndexError .*reads them by their number"),
+    "fixed length": (
+        lambda h: h.flatten(1) @ torch.ones(32, 2),
+        r"a piece raises RuntimeError .*one number of steps alone",
+    ),
+    "all but the first": (lambda h: h[:, 1:], r"cannot be put together .*drops steps at the ends"),
+    "one step more": (lambda h: torch.cat([h, h[:, -1:]], 1), r"cannot be put together .*or adds some"),
+    "steps by steps": (lambda h: h @ h.transpose(1, 2), r"cannot be put together .*an axis grows"),
+}
+
+
+@pytest.mark.parametrize("case", CUT_BADLY)
+def test_pieces_that_raise_or_cannot_be_put_together_are_not_the_whole(case):
+    read, reason = CUT_BADLY[case]
+    found = check_split(Reading(read), torch.randn(2, 8, 3))
+    assert not found
+    assert re.search(reason, str(found))
+
+
+def test_a_list_with_an_output_for_each_step_is_put_together():
+    assert check_split(Reading(lambda h: list(h.unbind(1))), torch.randn(2, 8, 3))
+    assert not check_split(Reading(lambda h: list(h.flip(1).unbind(1))), torch.randn(2, 8, 3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,7 +31,7 @@ from ..cells import (
     untouched,
     unwrap_to_call,
 )
-from ..errors import BadInput, CarryWarning, StateMismatch
+from ..errors import BadInput, CarryWarning, HiddenStateError, StateMismatch
 from ..state import State, mapped, tensors
 from ..unrolling import unroll
 from .carry import Carry
@@ -228,12 +229,27 @@ def _cell_runner(layer: Layer, x: Tensor) -> Callable[..., _SplitRun]:
 
 
 def _compare(runner: Callable[..., _SplitRun], whole: _SplitRun, cut: int) -> Split:
-    first = runner(slice(None, cut))
-    _check_rows(whole, first, cut)
-    second = runner(slice(cut, None), on=True)
-    outputs = zip(whole.output, first.output, second.output, strict=False)
-    errors = [difference(*three) for three in outputs]
     tolerance = tolerance_of(whole.output)
+    try:
+        first = runner(slice(None, cut))
+        _check_rows(whole, first, cut)
+        second = runner(slice(cut, None), on=True)
+    except HiddenStateError:
+        raise
+    except Exception as error:  # the whole ran
+        reason = (
+            f"Cut after step {cut}, a piece raises {type(error).__name__} ({error}), where the whole runs: the model "
+            f"takes one number of steps alone, or reads them by their number."
+        )
+        return Split(False, math.inf, tolerance, cut, "the model itself", reason, {})
+    errors = _output_errors(whole.output, first.output, second.output)
+    if whole.output and errors[0] is None:
+        shapes = ", ".join(str(tuple(run.output[0].shape)) for run in (whole, first, second) if run.output)
+        reason = (
+            f"The outputs of the pieces cannot be put together to that of the whole (shapes {shapes}): the model drops "
+            f"steps at the ends of a call, or adds some, or an axis grows with the length of the call."
+        )
+        return Split(False, math.inf, tolerance, cut, "after the layers", reason, {})
     error = max([e for e in errors if e is not None], default=0.0)
     each = {layer: _layer_differences((whole, first, second), layer) for layer in whole.found}
     by_name = {layer.label: outputs for layer, (_, outputs) in each.items() if outputs is not None}
@@ -241,6 +257,16 @@ def _compare(runner: Callable[..., _SplitRun], whole: _SplitRun, cut: int) -> Sp
         return Split(True, error, tolerance, cut, "", "", by_name)
     unheard = [layer.label for layer in whole.found if not whole.calls.get(layer.name)]
     return Split(False, error, tolerance, cut, *_culprit(each, tolerance, unheard), by_name)
+
+
+def _output_errors(whole: list[Tensor], first: list[Tensor], second: list[Tensor]) -> list[float | None]:
+    """Return how far each output of the pieces is from the whole's, None where they cannot be compared."""
+    if len(first) + len(second) == len(whole):  # a list with an output for each step
+        pairs = zip(whole, [*first, *second], strict=True)
+        return [distance(a, b) if a.shape == b.shape else None for a, b in pairs]
+    if len(first) == len(second) == len(whole):
+        return [difference(*three) for three in zip(whole, first, second, strict=True)]
+    return [None]
 
 
 def _check_rows(whole: _SplitRun, first: _SplitRun, cut: int) -> None:
