@@ -236,9 +236,9 @@ def _compare(runner: Callable[..., _SplitRun], whole: _SplitRun, cut: int) -> Sp
         second = runner(slice(cut, None), on=True)
     except HiddenStateError:
         raise
-    except Exception as error:  # the whole ran
+    except Exception as raised:  # the whole ran
         reason = (
-            f"Cut after step {cut}, a piece raises {type(error).__name__} ({error}), where the whole runs: the model "
+            f"Cut after step {cut}, a piece raises {type(raised).__name__} ({raised}), where the whole runs: the model "
             f"takes one number of steps alone, or reads them by their number."
         )
         return Split(False, math.inf, tolerance, cut, "the model itself", reason, {})

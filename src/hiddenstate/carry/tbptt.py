@@ -95,9 +95,10 @@ class _Training:
         except (AttributeError, TypeError) as error:
             if isinstance(output, Tensor):
                 raise
+            name, kind = type(self.call.model).__name__, type(output).__name__
             raise BadInput(
-                f"the loss failed on what {type(self.call.model).__name__} returned, which is a "
-                f"{type(output).__name__}: {error}. It gets all of it; where the output comes first: loss=lambda out, y: your_loss(out[0], y)."
+                f"the loss failed on what {name} returned, which is a {kind}: {error}. It gets all of it; where the "
+                f"output comes first: loss=lambda out, y: your_loss(out[0], y)."
             ) from error
 
     def run(self, begin: int, end: int) -> Any:
