@@ -17,7 +17,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 FENCE = re.compile(r"^```(\w*)", re.MULTILINE)
-LANGUAGES = {"python", "text", "console", "bash", "json", ""}
+LANGUAGES = {"python", "text", "console", "bash", "json", "yaml", ""}
 
 QUESTIONS = (
     "carry-state-across-batches",

@@ -29,6 +29,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 SIZE = 4
 CHANGES: dict[str, Callable[[], tuple[nn.Module, Callable[[], Any]]]] = {}
+_AFTERWARDS: list[Callable[[], Any]] = []
 FACTOR = 0.5
 SETTINGS = {"scale": 0.5, "deep": {"scale": [0.5]}}
 OUTSIDE = nn.Linear(SIZE, SIZE).double()
@@ -49,6 +50,17 @@ def change(make: Callable[[], Any]) -> Callable[[], Any]:
     """Add a way to the table."""
     CHANGES[make.__name__.replace("_", " ")] = make
     return make
+
+
+def afterwards(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Have a change of the process taken back by `undo`: nobody knows when a cell goes."""
+    _AFTERWARDS.append(functools.partial(function, *args, **kwargs))
+
+
+def undo() -> None:
+    """Take back what changes have done to the process."""
+    while _AFTERWARDS:
+        _AFTERWARDS.pop()()
 
 
 class Plain(nn.Module):
@@ -1025,7 +1037,7 @@ def class_registered_with_an_abstract_one():
 @change
 def method_of_tensors_replaced():
     c, before = cell(lambda s, h: h.tanh()), torch.Tensor.tanh
-    weakref.finalize(c, setattr, torch.Tensor, "tanh", before)
+    afterwards(setattr, torch.Tensor, "tanh", before)
     return c, lambda: setattr(torch.Tensor, "tanh", lambda value: value * 0.1)
 
 
@@ -1158,7 +1170,7 @@ def key_that_was_not_there():
 def key_that_was_not_there_in_a_global():
     SETTINGS.pop("missing", None)
     c = excused(lambda s: SETTINGS["missing"])
-    weakref.finalize(c, SETTINGS.pop, "missing", None)
+    afterwards(SETTINGS.pop, "missing", None)
     return c, lambda: SETTINGS.update(missing=0.1)
 
 
@@ -1305,7 +1317,7 @@ def element_becomes_a_truth():
 def environment(read: Callable[[], str]) -> Any:
     os.environ.pop("HIDDENSTATE_TESTED", None)
     c = cell(lambda s, h: h * float(read()))
-    weakref.finalize(c, os.environ.pop, "HIDDENSTATE_TESTED", None)
+    afterwards(os.environ.pop, "HIDDENSTATE_TESTED", None)
     return c, lambda: os.environ.update(HIDDENSTATE_TESTED="0.1")
 
 
@@ -1335,7 +1347,7 @@ def environment_looked_into():
 def limit_of_recursion():
     limit = sys.getrecursionlimit()
     c = cell(lambda s, h: h * (sys.getrecursionlimit() / limit))
-    weakref.finalize(c, sys.setrecursionlimit, limit)
+    afterwards(sys.setrecursionlimit, limit)
     return c, lambda: sys.setrecursionlimit(limit + 500)
 
 
@@ -1387,7 +1399,7 @@ def module_looked_up_by_name():
 def global_that_a_function_of_python_reads():
     before = calendar.firstweekday()
     c = cell(lambda s, h: h * (calendar.firstweekday() + 1))
-    weakref.finalize(c, calendar.setfirstweekday, before)
+    afterwards(calendar.setfirstweekday, before)
     return c, lambda: calendar.setfirstweekday(3)
 
 
@@ -1402,7 +1414,7 @@ def global_of_a_module_with_a_name_of_pythons():
 
     module = module_named("this", "gain = 0.5\ndef scaled(h):\n    return h * gain\n")
     c = cell(lambda s, h: module.scaled(h))
-    weakref.finalize(c, restore)
+    afterwards(restore)
     return c, lambda: setattr(module, "gain", 0.1)
 
 
@@ -1411,7 +1423,7 @@ def cached_function_of_a_global():
     read = functools.lru_cache(lambda: SETTINGS["scale"])
     SETTINGS["scale"] = 0.5
     c = cell(lambda s, h: h * read())
-    weakref.finalize(c, SETTINGS.update, scale=0.5)
+    afterwards(SETTINGS.update, scale=0.5)
     return c, lambda: (SETTINGS.update(scale=0.1), read.cache_clear())
 
 
@@ -1419,14 +1431,14 @@ def cached_function_of_a_global():
 def builtin_replaced():
     before = builtins.divmod
     c = cell(lambda s, h: h * (1 + divmod(7, 2)[0]))
-    weakref.finalize(c, setattr, builtins, "divmod", before)
+    afterwards(setattr, builtins, "divmod", before)
     return c, lambda: setattr(builtins, "divmod", lambda one, other: (0, 0))
 
 
 @change
 def deterministic_algorithms():
     c = cell(lambda s, h: h * (0.1 if torch.are_deterministic_algorithms_enabled() else 0.5))
-    weakref.finalize(c, torch.use_deterministic_algorithms, False)
+    afterwards(torch.use_deterministic_algorithms, False)
     return c, lambda: torch.use_deterministic_algorithms(True)
 
 
@@ -1498,5 +1510,5 @@ def item_of_a_dict_by_an_object():
 @change
 def default_device():
     c = cell(lambda s, h: h * (0.5 if torch.get_default_device().type == "cpu" else 0.1))
-    weakref.finalize(c, torch.set_default_device, None)
+    afterwards(torch.set_default_device, None)
     return c, lambda: torch.set_default_device("meta")

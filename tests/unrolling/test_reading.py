@@ -15,7 +15,13 @@ from hiddenstate.cells import as_layer
 from hiddenstate.errors import Untraceable
 from hiddenstate.unrolling.reading import StepReader
 from tests.support.cells import INPUT, LayerNormLSTMCell, TanhCell
-from tests.support.changes import CHANGES, SIZE, Plain, stopping
+from tests.support.changes import CHANGES, SIZE, Plain, stopping, undo
+
+
+@pytest.fixture(autouse=True)
+def _undone():
+    yield
+    undo()
 
 
 def outcome(cell, x, engine):

@@ -289,8 +289,7 @@ def test_a_cell_of_which_nothing_is_known_runs_from_a_given_state():
     other = Bare()
     other.load_state_dict(cell.state_dict())
     assert torch.equal(unroll(other, x, hs.State({"h": zeros}))[1]["h"], state["h"])
-    with pytest.raises(NotRecurrent, match=r"neither initial_state\(batch\) nor hidden_size.*or hand a state in"):
-        unroll(Bare(), torch.randn(2, 3, 3))
+    assert torch.equal(unroll(other, x)[0], out)  # by a trial, its state is known without one
 
 
 def test_an_output_that_is_a_part_with_rows_elsewhere_gets_its_rows_first():

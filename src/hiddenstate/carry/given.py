@@ -179,7 +179,8 @@ class GivenStates:
         """Take note of what layers have ended in, and where the model keeps it."""
         adopted = self.examination.adopted
         places = {name: adopted.holding(state.values()) for name, state in states.items() if name not in adopted.layers}
-        self._unclear = {name: place[1] for name, place in places.items() if place in adopted.going_on and place}
+        # A layer that is the model itself is handed its state by the caller: no code of the model decides there.
+        self._unclear = {n: place[1] for n, place in places.items() if n and place and place in adopted.going_on}
         self._ended.update({name: state.detach() for name, state in states.items()})
 
     def stepped(self, call: Call, kept: Kept, last: tuple[Any, State | None]) -> None:

@@ -39,7 +39,7 @@ from .listener import (
 )
 from .native import Form, flatten, rebuild
 from .signature import Arguments
-from .snapshot import Snapshot, plain_object, random_streams_kept, seed, untouched
+from .snapshot import Snapshot, is_sharded, plain_object, random_streams_kept, seed, untouched
 from .started import StartedModel, needed_states, started
 from .succession import OpenRun, Succession
 from .trials import invented_inputs
@@ -96,6 +96,7 @@ __all__ = [
     "invented_inputs",
     "is_around_cells",
     "is_data_set",
+    "is_sharded",
     "is_step",
     "layer_axes",
     "layers",

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..cells import Call, Listener, OuterCall, Proceed, Succession, layers, listen, unwrap, warn
+from ..cells import Call, Listener, OuterCall, Proceed, Succession, is_sharded, layers, listen, unwrap, warn
 from ..errors import BadInput, HiddenStateWarning
 from .episodes import Episode, Episodes
 from .graphs import GraphWatch
@@ -355,7 +355,8 @@ class Monitor(Listener):
         self._tested = self._graphs is not None and self._graphs.spent
         if self._step % self._every == 0:
             self._check_optimizer()  # again: a Carry may have been opened since
-            self._look = Look(self._step, sampled=self._samples.due())
+            sharded = any(map(is_sharded, self._model.modules()))  # their weights are there during a call alone
+            self._look = Look(self._step, sampled=not sharded and self._samples.due())
             self._graphs = self._graphs or GraphWatch()
 
     def _conclude(self) -> None:
