@@ -31,7 +31,9 @@ def functions_of_one():
             taken = {*DRAWN, *APART, *found}
             if name.startswith("_") or name.endswith("_") or "dropout" in name or name in taken:
                 continue
-            if callable(function) and not isinstance(function, type):
+            # Operations alone: torch.set_printoptions and its like take a tensor too, and change the process.
+            operation = part is not torch or hasattr(torch._C._VariableFunctions, name)
+            if operation and callable(function) and not isinstance(function, type):
                 with warnings.catch_warnings(), suppress(Exception):
                     warnings.simplefilter("ignore")
                     if isinstance(function(x.clone()), torch.Tensor):
