@@ -124,6 +124,7 @@ def same(one, other):
 
 @pytest.mark.parametrize("wrap", ["as it is", "distributed", pytest.param("compiled", marks=pytest.mark.long)])
 @pytest.mark.parametrize("listener", LISTENERS)
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # when Dynamo looks at it
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # torch's, of reentrant checkpoints
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
