@@ -24,8 +24,9 @@ def on_config(config: Any) -> Any:
     folder = Path(config.docs_dir)
     pages = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.md"))
     leaves = _leaves(config.nav)
-    named = {page for page in pages if any(leaf != "*" and fnmatch(page, leaf) for leaf in leaves)}
     exactly = set(leaves)
+    pages = [page for page in pages if page in exactly or not config.not_in_nav.match_file(page)]
+    named = {page for page in pages if any(leaf != "*" and fnmatch(page, leaf) for leaf in leaves)}
 
     def expand(entry: Any) -> list[Any]:
         if isinstance(entry, list):

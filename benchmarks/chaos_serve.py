@@ -4,9 +4,10 @@ python benchmarks/chaos_serve.py --minutes 240
 python benchmarks/chaos_serve.py --seed 277 --only servers-redis
 
 Callers push, repeat, open, fork, reset, close, export and import, and give up; inputs are NaN; stores fail and are
-locked, workers are killed, paused, stopped and started, Redis is killed, clocks jump, models stall. What was answered
-must be what sessions give that are run one operation at a time by torch alone (tests/support/history.py). The first
-history that cannot be explained is printed with its seed; the exit status says whether there was one.
+locked, are set back to older copies and fill their disk, workers are killed, paused, stopped and started, Redis is
+killed, clocks jump, models stall. What was answered must be what sessions give that are run one operation at a time by
+torch alone (tests/support/history.py). The first history that cannot be explained is printed with its seed; the exit
+status says whether there was one.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.chaos import EngineFleet, Report, ServerFleet, closing, drive
+from tests.support.disk import small_disk
 from tests.support.redis import SERVER, RedisServer
 
 
@@ -44,9 +46,17 @@ _WITH_REDIS: dict[str, Callable[[RedisServer], EngineFleet | ServerFleet]] = {
 }
 
 
+_ON_A_DISK = "engine-disk"  # of its own, which is filled, where one can be mounted
+
+
 def driven(kind: str, *, seed: int, seconds: float) -> Report:
     """One run of one kind."""
     with tempfile.TemporaryDirectory() as folder:
+        if kind == _ON_A_DISK:
+            with small_disk(Path(folder) / "disk") as disk:
+                address = f"sqlite:///{disk or folder}/sessions.db"
+                with closing(EngineFleet(address, disk=disk)) as fleet:
+                    return drive(fleet, seed=seed, seconds=seconds)
         if kind in _PLAIN:
             with closing(_PLAIN[kind](Path(folder))) as fleet:
                 return drive(fleet, seed=seed, seconds=seconds)
@@ -60,7 +70,7 @@ def driven(kind: str, *, seed: int, seconds: float) -> Report:
 
 def main() -> int:
     """Go round all kinds until the time is over."""
-    kinds = [*_PLAIN, *(_WITH_REDIS if SERVER else ())]
+    kinds = [*_PLAIN, _ON_A_DISK, *(_WITH_REDIS if SERVER else ())]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)

@@ -35,7 +35,7 @@ LIMITS = {
     "serve": {"carry", "unrolling", "cells", "state", "errors"},
 }
 
-# For users only: no part imports these.
+# For users only: no part imports these, and the roof offers them on first use.
 FOR_USERS = {"testing"}
 
 # Folders within a part that have a front door of their own, for those who write what belongs there.
@@ -95,7 +95,7 @@ def why_not(importer: str, module: str) -> str | None:
         return f"{importer} imports {module}, which is no part of the house"
     if deeper and ".".join(inner) not in INNER_DOORS:
         return f"{importer} may not import {module}: across parts only the front door, {PACKAGE}.{part}, is open"
-    if part in FOR_USERS:
+    if part in FOR_USERS and importer != "__init__":
         return f"{importer} may not import {part}, which is there for users"
     if importer.startswith("__"):
         return None
@@ -230,7 +230,7 @@ FORBIDDEN = {
         "a.py:2: reporting may not import fastapi",
     ),
     "what is there for users": ("cli/app.py", "from ..testing import check_cell", "cli may not import testing, which"),
-    "what is there for users, at the top": ("__init__.py", "from . import testing", "__init__ may not import testing"),
+    "what is there for users, at the top": ("__main__.py", "from . import testing", "__main__ may not import testing"),
     "an inner door from below": (
         "carry/hooks.py",
         "from ..serve.stores import Store",

@@ -24,7 +24,9 @@ from torch import Tensor, nn
 
 import hiddenstate as hs
 from hiddenstate.cells import Layer, Layers
+from hiddenstate.diagnosis import Report
 from hiddenstate.errors import CarryError, CarryWarning, HiddenStateWarning, NotRecurrent, RecordingWarning
+from hiddenstate.recording import Recording
 
 from .support import zoo
 from .support.untouched import portrait, untouched
@@ -295,7 +297,7 @@ def trained(model: nn.Module, args: tuple, kwargs: dict) -> Any:
     return output
 
 
-def read(rec: hs.Recording, seen: Seen) -> None:
+def read(rec: Recording, seen: Seen) -> None:
     for track in rec:
         for number, run in enumerate(rec.runs(track)):
             seen.kinds[track], seen.lengths[track, number] = run.kind, run.lengths
@@ -657,7 +659,7 @@ TRUE_FINDINGS = {
 }
 
 
-def diagnosed(case: Case) -> hs.Report:
+def diagnosed(case: Case) -> Report:
     args, kwargs = case.inputs()
     model = case.model()
     with seeded(), warnings.catch_warnings(), untouched(model):

@@ -158,7 +158,7 @@ AT_MOST = {
     "rings of imports": 0,
     "files in a chain of names": 31,
     "files that the front door leads through": 18,
-    "files without a test": 75,
+    "files without a test": 74,
 }
 
 

@@ -12,7 +12,7 @@ HEAVY = (
     *("typer", "click", "rich"),
     *("torch._dynamo", "torch._inductor", "triton"),
 )
-LAZY_PARTS = ("cli", "integrations", "plot", "serve", "reporting")
+LAZY_PARTS = ("cli", "integrations", "plot", "serve", "reporting", "testing")
 
 FILES = 100  # what an import costs is in benchmarks/imports.py; it grows with the files that are read
 

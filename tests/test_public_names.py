@@ -16,8 +16,8 @@ FRONT_DOOR = {
     *("Carry", "Learned", "Noise", "Bridge", "tbptt", "Streams", "check_split"),
     *("record", "load_recording", "tap", "Trajectory", "diagnose", "Monitor", "report"),
 }
-NAMESPACES = {"errors", "measure", "pool", "regularize", "plot", "serve"}
-LOADED_ON_FIRST_USE = {"Monitor", "diagnose", "plot", "serve", "report"}
+NAMESPACES = {"errors", "measure", "pool", "regularize", "plot", "serve", "testing"}
+LOADED_ON_FIRST_USE = {"Monitor", "diagnose", "plot", "serve", "report", "testing"}
 
 PARTS = sorted(found.name for found in pkgutil.iter_modules(hiddenstate.__path__) if not found.name.startswith("_"))
 

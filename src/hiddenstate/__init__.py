@@ -12,6 +12,7 @@
     plot                 pictures of all of it, each into one `ax` of matplotlib
     serve                one state for each caller, batched and durable: an engine, a server, a client
     report               one page with all of it
+    testing              what the library relies on, as checks of your own cells, adapters, stores and rules
     errors               every exception and warning, drawn as a tree
 
 Read on in any part's own docstring: `help(hs.errors)`, `help(hs.State)`.
@@ -26,7 +27,7 @@ from .recording import Trajectory, load_recording, record, tap
 from .state import State, load
 from .unrolling import Recurrent, accelerate, explain, unroll
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Bridge",
@@ -57,6 +58,7 @@ __all__ = [
     "serve",
     "tap",
     "tbptt",
+    "testing",
     "unroll",
 ]
 
@@ -69,11 +71,13 @@ _LAZY: dict[str, str] = {
     "plot": "hiddenstate.plot",
     "report": "hiddenstate.reporting:report",
     "serve": "hiddenstate.serve",
+    "testing": "hiddenstate.testing",
 }
 
 if TYPE_CHECKING:
     from . import plot as plot
     from . import serve as serve
+    from . import testing as testing
     from .diagnosis import Monitor as Monitor
     from .diagnosis import diagnose as diagnose
     from .reporting import report as report

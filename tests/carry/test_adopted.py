@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import hiddenstate as hs
 from hiddenstate.errors import CarryError, CarryWarning, StateMismatch
@@ -394,3 +395,143 @@ def test_another_number_of_rows_is_refused_before_the_model_meets_it(x):
         model(x)
         with pytest.raises(StateMismatch, match=r"the input has 1 rows, but the carried state of '.*' has 2"):
             model(x[:1])
+
+
+class Checkpointed(nn.Module):
+    """A part of a model under activation checkpointing, or not."""
+
+    def __init__(self, part: nn.Module, reentrant: bool | None) -> None:
+        super().__init__()
+        self.part, self.reentrant = part, reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x) if self.reentrant is None else checkpoint(self.part, x, use_reentrant=self.reentrant)
+
+
+class InItsForward(KeepsItself):
+    """Only what reads the attribute is checkpointed, by the model itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+class AsArgument(nn.Module):
+    """What is checkpointed is handed the state, and hands it back."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.inner, self.h, self.reentrant = nn.Linear(FEATURES, UNITS), None, reentrant
+
+    def run(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        out = []
+        for frame in x.unbind(1):
+            h = torch.tanh(self.inner(frame) + 0.5 * h)
+            out.append(h)
+        return torch.stack(out, 1), h
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), UNITS) if self.h is None else self.h
+        again = self.reentrant is not None
+        out, self.h = checkpoint(self.run, x, h, use_reentrant=self.reentrant) if again else self.run(x, h)
+        return out
+
+
+@pytest.mark.parametrize("override", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("part", [SelfHidden, Pair, Buffered, KeepsItself])
+def test_what_the_model_keeps_is_not_carried_through_checkpointing(part, reentrant, override, x):
+    def train() -> None:
+        for piece in x.requires_grad_().split(4, 1):
+            model(piece).square().sum().backward()
+
+    model = Checkpointed(part().double(), reentrant)
+    message = r"which the model keeps itself, under activation checkpointing: .* without"
+    with hs.Carry(model, override=override), pytest.raises(CarryError, match=message):
+        train()
+
+
+def test_nor_where_the_model_checkpoints_what_reads_it(x):
+    model = InItsForward().double()
+    with hs.Carry(model), pytest.raises(CarryError, match=r"InItsForward goes on from h, .*activation checkpointing"):
+        model(x)
+
+
+def test_without_gradients_nothing_is_run_again_and_it_is_carried(x):
+    model = Checkpointed(SelfHidden().double(), False)
+    with hs.Carry(model), torch.no_grad():
+        out = torch.cat([model(piece) for piece in x.split(4, 1)], 1)
+        model.part.hidden = None
+    torch.testing.assert_close(out, model.part(x).detach())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_state_that_is_an_argument_of_what_is_checkpointed_is_carried(reentrant, x):
+    grads = []
+    for each in (None, reentrant):
+        torch.manual_seed(0)
+        model = AsArgument(each).double()
+        with hs.Carry(model, detach=False):
+            sum(model(piece).square().sum() for piece in x.clone().requires_grad_().split(4, 1)).backward()
+        grads.append(model.inner.weight.grad)
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("units", [FEATURES, UNITS])
+def test_a_layer_of_any_size_is_seen_to_keep_its_rows_apart(layers, units, recwarn, x):
+    """Torch's kernels give other last bits with and without gradients, in some sizes."""
+
+    class Kept(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.hidden = nn.LSTM(FEATURES, units, layers, batch_first=True), None
+
+        def forward(self, x: Tensor) -> Tensor:
+            out, hidden = self.rnn(x, self.hidden)
+            self.hidden = tuple(part.detach() for part in hidden)
+            return out
+
+    model, x = Kept(), x.float()
+    with hs.Carry(model) as carry:
+        model(x[:, :4])
+        model(x[:, 4:8])
+        carry.reset()
+        out = model(x[:, 8:])
+        model.hidden = None
+        again = model(x[:, 8:])
+    model.hidden = None
+    torch.testing.assert_close(out, model(x[:, 8:]))
+    torch.testing.assert_close(again, out)
+    assert not recwarn
+
+
+def test_rows_of_what_the_model_keeps_cannot_wait(x):
+    model = KeepsItself().double()
+    with hs.Carry(model, rows="first"):
+        model(x)
+        model(x)
+        with pytest.raises(
+            StateMismatch, match=r"has 1 rows, but h, which KeepsItself keeps itself, has 2: rows='first'"
+        ):
+            model(x[:1])
+
+
+def test_what_autocast_leaves_behind_is_of_use_without_it(x):
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(FEATURES, UNITS), nn.Linear(UNITS, UNITS)
+            self.register_buffer("h", torch.zeros(BATCH, UNITS))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = []
+            for frame in x.unbind(1):
+                self.h = torch.tanh(self.inner(frame) + self.outer(self.h))
+                out.append(self.h)
+            return torch.stack(out, 1)
+
+    model, x = Mixed(), x.float()
+    with hs.Carry(model):
+        with torch.autocast("cpu", torch.bfloat16):
+            model(x[:, :4])
+        assert model(x[:, 4:]).dtype is torch.float32

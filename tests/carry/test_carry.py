@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
@@ -888,3 +888,131 @@ def test_a_model_that_is_fed_step_by_step_is_watched_a_few_times_and_no_more(mon
         seats = len(model.__dict__["forward"].seats)
     assert len(looks) <= 3
     assert seats == 1
+
+
+class WordsInSentences(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.sentences = nn.GRU(3, 4, batch_first=True), nn.GRU(4, 5, batch_first=True)
+
+    def forward(self, x):  # (document, sentence, word, feature)
+        _, h = self.words(x.flatten(0, 1))
+        return self.sentences(h[0].view(*x.shape[:2], 4))[0]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model, carry, x: carry.reset([1]),
+        lambda model, carry, x: carry.reset(torch.tensor([False, True])),
+        lambda model, carry, x: carry.reset(torch.zeros(6, dtype=torch.bool)),
+        lambda model, carry, x: carry.mark(starts=torch.zeros(2, 3, dtype=torch.bool)),
+        lambda model, carry, x: model(x[:1]),
+        lambda model, carry, x: model(x[:, :2]),
+    ],
+)
+@pytest.mark.parametrize("rows", ["strict", "first"])
+def test_single_rows_are_refused_where_layers_have_different_numbers_of_them(use, rows):
+    model, x = WordsInSentences(), torch.randn(2, 3, 4, 3)
+    message = r"different numbers of rows \(words 6, sentences 2\).*carry\.reset\(\).*get_submodule\('words'\)"
+    with Carry(model, rows=rows) as carry:
+        model(x)
+        before = carry.state
+        with pytest.raises(StateMismatch, match=message):
+            use(model, carry, x)
+        torch.testing.assert_close(dict(carry.state), dict(before))
+    with Carry(model.sentences) as carry:  # the way out
+        model(x)
+        h = carry.state["h"]
+        carry.reset([1])
+        assert torch.equal(carry.state["h"], torch.stack([h[:, 0], torch.zeros_like(h[:, 1])], dim=1))
+
+
+@pytest.mark.parametrize("rows", ["strict", "first"])
+def test_marks_of_other_rows_than_a_layer_runs_say_what_they_speak_of(rows):
+    model, x = WordsInSentences(), torch.randn(2, 3, 4, 3)
+    with Carry(model, rows=rows) as carry:
+        carry.mark(lengths=torch.tensor([3, 2]))
+        message = (
+            r"told of 2 rows, but the layer 'words' is called with 6 rows\. Marks speak of rows that all layers share"
+        )
+        with pytest.raises(StateMismatch, match=message):
+            model(x)
+
+
+class OwnFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 2 * gradient + 0 * x
+
+
+LAST_STEPS = {
+    "product": lambda h: h @ torch.ones(4, 4),
+    "function of one's own": OwnFunction.apply,
+    "list": lambda h: torch.stack([h, h]).norm(dim=0),
+    "saved list": lambda h: torch.einsum("abc,abc->abc", h, h),
+    "index": lambda h: h[:, torch.tensor([1, 0])],
+    "checkpoint": lambda h: checkpoint(torch.tanh, h, use_reentrant=False),
+    "nothing saved": lambda h: h + 1,
+    "loop": lambda h: torch.tanh(torch.relu(h) + 1).clone(),
+}
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU])
+@pytest.mark.parametrize("last", LAST_STEPS.values(), ids=LAST_STEPS)
+@pytest.mark.parametrize("retain", [True, False])
+def test_whatever_made_a_carried_state_a_used_up_graph_is_refused_and_a_fresh_one_is_not(kind, last, retain):
+    class Changed(kind):
+        def forward(self, x, hx=None):
+            out, h = super().forward(x, hx)
+            return out, last(h)
+
+    model, x = Changed(3, 4, batch_first=True), torch.randn(2, 5, 3)
+    with Carry(model, detach=False) as carry:
+        model(x)
+        model(x)[1].sum().backward(retain_graph=True)
+        model(x)  # nothing was freed
+        carry.state["h"].sum().backward(retain_graph=retain)
+        if retain:
+            model(x)
+        else:
+            with pytest.raises(CarryError, match=r"still holds the graph of an earlier batch.*carry\.state\.detach"):
+                model(x)
+
+
+class Nodes(nn.Module):
+    """A graph's nodes are rows of its cell, one for each node of each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(2, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, steps, nodes, width = x.shape
+        h, out = x.new_zeros(samples * nodes, 4), []
+        for step in range(steps):
+            h = self.cell(x[:, step].reshape(samples * nodes, width), h)
+            out.append(h.view(samples, nodes, 4))
+        return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("rows", [[0], 0, slice(0, 1), torch.tensor([0])])
+def test_rows_that_are_not_the_calls_cannot_be_named_by_number(rows, samples):
+    model, x = Nodes(), torch.randn(samples, 8, 3, 2)
+    with Carry(model, override=True) as carry:
+        model(x[:, :4])
+        with pytest.raises(
+            CarryError, match=rf"has {3 * samples} rows, and the call's input has {samples}.* bool mask"
+        ):
+            carry.reset(rows)
+        carry.reset(torch.arange(3 * samples) < 3)  # all nodes of the first sample
+        out = model(x[:, 4:])
+    torch.testing.assert_close(out[0], model(x[:1, 4:])[0])
+    torch.testing.assert_close(out[1:], model(x)[1:, 4:])

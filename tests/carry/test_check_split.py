@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from hiddenstate.carry import Carry, check_split
-from hiddenstate.errors import BadInput, NotRecurrent
+from hiddenstate.errors import BadInput, NotRecurrent, StateMismatch
 from tests.support.cells import CELLS
 from tests.support.models import Chunked, Deep, Stepping, TimeFirst, ZerosInside
 
@@ -161,3 +161,78 @@ def test_bad_arguments_are_refused():
         check_split(Deep(), torch.randn(3, 1, 3))
     with pytest.raises(NotRecurrent, match=r"no recurrent layer"):
         check_split(nn.Linear(3, 3), torch.randn(3, 8, 3))
+
+
+def test_a_layer_whose_rows_are_steps_of_the_input_is_named():
+    class WordsInSentences(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.sentences = nn.GRU(3, 4, batch_first=True), nn.GRU(4, 5, batch_first=True)
+
+        def forward(self, x):
+            _, h = self.words(x.flatten(0, 1))
+            return self.sentences(h[0].view(*x.shape[:2], 4))[0]
+
+    message = r"'words' runs 6 rows for the whole input and 2 for its first 1 steps: steps lie among its rows, as words"
+    with pytest.raises(StateMismatch, match=message):
+        check_split(WordsInSentences(), torch.randn(2, 3, 4, 3), time_axis=1)
+
+
+class PastTheLayer(nn.Module):
+    """Runs its layer without calling it."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.rnn, self.how = nn.LSTM(3, 4, batch_first=True), how
+
+    def forward(self, x):
+        return self.how(self.rnn, x)[0]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        nn.LSTM.forward,
+        lambda rnn, x: torch.lstm(
+            x, (x.new_zeros(1, len(x), 4),) * 2, list(rnn.parameters()), True, 1, 0.0, False, False, True
+        ),
+    ],
+)
+def test_a_layer_that_is_run_past_itself_is_named_and_not_what_follows_it(how):
+    found = check_split(PastTheLayer(how), torch.randn(3, 7, 3))
+    assert found.where == "rnn"
+    assert re.search(r"'rnn' was found, but not called\. Where it is run past itself.*call it, layer\(x\)\.", found.why)
+
+
+class Reading(nn.Module):
+    def __init__(self, read):
+        super().__init__()
+        self.gru, self.read = nn.GRU(3, 4, batch_first=True), read
+
+    def forward(self, x):
+        return self.read(self.gru(x)[0])
+
+
+CUT_BADLY = {
+    "fixed steps": (lambda h: h[:, [0, 5]], r"a piece raises IndexError .*reads them by their number"),
+    "fixed length": (
+        lambda h: h.flatten(1) @ torch.ones(32, 2),
+        r"a piece raises RuntimeError .*one number of steps alone",
+    ),
+    "all but the first": (lambda h: h[:, 1:], r"cannot be put together .*drops steps at the ends"),
+    "one step more": (lambda h: torch.cat([h, h[:, -1:]], 1), r"cannot be put together .*or adds some"),
+    "steps by steps": (lambda h: h @ h.transpose(1, 2), r"cannot be put together .*an axis grows"),
+}
+
+
+@pytest.mark.parametrize("case", CUT_BADLY)
+def test_pieces_that_raise_or_cannot_be_put_together_are_not_the_whole(case):
+    read, reason = CUT_BADLY[case]
+    found = check_split(Reading(read), torch.randn(2, 8, 3))
+    assert not found
+    assert re.search(reason, str(found))
+
+
+def test_a_list_with_an_output_for_each_step_is_put_together():
+    assert check_split(Reading(lambda h: list(h.unbind(1))), torch.randn(2, 8, 3))
+    assert not check_split(Reading(lambda h: list(h.flip(1).unbind(1))), torch.randn(2, 8, 3))

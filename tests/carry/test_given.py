@@ -197,3 +197,101 @@ def test_a_graph_that_is_cut_out_of_sight_is_not_promised(x):
         model(x)
         with pytest.raises(CarryError, match=r"handed what it ended in, cut from its graph by the model itself"):
             model(x)
+
+
+class ResetsItself(nn.Module):
+    """A cell, or a layer, that goes on from what the model keeps, or starts anew where its caller says so."""
+
+    def __init__(self, *, fused: bool) -> None:
+        super().__init__()
+        self.core = (nn.GRU if fused else nn.GRUCell)(FEATURES, UNITS)
+        self.fused, self.h = fused, None
+
+    def forward(self, x: Tensor, reset: bool = False) -> Tensor:
+        if reset or self.h is None:
+            self.h = x.new_zeros(*([1] if self.fused else []), len(x), UNITS)
+        if self.fused:
+            out, self.h = self.core(x.transpose(0, 1), self.h)
+            return out.transpose(0, 1)
+        out = []
+        for frame in x.unbind(1):
+            self.h = self.core(frame, self.h)
+            out.append(self.h)
+        return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize("override", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_start_that_the_model_makes_by_its_own_argument_stands(fused, override, x):
+    model = ResetsItself(fused=fused)
+    with hs.Carry(model, override=override), warnings.catch_warnings():
+        warnings.simplefilter("error", CarryWarning)  # it is the model's own reset: nothing is lost that was to stay
+        head = [model(x[:, :4]), model(x[:, 4:8])]
+        tail = [model(x[:, 8:10], reset=True), model(x[:, 10:])]
+    model.h = None
+    torch.testing.assert_close(torch.cat(head, 1), model(x[:, :8]))
+    torch.testing.assert_close(torch.cat(tail, 1), model(x[:, 8:], reset=True))
+
+
+def test_a_reset_in_the_second_call_stands_too(x):
+    model = ResetsItself(fused=False)
+    with hs.Carry(model, override=True):
+        out = [model(x[:, :4]), model(x[:, 4:8], reset=True), model(x[:, 8:])]
+    torch.testing.assert_close(torch.cat(out[1:], 1), model(x[:, 4:], reset=True))
+
+
+def test_a_start_that_may_be_a_reset_is_not_replaced_before_that_is_known(x):
+    model = ResetsItself(fused=False)
+    with hs.Carry(model, override=True):
+        model(x[:, :4], reset=True)
+        with pytest.raises(
+            CarryError, match=r"keeps in h what it ended in, and may go on from that: .* first two calls"
+        ):
+            model(x[:, 4:8], reset=True)
+
+
+def test_the_warning_of_a_lost_state_names_the_layer_and_the_line(x):
+    class Zeros(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.GRU(FEATURES, UNITS, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.rnn(x, x.new_zeros(1, len(x), UNITS))[0]
+
+    model, line = Zeros(), Zeros.forward.__code__.co_firstlineno + 1
+    with hs.Carry(model):
+        model(x[:, :4])
+        with pytest.warns(
+            CarryWarning, match=rf"'rnn' is handed .* zeros by the model itself \(test_given\.py:{line}\)"
+        ):
+            model(x[:, 4:])
+
+
+class HandsNone(nn.Module):
+    """Hands its layer what it keeps, or nothing where its caller says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.h = nn.GRU(FEATURES, UNITS, batch_first=True), None
+
+    def forward(self, x: Tensor, reset: bool = False) -> Tensor:
+        out, h = self.rnn(x, None if reset else self.h)
+        self.h = h.detach()
+        return out
+
+
+@pytest.mark.parametrize("override", [False, True])
+def test_a_reset_by_handing_nothing_stands(override, x):
+    model = HandsNone()
+    with hs.Carry(model, override=override):
+        out = [model(x[:, :4]), model(x[:, 4:8]), model(x[:, 8:10], reset=True), model(x[:, 10:])]
+    torch.testing.assert_close(torch.cat(out[2:], 1), model(x[:, 8:], reset=True))
+
+
+def test_where_that_may_be_a_reset_it_is_said(x):
+    model = HandsNone()
+    with hs.Carry(model):
+        model(x[:, :4])
+        with pytest.warns(CarryWarning, match=r"may be the model's own reset: the state of rnn.* while h holds one"):
+            model(x[:, 4:], reset=True)

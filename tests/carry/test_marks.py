@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from hiddenstate.carry import Carry, Learned, Streams
 from hiddenstate.errors import BadInput, CarryError, StateMismatch
 from hiddenstate.unrolling import Recurrent
+from tests.support.calling import masked, subclassed
 from tests.support.cells import TanhCell
 from tests.support.models import Chunked, Deep, Packed, Stepping, TimeFirst
 
@@ -228,3 +229,30 @@ def test_cells_of_a_recurrent_start_by_themselves_or_not_at_all():
             CarryError, match=r"'stack' start anew in mid-sequence, where its cells start by themselves"
         ):
             model(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda gru, x: gru(x, x[..., :1])[0], "argument 1"),
+        (lambda gru, x: gru(x, mask=x[..., :1])[0], "mask="),
+        (lambda gru, x: gru(hx=None, mask=x[..., :1], x=x)[0], "mask="),
+    ],
+)
+def test_a_marked_call_with_more_than_input_and_state_is_refused(call, name):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = subclassed(nn.GRU, masked)(3, 4, batch_first=True)
+
+        def forward(self, x):
+            return call(self.gru, x)
+
+    model, x = Model(), torch.randn(3, 6, 3)
+    with Carry(model) as carry:
+        model(x)
+        before = carry.state
+        carry.mark(lengths=torch.tensor([6, 2, 4]))
+        with pytest.raises(CarryError, match=rf"'gru' is run piece by piece, but it is also called with {name}, and"):
+            model(x)
+        torch.testing.assert_close(dict(carry.state), dict(before))

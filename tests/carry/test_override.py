@@ -114,7 +114,7 @@ class Given(nn.Module):
 
     def __init__(self, kind: type[nn.RNNBase] = nn.LSTM, learned: bool = False) -> None:
         super().__init__()
-        self.rnn = kind(FEATURES, UNITS, batch_first=True)
+        self.rnn = kind(FEATURES, UNITS, batch_first=True)  # type: ignore[call-arg]
         self.h0 = nn.Parameter(torch.randn(1, 1, UNITS)) if learned else None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -220,3 +220,14 @@ def test_a_carry_that_overrides_lets_it_be_trained():
     with torch.no_grad():
         whole = (model(x) - y).square().mean()
     torch.testing.assert_close(torch.stack(found).mean(), whole)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_loss_that_takes_no_tuple_is_told_what_it_got(kind):
+    layer, x, y = kind(3, 4, batch_first=True), torch.randn(2, 8, 3), torch.randn(2, 8, 4)
+    message = r"the loss failed on what \w+ returned, which is a tuple: .*loss=lambda out, y: your_loss\(out\[0\], y\)"
+    with pytest.raises(BadInput, match=message):
+        next(tbptt(layer, x, y, nn.functional.mse_loss, k1=4))
+    assert Carry.of(layer) is None
+    losses = list(tbptt(layer, x, y, lambda out, y: nn.functional.mse_loss(out[0], y), k1=4))
+    assert len(losses) == 2

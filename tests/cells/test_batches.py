@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
-from hiddenstate.cells import BegunDataSet, is_data_set, read_batch
+from hiddenstate.cells import BegunDataSet, as_tensors, is_data_set, read_batch
 from hiddenstate.errors import BadInput
 
 
@@ -144,3 +144,20 @@ def test_a_data_set_that_was_begun_still_has_all_its_batches():
     assert begun.first[0].tolist() == [0, 1]
     assert len(begun) == 3
     assert [batch[0].tolist() for batch in begun] == [[0, 1], [2, 3], [4]]
+
+
+def test_arrays_become_tensors_of_the_models_dtype_and_all_else_stays():
+    model, tokens = nn.GRU(3, 4).double(), np.array([[1, 2]])
+    made = as_tensors(model, (np.zeros((2, 3), "float32"), {"tokens": tokens}, "name", None))
+    assert made[0].dtype == torch.float64
+    assert made[1]["tokens"].dtype == torch.int64
+    assert made[2:] == ("name", None)
+    nothing = ([torch.zeros(1)], 3)
+    assert as_tensors(model, nothing) is nothing
+    tokens.setflags(write=False)
+    as_tensors(model, tokens)
+
+
+def test_an_array_of_objects_is_refused():
+    with pytest.raises(BadInput, match=r"array of object, but numbers are needed: often rows of unequal length"):
+        as_tensors(nn.GRU(3, 4), np.array([[1], [2, 3]], dtype=object))

@@ -1,4 +1,4 @@
-"""Whether a call goes on from the one before."""
+"""Whether a state is the one in which a call ended, or was made of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import hiddenstate as hs
-from hiddenstate.cells import Call, EndState, Succession
+from hiddenstate.cells import EndState
 
 MADE_OF = {
     "itself": lambda h: h,
@@ -67,53 +66,7 @@ def test_it_keeps_no_graph_alive():
     assert end.mark is not None
 
 
-def calls(cell, states):
-    (layer,) = hs.layers(cell)
-    for state in states:
-        x = torch.randn(2, 3)
-        args = (x,) if state is None else (x, state)
-        yield Call(layer, args, {}, cell(*args))
-
-
-def test_calls_from_outside_with_one_state_are_counted_and_told():
-    cell, succession, h = nn.GRUCell(3, 4), Succession(), torch.randn(2, 4)
-    for number, call in enumerate(calls(cell, [h, h, h.clone(), torch.zeros(2, 4), None])):
-        assert not succession.goes_on(call, number)
-        succession.ended(call, number)
-    assert "called 3 times with the same state" in str(succession.complaint())
-
-
-def test_within_one_call_of_the_model_leaves_of_a_tree_may_start_alike():
-    cell, succession = nn.GRUCell(3, 4), Succession()
-    for call in calls(cell, [torch.zeros(2, 4)] * 5):
-        assert not succession.goes_on(call, 7)
-        succession.ended(call, 7)
-    assert succession.complaint() is None
-
-
-def test_within_one_call_of_the_model_a_state_may_be_changed_by_anything():
-    cell, succession = nn.GRUCell(3, 4), Succession()
-    with torch.no_grad():
-        first, second, third = calls(cell, [torch.ones(2, 4), torch.randn(2, 4), torch.ones(2, 4)])
-    assert not succession.goes_on(first, 0)
-    succession.ended(first, 0)
-    assert succession.goes_on(second, 0)
-    assert not succession.goes_on(third, 0)  # where the run began
-    assert not succession.goes_on(second, 1)  # from outside it has to be recognized
-
-
-def test_a_layer_that_is_called_in_a_way_of_its_own_is_left_alone():
-    class Own(nn.GRU):
-        def forward(self, *, sequence):
-            return super().forward(sequence)[0].sum()
-
-    layer, succession = Own(3, 4), Succession()
-    call = Call(hs.layers(nn.GRU(3, 4))[0], (), {"sequence": torch.randn(5, 2, 3)}, torch.zeros(()))
-    for number in range(5):
-        assert not succession.goes_on(call, number)
-        succession.ended(call, number)
-    assert succession.complaint() is None
-    with hs.Monitor(layer, every=1) as monitor:
-        for _ in range(4):
-            layer(sequence=torch.randn(5, 2, 3)).backward()
-    assert monitor.step == 4
+def test_several_who_listen_to_one_layer_each_recognize_its_state_by_its_graph():
+    made = torch.randn(4, 8, requires_grad=True).tanh()
+    ends = [EndState.of(made) for _ in range(3)]
+    assert all(end.handed_on(torch.layer_norm(made, (8,))) for end in ends)

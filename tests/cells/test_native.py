@@ -47,7 +47,7 @@ def test_parts_are_named_by_place_or_key():
 
 
 def test_named_tuples_stay_named_tuples():
-    kind = collections.namedtuple("Memory", "key value gain")
+    kind = collections.namedtuple("kind", "key value gain")
     native = kind(*(torch.zeros(1) for _ in range(3)))
     parts, form = flatten(native)
     assert isinstance(rebuild(form, parts), kind)

@@ -6,7 +6,8 @@ from torch import nn
 
 import hiddenstate as hs
 from hiddenstate.cells import layers
-from tests.support.registered import Leaky, Reader
+from hiddenstate.serve import Engine
+from tests.support.registered import LEAKY, Leaky, Reader
 
 X = torch.randn(9, 2, 3)  # (time, batch, feature)
 
@@ -16,9 +17,10 @@ def test_it_is_found_with_its_own_kind():
     assert (layer.name, layer.kind, layer.fused, layer.tracks) == ("leaky", "leaky", True, ("leaky.l0",))
 
 
+@pytest.mark.parametrize("kind", LEAKY)
 @pytest.mark.parametrize("call", [lambda m, x: m(x), lambda m, x: m(sequence=x), lambda m, x: m.forward(x)])
-def test_its_state_is_carried(call):
-    model = Reader()
+def test_its_state_is_carried(call, kind):
+    model = Reader(kind)
     whole = model(X)
     with hs.Carry(model) as carry:
         torch.testing.assert_close(torch.cat([call(model, X[:4]), call(model, X[4:])]), whole)
@@ -30,9 +32,10 @@ def test_its_state_is_carried(call):
     assert hs.check_split(model, X, time_axis=0)
 
 
+@pytest.mark.parametrize("kind", LEAKY)
 @pytest.mark.parametrize("call", [lambda m, x: m(x), lambda m, x: m(sequence=x), lambda m, x: m.forward(x)])
-def test_its_states_are_recorded(call):
-    model = Reader()
+def test_its_states_are_recorded(call, kind):
+    model = Reader(kind)
     with hs.record(model) as rec:
         call(model, X)
     h = rec["leaky"].h
@@ -59,3 +62,20 @@ def test_two_layers_of_it_are_told_apart_and_one_is_stepped():
         out = model(X)
     torch.testing.assert_close(rec["second"].h.transpose(0, 1), out)
     assert len(rec.runs("first")) == 1
+
+
+@pytest.mark.parametrize("kind", LEAKY)
+def test_wherever_it_takes_its_state_it_is_run_from_it(kind):
+    layer = kind(3, 4)
+    rows, lengths = X.transpose(0, 1), torch.tensor([4, 9])
+    _, middle = hs.unroll(layer, rows[:, :3], time_axis=1)
+    _, last = hs.unroll(layer, rows[:, 3:], middle, lengths=lengths - 3, time_axis=1)
+    torch.testing.assert_close(last["memory"][1:], layer.run_alone(X[:, 1:]))
+    torch.testing.assert_close(last["memory"][:1], layer.run_alone(X[:4, :1]))
+    found = hs.measure.jacobians(layer, rows)
+    torch.testing.assert_close(found.values[0, 0], 0.7 * torch.eye(4, dtype=found.values.dtype))
+    model = Reader(kind)
+    with Engine(model) as engine:
+        engine.open("one")
+        pieces = [engine.push("one", piece) for piece in X[:, 0].split([3, 6])]
+    torch.testing.assert_close(torch.cat(pieces), model(X)[:, 0])

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 import hiddenstate as hs
-from hiddenstate.errors import StateMismatch
+from hiddenstate.errors import NotRecurrent, StateMismatch
+from tests.support.calling import subclassed
 
 SETTINGS = list(itertools.product((1, 3), (False, True), (False, True), (False, True)))
 KINDS = {"rnn": nn.RNN, "relu": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM, "projected": nn.LSTM}
@@ -116,3 +117,59 @@ def test_a_state_of_many_rows_for_an_unbatched_call_is_refused():
 
 def test_initial_states_have_the_weights_dtype():
     assert hs.layers(nn.LSTM(3, 4).double())[0].initial(2)["c"].dtype == torch.float64
+
+
+def output_alone(self, x, hx=None):
+    return nn.GRU.forward(self, x, hx)[0]
+
+
+def three(self, x, hx=None):
+    return (*nn.LSTM.forward(self, x, hx), x)
+
+
+def turned(self, x, hx=None):  # time first, whatever batch_first says
+    out, h = nn.GRU.forward(self, x.transpose(0, 1), hx)
+    return out.transpose(0, 1), h
+
+
+def swapped(self, x, hx=None):
+    return nn.GRU.forward(self, x, hx)[::-1]
+
+
+def with_output(self, x, hx=None):
+    h = nn.GRUCell.forward(self, x, hx)
+    return 2 * h, h
+
+
+def h_alone(self, x, hx=None):
+    return nn.LSTMCell.forward(self, x, hx)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "forward", "message"),
+    [
+        (nn.GRU, output_alone, r"at the layer '0': Output_AloneGRU returned Tensor, but layers of its kind return "
+         r"\(output, state\).*Let its own forward return what super\(\).forward gives"),
+        (nn.LSTM, three, r"ThreeLSTM returned a tuple of 3, but layers of its kind return \(output, state\)"),
+        (nn.GRU, turned, r"TurnedGRU was called with 4 rows, as its batch_first.*its state has 5\..*hs\.register"),
+        (nn.GRU, swapped, r"at the layer '0': part 'h' has shape \(5, 4, 4\).*SwappedGRU needs \(1, batch, 4\)"),
+        (nn.GRUCell, with_output, r"With_OutputGRUCell returned a tuple of 2, but layers of its kind return h alone"),
+        (nn.LSTMCell, h_alone, r"H_AloneLSTMCell returned Tensor, but layers of its kind return \(h, c\)"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("attach", [hs.Carry, lambda model: hs.regularize.Penalty(model, activity=1.0)])
+def test_a_subclass_that_returns_something_else_is_refused_by_name(kind, forward, message, attach):
+    if forward is turned and attach is not hs.Carry:
+        pytest.skip("nothing but the state it ends in tells")
+    own = {"batch_first": True} if kind in (nn.GRU, nn.LSTM) else {}
+    model = nn.Sequential(subclassed(kind, forward)(3, 4, **own))
+    x = torch.randn(4, 5, 3) if forward is turned else torch.randn(*(5, 4)[: 1 + len(own)], 3)
+    with attach(model) as attached:
+        errors = pytest.raises((NotRecurrent, StateMismatch), match=message)
+        if attach is hs.Carry:
+            with errors:
+                model(x)
+            return
+        model(x)
+        with errors:
+            attached()

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import hiddenstate as hs
 from hiddenstate.cells import invented_inputs
-from hiddenstate.cells.trials import ROWS, call_initial_state, guesses, read_form, starts_by_number, try_out
+from hiddenstate.cells.first_states import ROWS, call_initial_state, guesses
+from hiddenstate.cells.trials import learn, read_form, starts_by_number, try_out
 from tests.support.cells import PairCell, TanhCell, TokenCell
 
 
@@ -126,3 +128,92 @@ def test_an_initial_state_is_asked_for_by_number_with_what_else_it_insists_on():
     assert (call_initial_state(cell, 3).shape, call_initial_state(cell, 3).dtype) == ((3, 2), torch.float64)
     assert starts_by_number(cell)
     assert not starts_by_number(StartingByInput())
+
+
+class WholeSequences(nn.Module):
+    """Takes whole sequences with a first state, as a layer does."""
+
+    def __init__(self, time_first=False):
+        super().__init__()
+        self.a, self.b, self.time_first = nn.Linear(3, 6), nn.Linear(6, 6), time_first
+
+    def forward(self, x, h):
+        for x_t in x if self.time_first else x.unbind(1):
+            h = torch.tanh(self.a(x_t) + self.b(h))
+        return h
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Linear(6, 6)
+
+    def forward(self, x, memory):
+        return torch.softmax(self.query(x) @ memory.T, -1) @ memory
+
+
+class PassedThrough(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(3, 6)
+
+    def forward(self, x, state):
+        return self.net(x), state
+
+
+class OutputLast(nn.Module):
+    """Returns its state before its output, which is not what a cell returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x, h):
+        h = torch.tanh(self.a(x) + self.b(h))
+        return h, self.out(h)
+
+
+NO_CELLS = [
+    WholeSequences(),
+    WholeSequences(time_first=True),
+    Attending(),
+    PassedThrough(),
+    OutputLast(),
+]
+
+
+@pytest.mark.parametrize("module", NO_CELLS)
+@pytest.mark.parametrize(
+    "sample",
+    [None, torch.randn(4, 3), torch.randn(4, 6), torch.randn(4, 5, 3)],
+    ids=lambda x: "" if x is None else str(tuple(x.shape)),
+)
+def test_what_does_not_make_a_new_state_of_its_own_rows_is_not_learned_as_a_cell(module, sample):
+    assert learn(module, sample) is None
+    assert len(hs.layers(module)) == 0
+
+
+def test_two_arguments_alone_make_no_cell():
+    class Masked(nn.Module):
+        def forward(self, x, mask):
+            return x * mask
+
+    assert len(hs.layers(Masked())) == len(hs.layers(nn.Bilinear(3, 3, 3))) == 0
+
+
+def test_a_state_that_a_call_was_handed_shows_what_no_size_does():
+    class Frames(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3 + 5, 5, 3, padding=1)
+
+        def forward(self, x, h):
+            return torch.tanh(self.conv(torch.cat([x, h], 1)))
+
+    cell, x, h = Frames(), torch.randn(4, 6, 3, 8, 8), torch.zeros(4, 5, 8, 8)
+    assert len(hs.layers(cell)) == 0
+    with hs.record(cell) as rec:
+        for t in range(6):
+            h = cell(x[:, t], h)
+    assert rec["l0"].h.shape == (4, 6, 5 * 8 * 8)
+    torch.testing.assert_close(rec["l0"].h[:, -1], h.flatten(1))

@@ -33,6 +33,12 @@ def test_inputs_that_do_not_fit_are_one_line_with_the_shape_that_is_wanted(run, 
     assert ran.err.endswith("takes (batch, time, 3).\n")
 
 
+def test_a_diagnosis_without_inputs_names_the_options_that_give_them(run):
+    ran = run("diagnose", "my_models:healthy")
+    assert ran.code == 2
+    assert ran.err.endswith("On the command line: --input x.npy, or --text.\n")
+
+
 def test_help_names_every_command(run):
     said = run("--help").out
     assert all(command in said for command in COMMANDS)
@@ -249,7 +255,7 @@ class TestInputs:
             ("two.safetensors", {"a": torch.zeros(1), "b": torch.zeros(1)}, "2 tensors (a, b): name one as two.safe"),
             ("empty.csv", "", "empty.csv is empty"),
             ("names.csv", "a,b\n", "names.csv has no lines with numbers"),
-            ("torn.npy", "no array", "torn.npy cannot be read as .npy"),
+            ("torn.npy", "no array", "torn.npy is no file of numpy"),
             ("words.csv", "1,2\nx,y\n", "words.csv cannot be read as .csv"),
         ],
     )  # fmt: skip

@@ -71,7 +71,7 @@ def test_floats_take_the_dtype_of_the_weights_and_whole_numbers_stay_whole(here)
 
 def test_a_pickle_is_never_opened(here):
     numpy.save(here / "objects.npy", numpy.array([{}], dtype=object))
-    with pytest.raises(BadInput, match=r"objects.npy cannot be read as .npy.*allow_pickle"):
+    with pytest.raises(BadInput, match=r"objects.npy holds Python objects, not numbers; pickles are never opened"):
         load_inputs(["objects.npy"], nn.GRU(3, 4))
     (here / "x.pt").write_bytes(b"")
     with pytest.raises(BadInput, match=r"but this is x.pt. Pickles are never opened"):
@@ -148,7 +148,17 @@ def test_weights_of_another_model_are_refused_by_name_and_nothing_is_changed(tmp
 
 def test_a_file_that_holds_code_is_not_opened(tmp_path):
     torch.save(nn.GRU(2, 3), tmp_path / "model.pt")
-    with pytest.raises(BadInput, match=r"model\.pt cannot be read as weights: .*[Ww]eights.only"):
+    with pytest.raises(
+        BadInput,
+        match=r"model\.pt cannot be read as weights \(UnpicklingError\): it is no checkpoint.*safetensors file",
+    ):
         load_weights(nn.GRU(2, 3), str(tmp_path / "model.pt"))
     with pytest.raises(BadInput, match=r"there is no file .*none\.pt"):
         load_weights(nn.GRU(2, 3), str(tmp_path / "none.pt"))
+
+
+@pytest.mark.parametrize("content", [b"", b"not numpy's", b"\x80\x04N."])
+def test_a_file_that_only_bears_the_name_of_an_array_is_told_to_be_none(here, content):
+    (here / "x.npy").write_bytes(content)
+    with pytest.raises(BadInput, match=r"x.npy is no file of numpy's, whatever its name: numpy.save"):
+        load_inputs(["x.npy"], nn.GRU(3, 4))

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 import hiddenstate as hs
-from hiddenstate.diagnosis.admission import read_inputs
+from hiddenstate.diagnosis.admission import admit, read_inputs
 from hiddenstate.diagnosis.calling import calling
+from hiddenstate.diagnosis.thresholds import Thresholds
 from hiddenstate.state import ends
 from tests.diagnosis.patients.healthy import Classifier, floats
 from tests.support.cells import CELLS
@@ -159,3 +160,144 @@ def test_a_state_that_a_model_insists_on_is_handed_in_and_that_is_said():
         assert not report.broken
         assert report.ok, report.text()
         assert what in report.assumed[0]
+
+
+class Columns(nn.Module):
+    """The minimal character model: each step is a column, and W @ x."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.Wxh, self.Whh = nn.Parameter(0.5 * torch.randn(6, 3)), nn.Parameter(0.4 * torch.randn(6, 6))
+        self.Why, self.bh = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.zeros(6, 1))
+
+    def forward(self, inputs, hprev=None):
+        h, ys = torch.zeros(6, 1) if hprev is None else hprev, []
+        for x in inputs:
+            h = torch.tanh(self.Wxh @ x + self.Whh @ h + self.bh)
+            ys.append(self.Why @ h)
+        return torch.stack(ys), h
+
+
+@pytest.mark.parametrize("state", [(), (torch.zeros(6, 1),)], ids=["own start", "handed in"])
+@pytest.mark.parametrize("stacked", [False, True], ids=["list", "tensor"])
+def test_steps_that_are_columns_have_their_rows_on_the_other_axis(stacked, state):
+    steps = [torch.randn(3, 1) for _ in range(12)]
+    report = hs.diagnose(Columns(), torch.stack(steps) if stacked else steps, *state)
+    assert "HS204" not in report.codes
+    assert "HS101" not in report.codes
+    assert f"each step is a column of 3 features, so rows are on axis {2 if stacked else 1}" in report.text()
+
+
+def test_rows_of_one_feature_are_no_columns():
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.GRUCell(1, 6)
+
+        def forward(self, steps):
+            h = None
+            for x in steps:
+                h = self.cell(x, h)
+            return h
+
+    assert "column" not in hs.diagnose(Rows(), [torch.randn(4, 1) for _ in range(9)]).text()
+    assert "column" not in hs.diagnose(nn.GRU(1, 6, batch_first=True), torch.randn(4, 9, 1)).text()
+
+
+class TimeFirstCell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(3, 6)
+
+    def forward(self, x):
+        h, seen = torch.zeros(x.size(1), 6), []
+        for t in range(x.size(0)):
+            h = self.cell(x[t], h)
+            seen.append(h)
+        return torch.stack(seen)
+
+
+class TimeFirstFormula(TimeFirstCell):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.a, self.b = None, nn.Linear(3, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        h, seen = torch.zeros(x.size(1), 6), []
+        for t in range(x.size(0)):
+            h = torch.tanh(self.a(x[t]) + self.b(h))
+            seen.append(h)
+        return torch.stack(seen)
+
+
+class TimeFirstIteration(TimeFirstCell):
+    def forward(self, x):
+        h, seen = torch.zeros(x.size(1), 6), []
+        for step in x:
+            h = self.cell(step, h)
+            seen.append(h)
+        return torch.stack(seen)
+
+
+@pytest.mark.parametrize("make", [TimeFirstCell, TimeFirstFormula, TimeFirstIteration])
+def test_a_loop_that_takes_time_first_is_told_how_to_say_so(make):
+    report = hs.diagnose(make(), torch.randn(20, 4, 3))
+    assert "hs.diagnose(..., batch_axis=1)" in next(f.advice for f in report.findings if f.code == "HS101")
+    assert hs.diagnose(make(), torch.randn(20, 4, 3), batch_axis=1).ok
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("model", [nn.GRU(3, 6, batch_first=True), Classifier()], ids=["layer", "model"])
+def test_arrays_are_taken_as_tensors(model, dtype):
+    x = torch.randn(5, 9, 3).numpy().astype(dtype)
+    assert hs.diagnose(model, x).codes == hs.diagnose(model, torch.as_tensor(x).float()).codes
+
+
+def test_arrays_by_name_and_beside_a_sequence_too():
+    class Started(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = nn.GRU(3, 6, batch_first=True)
+
+        def forward(self, x, hidden):
+            return self.gru(x, hidden)[0]
+
+    x, hidden = torch.randn(4, 9, 3).double().numpy(), torch.zeros(1, 4, 6).numpy()
+    assert hs.diagnose(Started(), x, hidden).ok
+    assert hs.diagnose(Started(), x=x, hidden=hidden).ok
+
+
+STATES = {
+    "stacked": lambda: torch.zeros(1, 4, 8),
+    "a pair": lambda: (torch.zeros(1, 4, 8), torch.zeros(1, 4, 8)),
+    "a list of pairs": lambda: [(torch.zeros(1, 4, n), torch.zeros(1, 4, n)) for n in (8, 5)],
+    "two axes": lambda: torch.zeros(4, 8),
+    "a pair of two axes": lambda: (torch.zeros(4, 8), torch.zeros(4, 8)),
+    "a dict": lambda: {"h": torch.zeros(4, 8), "c": torch.zeros(4, 8)},
+}
+
+
+@pytest.mark.parametrize("name", ["hidden", "state", "hid", "rnn_hxs", "carry"])
+@pytest.mark.parametrize("form", STATES)
+@pytest.mark.parametrize("x", [torch.randn(9, 4, 3), torch.randint(5, (9, 4))], ids=["floats", "tokens"])
+def test_a_state_of_any_form_tells_that_rows_are_on_axis_1(x, form, name):
+    scope = {"nn": nn}
+    exec(f"class Takes(nn.Module):\n    def forward(self, x, {name}):\n        return x", scope)
+
+    def admitted(given):
+        return admit(
+            scope["Takes"](), (given, STATES[form]()), lengths=None, axes=(None, None), thresholds=Thresholds()
+        )
+
+    patient = admitted(x)
+    assert (patient.inputs.batch, patient.inputs.steps) == (4, 9)
+    assert "4 rows on axis 1, as the state has so many; batch_axis= says otherwise" in patient.assumed
+    assert all(a.rows == (0 if "two" in form or form == "a dict" else 1) for a in patient.inputs.arguments[1:])
+    assert admitted(x.transpose(0, 1)).inputs.argument((0,)).rows == 0
+
+
+def test_a_list_with_a_number_for_each_row_goes_with_the_rows_whatever_it_counts():
+    inputs = read(torch.randn(4, 6, 3), None, [9, 7, 6, 4])
+    assert inputs.lengths is None
+    assert inputs.select([0, 2]).args[2] == [9, 6]

@@ -89,6 +89,12 @@ def test_a_model_without_a_forward_is_called_by_a_function(sick, explicit):
     assert report.codes == (("HS103",) if sick else ()), report.text()
 
 
+def test_a_module_that_the_function_reads_is_no_part_of_the_model():
+    x, done, before = torch.randn(7, 5, 3, requires_grad=True), torch.zeros(7, 5), nn.Linear(3, 3)
+    report = hs.diagnose(Agent(), call=lambda model: model.act(before(x), STATE, done), batch_axis=1)
+    assert "HS205" not in report.codes
+
+
 def test_variables_of_the_module_and_defaults_are_inputs_too():
     x, done = torch.randn(7, 5, 3), torch.zeros(7, 5)
     assert hs.diagnose(Agent(), call=lambda model, x=x, done=done: model.act(x, STATE, done), batch_axis=1).ok

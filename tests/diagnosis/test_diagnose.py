@@ -11,7 +11,7 @@ import hiddenstate as hs
 from hiddenstate.cells import Adapter, Spec
 from tests.diagnosis.patients.asked import ASKED
 from tests.diagnosis.patients.healthy import HEALTHY, Classifier, floats
-from tests.diagnosis.patients.misjudged import PAIRS
+from tests.diagnosis.patients.noticed import PAIRS
 from tests.diagnosis.patients.sick import SICK
 from tests.diagnosis.patients.unusual import UNUSUAL
 from tests.support.untouched import untouched
@@ -254,7 +254,18 @@ def test_a_layer_whose_calls_cannot_be_read_is_named():
     with pytest.warns(
         hs.errors.HiddenStateWarning, match=r"odd was called in a way that cannot be read \(NotRecurrent"
     ):
-        hs.diagnose(Model(), torch.randn(4, 6, 3))
+        report = hs.diagnose(Model(), torch.randn(4, 6, 3))
+    assert report.findings or str(report).startswith("Model: nothing found in what was heard\n")
+
+
+def test_a_layer_that_keeps_its_state_to_itself_is_not_called_healthy():
+    class OutputAlone(nn.GRU):
+        def forward(self, x, hx=None):
+            return super().forward(x, hx)[0]
+
+    with pytest.warns(hs.errors.HiddenStateWarning, match=r"0 was called in a way.*OutputAlone returned Tensor, but"):
+        report = hs.diagnose(nn.Sequential(OutputAlone(3, 8, batch_first=True)), torch.randn(4, 6, 3))
+    assert str(report).startswith("Sequential: nothing found in what was heard\n")
 
 
 class Leaky(nn.Module):

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import warnings
 
 import pytest
 import torch
@@ -213,3 +214,77 @@ def test_whatever_the_training_step_calls_is_heard():
             optimizer.zero_grad()
     assert monitor.history["step"].tolist() == [0, 2]
     assert "lstm.norm" in monitor.history
+
+
+def test_a_layer_that_is_called_in_a_way_of_its_own_is_let_through():
+    class Odd(nn.GRU):
+        def forward(self, *, sequence):
+            return super().forward(sequence)
+
+    model = nn.ModuleDict({"rnn": Odd(3, 8)})
+    with hs.Monitor(model, every=1) as monitor:
+        for _ in range(3):
+            model["rnn"](sequence=torch.randn(9, 4, 3))[0].sum().backward()
+    assert monitor.step == 3
+
+
+@pytest.mark.parametrize("keyword", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
+def test_gradients_made_within_a_closure_are_looked_at_behind_it(kind, keyword):
+    torch.manual_seed(0)
+    model, unused = nn.GRU(3, 4, batch_first=True), nn.Linear(2, 2)
+    whole = nn.ModuleDict({"gru": model, "unused": unused})
+    optimizer = kind(whole.parameters(), lr=0.01)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.randn(2, 5, 3))[0].square().mean()
+        loss.backward()
+        return loss
+
+    with hs.Monitor(whole, optimizer, every=1) as monitor:
+        for _ in range(3):
+            returned = optimizer.step(closure=closure) if keyword else optimizer.step(closure)
+            assert torch.is_tensor(returned)
+            optimizer.zero_grad()
+    assert "HS503 parameters without gradient (unused.weight, unused.bias)" in str(monitor)
+    assert "gru" not in str(monitor)
+
+
+class OutputAlone(nn.LSTM):
+    def forward(self, x, hx=None):
+        return super().forward(x, hx)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "run"),
+    [(nn.LSTM, lambda rnn, x: nn.LSTM.forward(rnn, x)[0]), (OutputAlone, lambda rnn, x: rnn(x))],
+    ids=["run past it", "another result"],
+)
+@pytest.mark.parametrize("more", [True, False])
+def test_layers_of_which_nothing_was_seen_are_named(kind, run, more):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = kind(3, 4, batch_first=True)
+            self.heard = nn.GRU(4, 4, batch_first=True) if more else None
+
+        def forward(self, x):
+            out = run(self.rnn, x)
+            return out if self.heard is None else self.heard(out)[0]
+
+    net = Net()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        monitor = hs.Monitor(net, every=1)
+        for _ in range(2):
+            net(torch.randn(3, 7, 3)).sum().backward()
+        monitor.flush()
+        monitor.close()
+        monitor.close()  # once is enough
+    assert "nothing of rnn: not called in the calls that were looked at, or run past the layer itself" in str(monitor)
+    said = [str(warning.message) for warning in told]
+    past = [text for text in said if "does not look at: the model: a fused recurrent kernel (lstm) runs here" in text]
+    silent = [text for text in said if "saw nothing of rnn: not called in the calls" in text]
+    assert len(past) == (kind is nn.LSTM)  # the kernel that nobody heard was seen to run
+    assert len(silent) == (not more)

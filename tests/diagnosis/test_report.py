@@ -1,9 +1,11 @@
 """The report: for people in a terminal or notebook, and for programs."""
 
+import importlib
 import json
 import sys
 
 import pytest
+import torch
 
 import hiddenstate as hs
 from hiddenstate.diagnosis import Finding, Report
@@ -101,3 +103,23 @@ def test_a_line_beside_a_layer_is_found_for_sarif():
 def test_infinite_numbers_become_null_in_json():
     finding = hs.diagnosis.Finding("HS201", "error", "h", "1", "c", "a.b", {"gap": float("inf")})
     assert finding.to_dict()["numbers"] == {"gap": None}
+
+
+def test_every_result_in_sarif_has_a_file_since_code_hosts_refuse_others(tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text(
+        "import torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.rnn = torch.nn.GRU(3, 8, batch_first=True, bidirectional=True)\n"
+        "        self.head = torch.nn.Linear(16, 2)\n\n    def forward(self, x):\n"
+        "        return self.head(self.rnn(x)[0][:, -1])\n",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    report = hs.diagnose(importlib.import_module("net").Net(), torch.randn(4, 9, 3))
+    monkeypatch.delitem(sys.modules, "net")
+    assert report.codes == ("HS107",)
+    (result,) = report.to_sarif()["runs"][0]["results"]
+    place = result["locations"][0]["physicalLocation"]
+    assert (place["artifactLocation"]["uri"], place["region"]["startLine"]) == ("net.py", 4)
+    assert hs.diagnose(torch.nn.GRU(3, 8)).source is None  # torch's own file is not the user's

@@ -100,6 +100,19 @@ def test_a_rule_that_asks_for_more_than_it_declares_fails(monkeypatch):
     assert (finding.code, finding.title, finding.where) == ("HS901", "a toy", "here")
 
 
+@pytest.mark.parametrize(
+    ("cause", "told"), [("warning", ["HS902", "HS901"]), ("error", ["HS901"]), ("note", ["HS902", "HS901"])]
+)
+def test_what_is_less_grave_hides_nothing(monkeypatch, cause, told):
+    def says(severity):
+        return lambda patient: Symptom(severity, "here", "1 of 1", "a cause", "an.advice()")
+
+    rules = (Rule("HS901", "a cause", says(cause), explains=("HS902",)), Rule("HS902", "a consequence", says("error")))
+    monkeypatch.setattr(examination_module(), "RULES", rules)
+    report = hs.diagnose(nn.GRU(3, 4, batch_first=True), torch.randn(4, 6, 3))
+    assert [finding.code for finding in report] == told
+
+
 def examination_module():
     """The module, which the function that it promises hides from an import."""
     return importlib.import_module(examination.__module__)

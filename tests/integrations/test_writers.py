@@ -63,3 +63,19 @@ def test_the_real_tensorboard_takes_it(tmp_path):
     with SummaryWriter(tmp_path) as board:
         train(TensorBoardWriter(board))
     assert list(tmp_path.iterdir())
+
+
+def test_tensorboard_gets_histograms_of_real_steps_and_a_picture_of_each_track(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    lstm = nn.LSTM(3, 4, num_layers=2, batch_first=True)
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(2, 9, 3), torch.tensor([9, 4]), batch_first=True)
+    with SummaryWriter(tmp_path) as board:
+        with hs.record(lstm, gates=True) as rec:
+            lstm(packed)
+        TensorBoardWriter(board).states(rec, step=7)
+    read = EventAccumulator(str(tmp_path)).Reload()
+    assert {"hiddenstate/l0/h", "hiddenstate/l1/c", "hiddenstate/l0/forget"} <= set(read.Tags()["histograms"])
+    assert read.Histograms("hiddenstate/l0/h")[0].histogram_value.num == 4 * (9 + 4)
+    assert [image.step for image in read.Images("hiddenstate/l1")] == [7]

@@ -125,7 +125,7 @@ def test_one_sequence_is_a_map_of_one_point():
     found = hs.measure.compare(torch.randn(1, 2, 3))
     assert found.coordinates.tolist() == [[0, 0]]
     assert found.neighbors.shape == (1, 0)
-    assert str(found).startswith("1 states in 2 dimensions")
+    assert str(found).startswith("1 states (of each row of (1, 2, 3), the last of 2 steps")
 
 
 def test_identical_states_explain_nothing():
@@ -264,3 +264,64 @@ def test_the_pair_of_an_lstm_is_told_to_give_h():
     _, state = nn.LSTM(3, 4, batch_first=True)(torch.randn(5, 6, 3))
     with pytest.raises(BadInput, match=r"Of \(h_n, c_n\) give h_n\[-1\]"):
         hs.measure.compare(state)
+
+
+# --- a plain tensor of three axes: states along time, or stacked final states ---
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("layers", [2, 3])
+@pytest.mark.parametrize("form", ["tensor", "array"])
+def test_as_many_layers_as_labelled_sequences_are_refused(kind, layers, form):
+    _, state = kind(3, 6, layers)(torch.randn(9, layers, 3))
+    h_n = (state[0] if kind is nn.LSTM else state).detach()
+    labels = list("abc")[:layers]
+    with pytest.raises(BadInput, match=r"may be .* or stacked final states, h_n, .* labels fit both. Give h_n\[-1\]"):
+        hs.measure.compare(h_n if form == "tensor" else h_n.numpy(), labels)
+    assert torch.equal(hs.measure.compare(h_n[-1], labels).states, h_n[-1])
+    told = hs.measure.compare(h_n, labels, lengths=torch.full((layers,), layers))
+    assert torch.equal(told.states, h_n[:, -1])
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 6), (1, 5, 6), (4, 4, 6)])
+@pytest.mark.parametrize("pool", ["last", "mean", "max"])
+def test_without_labels_the_result_says_what_was_taken(shape, pool):
+    found = hs.measure.compare(torch.randn(shape), pool=pool)
+    taken = f"{shape[0]} states (of each row of {shape}, the {pool} of {shape[1]} steps; of h_n give h_n[-1]) in 2"
+    assert taken in str(found)
+
+
+@pytest.mark.parametrize(
+    ("states", "options"),
+    [
+        (torch.randn(3, 5, 6), {"labels": "abc"}),
+        (torch.randn(3, 5, 6), {"lengths": torch.tensor([1, 2, 5])}),
+        (torch.randn(3, 6), {}),
+        (torch.randn(3, 1, 6), {}),
+        (Trajectory(torch.randn(3, 3, 6)), {"labels": "abc"}),
+    ],
+)
+def test_what_is_clear_is_not_talked_about(states, options):
+    assert hs.measure.compare(states, **options).taken == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "one", "axis"),
+    [
+        (nn.GRU(3, 6), torch.randn(5, 1, 3), 1),
+        (nn.LSTM(3, 6, batch_first=True), torch.randn(1, 5, 3), 0),
+        (nn.Sequential(nn.Embedding(9, 3), nn.GRU(3, 6, batch_first=True)), torch.ones(1, 5, dtype=torch.int64), 0),
+        (nn.GRUCell(3, 6), torch.randn(5, 1, 3), 1),
+    ],
+)
+def test_inputs_that_are_batched_already_are_refused_with_the_way_out(model, one, axis):
+    with pytest.raises(BadInput, match=rf"single sequences, .* without a batch axis.*give x.squeeze\({axis}\)"):
+        hs.measure.compare(model=model, inputs=[one, one])
+    assert len(hs.measure.compare(model=model, inputs=[one.squeeze(axis)] * 2).states) == 2
+
+
+def test_an_input_that_the_model_does_not_take_is_named():
+    with pytest.raises(
+        BadInput, match=r"input 1 has shape \(5, 4\), and GRU does not take it as one row \(RuntimeError"
+    ):
+        hs.measure.compare(model=nn.GRU(3, 6), inputs=[torch.randn(5, 3), torch.randn(5, 4)])

@@ -63,3 +63,12 @@ def test_many_runs_of_unequal_length_are_as_one():
     expected, found = hs.measure.dimension(whole), hs.measure.dimension(iter(runs))
     assert found.value == pytest.approx(expected.value)
     torch.testing.assert_close(found.spectrum, expected.spectrum)
+
+
+@pytest.mark.parametrize(
+    ("states", "said"), [(100, "a lower bound, since 100 states of a full ball would show 33.0"), (5000, "")]
+)
+def test_too_few_states_to_fill_their_dimensions_are_said_to_be(states, said):
+    found = hs.measure.dimension(torch.randn(1, states, 50))
+    assert found.states == states
+    assert (said in str(found)) if said else ("lower bound" not in str(found))

@@ -8,7 +8,7 @@ from torch import nn
 
 import hiddenstate as hs
 from hiddenstate.errors import BadInput, NotRecurrent
-from hiddenstate.measure.memory import band, by_lag, half_life, reach
+from hiddenstate.measure.lag_curve import band, by_lag, half_life, reach
 from tests.measure.readers import Last, Tagger, slow_curve
 from tests.support.cells import CELLS
 from tests.support.dynamics import LinearNet, forgetting, leaky_integrator, zeroed
@@ -138,7 +138,7 @@ def test_outputs_and_arguments_of_a_model_can_be_said():
             return {"scores": scale * self.rnn(x)[0]}
 
     model, x = Odd(), torch.randn(2, 5, 3)
-    found = hs.measure.memory(model, x, args=(2.0,), output=lambda result: result["scores"])
+    found = hs.measure.memory(model, x, 2.0, output=lambda result: result["scores"])
     torch.testing.assert_close(found.curve, 2 * hs.measure.memory(model.rnn, x).curve)
 
 
@@ -537,3 +537,10 @@ def test_one_number_for_all_rows_and_steps_in_one_axis(time_first):
     assert found.rows.shape == total.rows.shape == (2, 7)
     assert (total.rows <= found.rows * 2 + 1e-6).all()  # the norm of a sum of four rows of the matrix
     assert bool(total.curve.any())
+
+
+@pytest.mark.parametrize("cell", [nn.RNNCell(3, 6), nn.LSTMCell(3, 6), nn.GRUCell(3, 6)])
+def test_of_a_cell_it_is_said_which_axis_was_taken_for_time(cell):
+    found = str(hs.measure.memory(cell, torch.randn(20, 4, 3)))
+    assert "time on axis 1, rows on axis 0: assumed, since a cell is stepped along (batch, time, ...)" in found
+    assert "assumed" not in str(hs.measure.memory(cell, torch.randn(20, 4, 3), time_axis=0))

@@ -163,7 +163,7 @@ def test_an_unstable_linear_layer_is_estimated():
         (torch.randn(1, 50, 1), {"lags": 40}, "40 lags of a state of 3 coordinates need 16 steps .* leave 11"),
         (torch.randn(1, 50, 1), {"lags": 0}, "0 lags"),
         (torch.zeros(0, 50, 1), {}, "no rows"),
-        (torch.randn(1, 50), {}, r"real inputs \(batch, time, feature\), but x is \(1, 50\)"),
+        (torch.randn(1, 50), {}, r"x has shape \(1, 1, 50\), but this GRU takes 1 features"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(x, options, message):

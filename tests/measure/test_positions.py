@@ -132,3 +132,20 @@ def test_an_input_of_unknown_width_has_to_be_given():
 def test_both_directions_are_refused():
     with pytest.raises(NotRecurrent, match="bidirectional"):
         hs.measure.positions(nn.GRU(2, 3, bidirectional=True, batch_first=True))
+
+
+@pytest.mark.parametrize("measure", ["positions", "jacobians", "lyapunov", "contributions"])
+@pytest.mark.parametrize(
+    "make", [lambda: nn.GRU(3, 6), lambda: nn.LSTM(3, 6, 2, batch_first=True), lambda: nn.RNN(3, 6)]
+)
+def test_a_layer_takes_one_sequence_without_rows_as_torch_does(measure, make):
+    layer, x = make(), torch.randn(20, 3)
+    found = getattr(hs.measure, measure)(layer, x)
+    batched = getattr(hs.measure, measure)(layer, x.unsqueeze(0 if layer.batch_first else 1))
+    assert str(found) == str(batched)
+
+
+@pytest.mark.parametrize("measure", ["positions", "jacobians", "lyapunov", "contributions", "memory"])
+def test_a_cell_says_which_axis_is_missing(measure):
+    with pytest.raises(BadInput, match=r"this is \(20, 3\). One sequence \(time, feature\) wants x.unsqueeze\(0\)"):
+        getattr(hs.measure, measure)(nn.GRUCell(3, 6), torch.randn(20, 3))

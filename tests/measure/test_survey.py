@@ -134,3 +134,44 @@ def test_what_cannot_be_surveyed_is_refused(batches, message):
 def test_a_threshold_beyond_the_range_is_refused():
     with pytest.raises(BadInput, match="above 0 and up to 1, but is 2"):
         hs.measure.survey(nn.GRU(3, 4), [torch.randn(2, 5, 3)], threshold=2)
+
+
+class Tokens(nn.Module):
+    """Reads tokens; its embedding may say which one is padding."""
+
+    def __init__(self, padding_idx=None):
+        super().__init__()
+        self.embed, self.rnn = nn.Embedding(30, 3, padding_idx=padding_idx), nn.GRU(3, 4, batch_first=True)
+
+    def forward(self, x):
+        return self.rnn(self.embed(x))[0]
+
+
+def without_lengths(batch):
+    tokens, _, labels = padded(batch)
+    return tokens, labels
+
+
+@pytest.mark.parametrize("how", ["padding_idx", "lengths=", "in the batch"])
+def test_where_lengths_are_told_steps_are_real(how):
+    collate = padded if how == "in the batch" else without_lengths
+    model = Tokens(padding_idx=0 if how == "padding_idx" else None)
+    told = {"lengths": lambda batch: (batch[0] != 0).sum(1)} if how == "lengths=" else {}
+    found = hs.measure.survey(model, DataLoader(DATA, 4, collate_fn=collate), **told)
+    assert found.untold == 0
+    assert f"10 rows, {sum(len(row) for row, _ in DATA)} real steps\n" in str(found)
+
+
+def test_where_nothing_tells_lengths_it_is_said_that_padding_counts():
+    loader = DataLoader(DATA, 4, collate_fn=without_lengths)
+    found = hs.measure.survey(Tokens(), loader)
+    assert found.untold == found.batches == 3
+    assert "real steps" not in str(found)
+    assert "steps (nothing tells the lengths of rows: padding, where there is any, counts; lengths=" in str(found)
+    assert "nothing tells the lengths of rows" in hs.diagnose(Tokens(), loader).text()
+    assert "nothing tells" not in hs.diagnose(Tokens(0), loader).text()
+
+
+def test_of_some_batches_it_is_said_how_many():
+    batches = [torch.randint(1, 30, (4, 6)), padded(DATA[:4])]
+    assert "lengths of rows of 1 batches" in str(hs.measure.survey(Tokens(), batches))

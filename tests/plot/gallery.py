@@ -28,7 +28,7 @@ from hiddenstate.measure import (
 )
 from hiddenstate.recording import Trajectory
 
-BASELINE = Path(__file__).parent / "baseline"
+BASELINE = Path(__file__).resolve().parents[2] / "docs" / "assets" / "plots"  # what the page shows is what is tested
 TEXT = "it was $5, ok\nend"
 
 
@@ -155,7 +155,7 @@ def texts(ax: Axes) -> list[str]:
 
 def draw(name: str, path: Path) -> None:
     """Draw one picture of the gallery into a small file."""
-    with pyplot.rc_context({**pyplot.rcParamsDefault, "backend": "agg", "figure.dpi": 60, "savefig.dpi": 60}):
+    with pyplot.rc_context({**pyplot.rcParamsDefault, "backend": "agg", "figure.dpi": 80, "savefig.dpi": 80}):
         GALLERY[name]()
         # No metadata: a file then changes only when its picture does.
         pyplot.gcf().savefig(path, metadata={"Software": None})

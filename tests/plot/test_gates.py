@@ -46,3 +46,8 @@ def test_the_track_is_the_title_and_tokens_stand_under_their_steps():
 def test_what_cannot_be_drawn_is_refused_by_name(call, message):
     with pytest.raises(BadInput, match=message):
         call()
+
+
+def test_the_title_names_the_row_where_there_are_several():
+    several = Trajectory(torch.zeros(2, 9, 4), gates={"forget": torch.rand(2, 9, 4)}, track="l0")
+    assert title(plot.gates(several, row=1)) == "l0 · row 1"

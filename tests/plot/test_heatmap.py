@@ -8,7 +8,7 @@ from hiddenstate import record
 from hiddenstate.errors import BadInput
 from hiddenstate.plot import heatmap, ordered
 from hiddenstate.recording import Trajectory
-from tests.plot.gallery import walk, waves
+from tests.plot.gallery import title, walk, waves
 
 
 def shown(ax):
@@ -160,3 +160,10 @@ def test_fixed_limits_make_pictures_comparable(limits, ends):
 def test_what_cannot_be_drawn_is_refused_with_a_reason(call, message):
     with pytest.raises(BadInput, match=message):
         call()
+
+
+@pytest.mark.parametrize("row", [2, -1])
+def test_the_title_names_the_row_where_there_are_several(row):
+    several = Trajectory(torch.randn(3, 9, 4), track="l0")
+    assert title(heatmap(several, row=row)) == "l0 · h · row 2"
+    assert title(heatmap(several.h[0])) == ""

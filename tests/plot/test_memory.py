@@ -85,3 +85,21 @@ def test_the_threshold_is_written_once_in_a_picture_of_several():
 def test_what_is_no_result_is_refused_by_name():
     with pytest.raises(BadInput, match=r"a result of measure.memory, but this is int"):
         plot.memory(3)
+
+
+def test_a_mean_that_few_rows_make_up_is_said_to_lie_beyond_the_band():
+    class Spread(torch.nn.Module):
+        """Each row has a gain of its own, and one of them is huge."""
+
+        def __init__(self):
+            super().__init__()
+            self.gru = torch.nn.GRU(3, 8, batch_first=True)
+
+        def forward(self, x):
+            gain = torch.ones(len(x), 1, 1)
+            gain[0] = 1e6
+            return self.gru(x)[0] * gain
+
+    x, said = torch.randn(20, 12, 3), "above the band a few rows make up the mean"
+    assert said in texts(plot.memory(measure.memory(Spread(), x)))
+    assert said not in texts(plot.memory(measure.memory(torch.nn.GRU(3, 8, batch_first=True), x)))

@@ -52,3 +52,9 @@ def test_the_measure_itself_is_drawn():
 def test_what_cannot_be_drawn_is_refused_by_name(call, message):
     with pytest.raises(BadInput, match=message):
         call()
+
+
+@pytest.mark.parametrize("by", ["unit", "step"])
+def test_where_nothing_is_saturated_the_picture_says_so(by):
+    ax = plot.saturation(measure.saturation(torch.zeros(2, 9, 4)), by=by)
+    assert title(ax) == "nothing is saturated"

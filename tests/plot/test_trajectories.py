@@ -77,3 +77,7 @@ def test_states_that_jump_are_points_and_the_title_says_so():
     ax = plot.trajectories(torch.randn(2, 60, 5))
     assert title(ax) == "no lines: states jump from step to step"
     assert not [one for one in ax.collections if type(one).__name__ == "LineCollection"]
+
+
+def test_states_that_do_not_move_are_said_not_to():
+    assert "no path: the states do not move" in title(plot.trajectories(torch.ones(2, 9, 4)))

@@ -282,7 +282,8 @@ def test_what_only_looks_like_a_cell_runs_on_unrecorded(filter):
     if filter == "always":
         (warning,) = seen
         assert issubclass(warning.category, hs.errors.RecordingWarning)
-        assert "'attention' is not recorded: Lookalike returned a dict" in str(warning.message)
+        said = str(warning.message)
+        assert "'attention' is not recorded: at the layer 'attention': Lookalike returned a dict" in said
 
 
 def test_a_state_that_changes_its_size_starts_a_new_run():

@@ -132,9 +132,8 @@ def test_recorded_states_without_a_graph_are_refused_while_gradients_are_on(head
         HEADS[head](rec["l0"])
     with torch.no_grad():
         plain = HEADS[head](rec["l0"])
-    torch.testing.assert_close(
-        HEADS[head](rec["l0"].h, rec["l0"].lengths), plain
-    )  # on purpose: a head on frozen states
+    frozen = rec["l0"].h.detach()  # on purpose: a head on frozen states
+    torch.testing.assert_close(HEADS[head](frozen, rec["l0"].lengths), plain)
     with hs.record(gru, graph=True) as rec:
         gru(x)
     cost = HEADS[head](rec["l0"]).sum()
@@ -149,3 +148,27 @@ def test_measures_take_states_with_their_graph():
         gru(torch.randn(8, 50, 3))
     assert 0 <= float(hs.measure.saturation(rec["l0"]).share) <= 1
     assert rec["l0"].numpy()["h"].shape == (8, 50, 4)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.GRUCell])
+def test_so_are_their_tensors_and_views_of_them(head, kind):
+    torch.manual_seed(0)
+    layer = kind(3, 4) if kind is nn.GRUCell else kind(3, 4, batch_first=True)
+    with hs.record(layer) as rec:
+        h = None
+        for x in torch.randn(6, 2, 3) if kind is nn.GRUCell else [torch.randn(2, 6, 3)]:
+            h = layer(x, h) if kind is nn.GRUCell else layer(x)
+    run = rec[next(iter(rec))]
+    for taken in (run.h, rec[run.track].h, run.h[:, ::2], run.h[:1]):
+        with pytest.raises(BadInput, match=r"without their graph.*run.h.detach\(\), run.lengths train a head"):
+            HEADS[head](taken)
+        with torch.no_grad():
+            expected = HEADS[head](taken)
+        torch.testing.assert_close(HEADS[head](taken.detach()), expected)
+        torch.testing.assert_close(HEADS[head](taken.clone()), expected)
+
+
+def test_a_frozen_tensor_of_anybodys_else_is_taken():
+    assert float(regularize.activity(torch.ones(1, 2, 3))) == 1
+    assert pool.Mean()(hs.recording.Trajectory(torch.ones(1, 2, 3))).shape == (1, 3)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hiddenstate.cells import OpenRun
 from hiddenstate.errors import RecordingWarning
 from hiddenstate.recording.recording import Options
 from hiddenstate.recording.runs import Arranged, Joined, OpenRuns, RecordedRun, warn_and_go_on
@@ -160,6 +161,9 @@ def test_calls_in_a_row_are_one_run(times, reached):
 # Runs under way.
 
 
+RUN = OpenRun(())
+
+
 class Counted(OpenRuns[Known]):
     """Runs that are what they are."""
 
@@ -169,19 +173,19 @@ class Counted(OpenRuns[Known]):
 
 @pytest.fixture
 def under_way():
-    """Two runs of this thread and one of another, and the list to which they go."""
+    """Two tracks' runs of this thread and one of another, and the list to which they go."""
     kept = []
     runs = Counted(Options(), lambda run, *, last=True: kept.append(run.track))
     here, other = threading.current_thread(), threading.Thread()
-    for key in ((here, "a"), (here, "b"), (other, "a")):
+    for key in ((here, "a", RUN), (here, "b", RUN), (other, "a", RUN)):
         runs.open[key] = Known(torch.randn(2, 1, 1))
     return runs, kept, other
 
 
 def test_a_run_is_kept_once_when_it_is_closed(under_way):
     runs, kept, _ = under_way
-    runs.close("a")
-    runs.close("a")
+    runs.close("a", RUN)
+    runs.close("a", RUN)
     assert kept == ["a"]
     assert sorted(runs.under_way()) == ["a", "b"]  # another thread has a run of that track, too
 

@@ -125,3 +125,21 @@ def test_lengths_of_other_rows_or_steps_change_nothing(lengths):
     assert walk.without_padding(lengths) is walk
     known = Trajectory(torch.ones(2, 4, 1), torch.tensor([4, 2]))
     assert known.without_padding([1, 1]) is known
+
+
+@pytest.mark.parametrize("part", ["h", "forget"])
+def test_a_table_has_a_line_for_each_real_step(part):
+    pytest.importorskip("pandas")
+    values = torch.randn(2, 4, 3)
+    walk = hs.Trajectory(values, torch.tensor([4, 2]), gates={"forget": 2 * values}, every=5)
+    table = walk.to_pandas(part)
+    assert table.index.names == ["row", "step"]
+    assert list(table.index) == [(0, 0), (0, 5), (0, 10), (0, 15), (1, 0), (1, 5)]
+    assert torch.equal(torch.tensor(table.loc[1].to_numpy()), walk.part(part)[1, :2])
+    assert torch.equal(walk.real(part), torch.tensor(table.to_numpy()))
+
+
+def test_without_pandas_the_way_to_it_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(hs.errors.MissingExtra, match=r"pip install 'hiddenstate\[analysis\]'"):
+        hs.Trajectory(torch.zeros(1, 2, 3)).to_pandas()

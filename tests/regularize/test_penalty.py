@@ -577,3 +577,37 @@ def test_steps_whose_state_is_dropped_pay_no_changes_and_it_is_said():
             rnn(x[:, t : t + 1])
         with pytest.warns(HiddenStateWarning, match=r"6 runs of one step each, so temporal cost nothing.*Hand it on"):
             assert penalty() == 0
+
+
+@pytest.mark.parametrize("where", ["model", "script"])
+@pytest.mark.parametrize("kind", [nn.RNNCell, nn.GRUCell, nn.LSTMCell, nn.GRU, nn.LSTM])
+def test_two_sequences_in_turns_pay_the_mean_of_what_each_pays_alone(kind, where):
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = kind(3, 5)
+
+        def step(self, x, h):
+            result = self.rnn(x if "Cell" in kind.__name__ else x.unsqueeze(0), h)
+            return result if "Cell" in kind.__name__ else result[1]
+
+        def forward(self, x, y):
+            a = b = None
+            for x_t, y_t in zip(x, y, strict=True):
+                a, b = self.step(x_t, a), self.step(y_t, b)
+            return a, b
+
+        def alone(self, x):
+            h = None
+            for x_t in x:
+                h = self.step(x_t, h)
+            return h
+
+    net, x, y = Pair(), torch.randn(10, 4, 3), torch.randn(10, 4, 3)
+    with Penalty(net if where == "model" else net.rnn, temporal=1.0) as penalty:
+        costs = []
+        for sequence in (x, y):
+            net.alone(sequence)
+            costs.append(penalty())
+        net(x, y)
+        torch.testing.assert_close(penalty(), (costs[0] + costs[1]) / 2)

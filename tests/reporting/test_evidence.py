@@ -8,12 +8,12 @@ import hiddenstate as hs
 from hiddenstate.errors import BadInput
 from hiddenstate.reporting.evidence import Unmeasured, gather
 from tests.reporting.conftest import Tagger
-from tests.support.calling import Calling
+from tests.support.calling import Calling, plain_call
 
 
 def gathered(model, *inputs, **options):
     plain = {"tokens": None, "labels": None, "lengths": None, "batch_axis": 0, "doctor": {}, "tell": lambda _: None}
-    return gather(model, inputs, **{**plain, **options})
+    return gather(plain_call(model, *inputs), **{**plain, **options})
 
 
 @pytest.mark.parametrize("way", ["layer.forward(x, h)", "layer(hx=h, input=x)"])
@@ -164,6 +164,6 @@ def test_memory_of_a_time_first_model_is_measured_along_its_time_and_a_state_is_
     x = torch.randn(12, 4, 3)
     plain = {"tokens": None, "labels": None, "lengths": None, "doctor": {}, "tell": lambda _: None}
     for axis in (None, 1):
-        found = gather(Insisting(), (x,), batch_axis=axis, **plain)
+        found = gather(plain_call(Insisting(), x), batch_axis=axis, **plain)
         assert found.memory.rows.shape == (4, 12)
         assert len(found.labels) == 4

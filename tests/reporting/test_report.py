@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import hiddenstate as hs
 from hiddenstate.errors import BadInput, NotRecurrent
 from tests.reporting.conftest import TEXT, Tagger
+from tests.support.calling import plain_call
 from tests.support.models import Deep
 from tests.support.untouched import untouched
 
@@ -375,7 +376,7 @@ def test_padding_that_only_the_user_knows_of_counts_for_nothing(tmp_path):
     lengths = torch.tensor([4, 6])
     options = {"tokens": None, "labels": None, "batch_axis": 0, "doctor": {}, "tell": lambda _: None}
     model = Tokens()
-    found = gather(model, (x,), lengths=lengths, **options).tracks[0]
+    found = gather(plain_call(model, x), lengths=lengths, **options).tracks[0]
     assert found.traj.lengths.tolist() == [4, 6]
     assert not found.traj.h[0, 4:].any()
     expected = hs.measure.saturation(model(x).detach(), lengths=lengths)
@@ -402,3 +403,19 @@ def test_a_loader_is_reported_by_its_first_batch_and_all_its_states(tmp_path):
     assert "<td>20</td>" in page  # real steps: padding does not count
     alone = hs.report(model, batches[0], path=tmp_path / "alone.html").read_text(encoding="utf-8")
     assert "The whole data set" not in alone
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_is_shown_what_is_being_done_and_nothing_else_is(tmp_path, monkeypatch, capsys, terminal):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    hs.report(torch.nn.GRU(3, 4, batch_first=True), torch.randn(2, 9, 3), path=tmp_path / "r.html")
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert ("report: asking the doctor …" in said.err) == terminal
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_an_array_is_taken_as_a_tensor(tmp_path, dtype):
+    x = torch.randn(3, 9, 3).numpy().astype(dtype)
+    page = hs.report(nn.GRU(3, 6, batch_first=True), x, path=tmp_path / "page.html").read_text()
+    assert "3 rows" in page

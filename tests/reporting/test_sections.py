@@ -11,6 +11,7 @@ from torch import nn
 from hiddenstate.reporting import sections
 from hiddenstate.reporting.evidence import Unmeasured, gather
 from tests.reporting.conftest import TEXT, Sick, Tagger
+from tests.support.calling import plain_call
 
 SECTIONS = {
     "findings": sections.findings,
@@ -25,7 +26,7 @@ SECTIONS = {
 
 def evidence_of(model, x, **options):
     plain = {"tokens": None, "labels": None, "lengths": None, "batch_axis": 0, "doctor": {}, "tell": lambda _: None}
-    return gather(model, (x,), **{**plain, **options})
+    return gather(plain_call(model, x), **{**plain, **options})
 
 
 @pytest.fixture(scope="module")

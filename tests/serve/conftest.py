@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hiddenstate.serve import Engine
-from tests.support import redis
+from tests.support import disk, redis
 from tests.support.models import Deep
 from tests.support.redis import RedisServer
 from tests.support.web import serving
@@ -46,3 +46,12 @@ def model() -> nn.Module:
 def http(model):
     with Engine(model) as engine, serving(engine) as url, httpx.Client(base_url=url, trust_env=False) as client:
         yield client
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 8 MiB."""
+    with disk.small_disk(tmp_path / "disk") as folder:
+        if folder is None:
+            pytest.skip("file systems cannot be mounted here")
+        yield folder

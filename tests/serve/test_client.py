@@ -3,12 +3,22 @@
 import copy
 import socket
 import threading
+import time
 from contextlib import suppress
 
 import pytest
 import torch
 
-from hiddenstate.errors import BadInput, SequenceGap, ServeError, SessionExists, SessionLost, StoreFailed
+from hiddenstate.errors import (
+    BadInput,
+    DeadlineExceeded,
+    Overloaded,
+    SequenceGap,
+    ServeError,
+    SessionExists,
+    SessionLost,
+    StoreFailed,
+)
 from hiddenstate.serve import Client, Engine
 from hiddenstate.serve.client import as_error
 from hiddenstate.serve.stores import MemoryStore
@@ -276,3 +286,107 @@ class Away(MemoryStore):
 )
 def test_an_error_is_made_again_from_what_is_told(facts, kind):
     assert type(as_error(facts)) is kind
+
+
+class TwoOutputs(torch.nn.Module):
+    """An output for each step, and one for each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = torch.nn.GRU(3, 4, batch_first=True)
+
+    def forward(self, x):
+        y = self.gru(x)[0]
+        return {"all": y, "last": y[:, -1]}
+
+
+@pytest.mark.parametrize("made", [Deep, TwoOutputs])
+def test_push_and_stream_take_and_give_the_same_shapes(made):
+    torch.manual_seed(0)
+    one, piece, long = torch.randn(3), torch.randn(1, 3), torch.randn(4, 3)
+    wrong = [
+        torch.randn(1, 4, 3),
+        torch.randn(4),
+        torch.randn(0, 3),
+        torch.randn(()),
+        torch.randn(3, dtype=torch.cfloat),
+    ]
+    with Engine(made()) as engine, serving(engine) as url, Client(url) as client:
+        for name in ("pushed", "streamed"):
+            client.open(name)
+        pushed = [client.push("pushed", x) for x in (one, piece, long)]
+        streamed = list(client.stream("streamed", [one, piece, long]))
+        torch.testing.assert_close(streamed, pushed)
+        for x in wrong:
+            said = []
+            for ask in (lambda: client.push("pushed", x), lambda: list(client.stream("streamed", [x]))):  # noqa: B023
+                with pytest.raises(BadInput, match=r"x has shape|x is torch.complex64, but this model takes") as error:
+                    ask()
+                said.append(str(error.value))
+            assert said[0] == said[1]
+
+
+def test_a_fork_whose_answer_was_lost_is_its_own_also_when_the_source_went_on(engine):
+    with serving(engine) as url:
+        engine.open("a")
+        engine.push("a", torch.zeros(3))
+        lossy = Lossy(int(url.rpartition(":")[2]), lose=1)
+        try:
+            with Client(lossy.url, patience=20) as client:
+                again = client._http.post
+
+                def post(*given, **more):
+                    try:
+                        return again(*given, **more)
+                    finally:
+                        engine.push("a", torch.zeros(3))
+
+                client._http.post = post
+                assert [client.fork("a", "b"), engine.info("b").seq] == ["b", 1]
+                assert client.fork("a") in engine.sessions()
+                assert len(engine.sessions()) == 3
+        finally:
+            lossy.close()
+
+
+def test_a_client_that_asks_too_often_waits_as_long_as_it_is_told(engine):
+    with serving(engine, new_sessions=2, inputs=3) as url, Client(url, patience=30) as client:
+        names = [client.open() for _ in range(4)]
+        for name in names:
+            client.push(name, torch.zeros(3))
+        assert [engine.info(name).seq for name in names] == [1] * 4
+    with Engine(Deep()) as other, serving(other, new_sessions=0.01) as url, Client(url, patience=0.5) as client:
+        client.open()
+        with pytest.raises(Overloaded, match=r"more than 0\.01 new sessions a second"):
+            client.open()
+
+
+def test_a_deadline_reaches_the_server_and_what_it_says_comes_back():
+    running = threading.Event()
+
+    class Slow(Deep):
+        def forward(self, x):
+            running.set()
+            end = time.perf_counter() + 0.3
+            while time.perf_counter() < end:
+                torch.ones(200_000).sum()  # busy, and so not for an event loop; others run meanwhile
+            return super().forward(x)
+
+    with Engine(Slow()) as engine, serving(engine) as url, Client(url) as client, Client(url) as other:
+        client.open("a")
+        client.open("b")
+        client.push("a", torch.zeros(3), timeout=5.0)
+        with pytest.raises(TimeoutError, match=r"no answer within 0.05 s. The input may yet be applied") as late:
+            client.push("a", torch.zeros(3), 2, timeout=0.05)
+        assert not isinstance(late.value, DeadlineExceeded)
+        assert client.push("a", torch.zeros(3), 2).shape == (2,)  # the same, which was applied once
+        running.clear()
+        busy = threading.Thread(target=lambda: other.push("b", torch.zeros(3), 1))
+        busy.start()
+        assert running.wait(10)
+        with pytest.raises(DeadlineExceeded, match=r"did not come within 0.05 s, so it was not applied"):
+            client.push("a", torch.zeros(3), 3, timeout=0.05)
+        busy.join()
+        assert client.info("a").seq == 2
+        with pytest.raises(BadInput, match="timeout"):
+            client.push("a", torch.zeros(3), 3, timeout=-1.0)

@@ -108,7 +108,38 @@ def test_what_is_over_cannot_take_place_later_but_what_is_not_over_can():
     explain([opened, first, late, last])
 
 
+def test_a_store_that_is_set_back_explains_what_came_after_its_copy_and_nothing_else():
+    opened, first, copied, second = told(Action("open", "a"), push(1), Action("copy", ""), push(2))
+    *_, back, info = told(
+        *(event.action for event in (opened, first, copied, second)), Action("set back", ""), Action("info", "a")
+    )
+    assert info.outcome == (1, 2)
+    explain([opened, first, copied, second, back, info])
+    with pytest.raises(AssertionError, match="nothing fits"):
+        explain([opened, first, copied, second, info])
+    info.outcome = (0, 0)
+    with pytest.raises(AssertionError, match="nothing fits"):
+        explain([opened, first, copied, second, back, info])
+
+
 # What is served.
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_a_short_run_of_callers_and_faults_is_explained(kind, tmp_path):
+    """Of what the long ones do: a second or so, until each fault has come."""
+    address = {"memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/sessions.db"}[kind]
+    with closing(EngineFleet(address)) as fleet:
+        report = drive(fleet, seed=1, seconds=1.0)
+    assert report.outcomes["push"] > report.outcomes["-> lost"]
+    assert kind == "memory" or report.faults["the file is set back"]
+
+
+@pytest.mark.long
+def test_engines_on_a_disk_that_fills_up_give_nothing_that_cannot_be_explained(small_disk):
+    with closing(EngineFleet(f"sqlite:///{small_disk}/sessions.db", disk=small_disk)) as fleet:
+        report = drive(fleet, seed=0, seconds=_SECONDS)
+    assert report.faults["the disk is full"]
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import uuid
+from contextlib import suppress
 
 import pytest
 import torch
@@ -86,6 +87,10 @@ def test_a_state_of_another_size_becomes_what_the_new_model_needs(store):
         (lambda state: 1 / 0, r"session 'a', of version 1, was not moved on, since migrate raised ZeroDivisionError"),
         (lambda state: state["h"], r"was not moved on, since migrate gave tensor.*this model's states are one row of"),
         (lambda state: State({"other": torch.zeros(1, 1)}), r"since migrate gave State.*It is as it was\."),
+        (
+            lambda state: State({"h": state["h"] * torch.nan}, state.batch_axis),
+            r"was not moved on, since migrate gave NaN in h\. It is as it was\.",
+        ),
     ],
 )
 def test_a_session_that_cannot_be_moved_on_is_as_it_was(migrate, message, store):
@@ -143,11 +148,88 @@ def test_without_a_way_to_move_it_on_a_session_of_another_version_is_refused(sto
         ({"version": "2"}, "version is '2', but a number that rises"),
         ({"migrate": "now"}, "migrate is 'now', but a function from State to State, 'drain' or None"),
         ({"migrate": "drain"}, "migrate is 'drain', so a version is needed"),
+        ({"migrate": lambda state: state}, "migrate is a function, so a version is needed that tells older sessions"),
     ],
 )
 def test_a_rollout_that_means_nothing_is_refused(options, message):
     with pytest.raises(BadInput, match=message):
         Engine(deep(), **options)
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("second", [None, 0, 1, 2])
+@pytest.mark.parametrize("first", [None, 0, 1, 2])
+def test_whatever_versions_two_workers_have_a_session_is_moved_on_once_and_never_back(tmp_path, first, second, same):
+    """The law of a rollout: versions only rise, a migration runs once, and what is refused is as it was."""
+    ran = []
+
+    def migrate(state: State) -> State:
+        ran.append(1)
+        return state
+
+    def made(version: int | None, model: Deep) -> Engine:
+        moving = None if version is None else migrate
+        return Engine(model, f"sqlite:///{tmp_path}/sessions.db", version=version, migrate=moving)
+
+    seen, applied = [], 0
+    other = deep() if same else second_version(deep())
+    with made(first, deep()) as one, made(second, other) as two:
+        one.open("a")
+        for turn in range(6):
+            worker = (one, two)[turn % 2]
+            with suppress(SessionLost, Overloaded):
+                worker.push("a", torch.randn(3))
+                applied += 1
+            if turn == 4:
+                for worker in (one, two):
+                    with suppress(Overloaded):
+                        worker.reset("a")
+            assert one.info("a").seq == applied
+            seen.append(-1 if one.info("a").version is None else one.info("a").version)
+    assert len(ran) <= 1
+    assert seen == sorted(seen)  # type: ignore[type-var]
+    assert applied >= 3
+
+
+def test_two_models_of_one_version_are_told_apart_and_the_way_out_is_said(store):
+    with Engine(deep(), store, version=2) as one:
+        one.open("a")
+        one.push("a", torch.randn(3))
+    options = {"version": 2, "migrate": lambda state: state}
+    with (
+        Engine(second_version(deep()), store, **options) as two,
+        pytest.raises(SessionLost, match=r"'a' is of version 2, but of another model .*needs a higher version") as lost,
+    ):
+        two.push("a", torch.randn(3))
+    assert lost.value.reason == "model"
+
+
+def test_a_model_that_gets_its_first_version_goes_on_with_its_sessions(store):
+    x = torch.randn(4, 3)
+    with Engine(deep(), store) as engine:
+        engine.open("a")
+        engine.push("a", x[:2], 1)
+    with Engine(deep(), store, version=1) as engine:
+        torch.testing.assert_close(engine.push("a", x[2:], 2), whole(x)[2:], **CLOSE)
+
+
+@pytest.mark.parametrize("old", [None, 1])
+def test_an_old_worker_leaves_sessions_that_were_moved_on(store, old):
+    x = torch.randn(3)
+    with (
+        Engine(deep(), store, version=old) as one,
+        Engine(second_version(deep()), store, version=2, migrate=lambda state: state) as two,
+    ):
+        one.open("a")
+        one.push("a", x)
+        state = one.export("a")
+        two.push("a", x)
+        still = "a model without a version" if old is None else "1"
+        for ask in (lambda: one.push("a", x), lambda: one.reset("a"), lambda: one.import_("a", state)):
+            with pytest.raises(Overloaded, match=f"'a' is of version 2, and this worker still serves {still}: another"):
+                ask()
+        assert (two.info("a").version, two.info("a").seq) == (2, 2)
+        one.close("a")
 
 
 @pytest.mark.long

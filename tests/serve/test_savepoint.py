@@ -1,5 +1,6 @@
 """Savepoints: what was saved goes on elsewhere as if nothing had happened, and a drill that says so."""
 
+import shutil
 import threading
 import uuid
 
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hiddenstate.errors import BadInput, Overloaded, SequenceGap, SessionExists, SessionLost
+from hiddenstate.errors import BadInput, Overloaded, SequenceGap, SessionExists, SessionLost, StoreFailed
 from hiddenstate.serve import Client, Engine
 from tests.support.deadline import wait_until
 from tests.support.models import Deep
@@ -178,3 +179,43 @@ def test_the_recovery_drill(redis_server, tmp_path):
     finally:
         kill(worker)
         nursery.close()
+
+
+@pytest.mark.parametrize("ended", ["closed", "killed", "killed, index lost", "served", "garbage"])
+def test_whatever_was_at_the_path_a_savepoint_over_it_is_what_is_loaded(tmp_path, ended):
+    file, x = tmp_path / "savepoint.db", torch.randn(3)
+    with Engine(deep()) as engine:
+        engine.open("a")
+        engine.push("a", x)
+        engine.save(file)
+        with Engine(deep(), f"sqlite:///{file}") as drill:
+            for _ in range(9):
+                drill.push("a", x)
+            if ended.startswith("killed"):  # what a process leaves that is killed: the file with its log
+                for end in ("", "-wal", "-shm")[: 2 if "index" in ended else 3]:
+                    shutil.copyfile(f"{file}{end}", f"{tmp_path}/left.db{end}")
+            if ended == "served":
+                with pytest.raises(StoreFailed, match=r"cannot take the place of .*savepoint.db.* stop whoever serves"):
+                    engine.save(file)
+        target = tmp_path / "left.db" if ended.startswith("killed") else file
+        if ended == "garbage":
+            target.write_bytes(b"no database at all" * 2000)
+            (tmp_path / "savepoint.db-wal").write_bytes(b"no log")
+            with pytest.raises(StoreFailed, match=r"file is not a database.* remove it together with its log"):
+                engine.save(target)
+            (tmp_path / "savepoint.db-wal").unlink(missing_ok=True)
+        engine.push("a", x)
+        assert engine.save(target) == 1
+    with Engine(deep()) as engine:
+        engine.load(target)
+        assert engine.info("a").seq == 2
+    with Engine(deep(), f"sqlite:///{target}") as engine:
+        assert engine.info("a").seq == 2
+
+
+def test_a_store_is_not_saved_over_itself(tmp_path):
+    with Engine(deep(), f"sqlite:///{tmp_path}/sessions.db") as engine:
+        engine.open("a")
+        with pytest.raises(StoreFailed, match=r"sessions.db-wal\): .*locked.*Nothing was changed"):
+            engine.save(tmp_path / "sessions.db")
+        engine.push("a", torch.randn(3))

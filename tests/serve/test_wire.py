@@ -61,3 +61,17 @@ def test_a_file_with_another_tensor_is_refused():
 def test_text_that_is_no_json_is_refused():
     with pytest.raises(BadInput, match="this is no JSON"):
         parse_json("{")
+
+
+@pytest.mark.parametrize(
+    ("x", "dtype", "message"),
+    [
+        ([1.0, 1e39], torch.float32, r"x has 1e\+39, which this model's torch.float32 cannot hold"),
+        ([70000.0], torch.float16, r"x has 70000, which this model's torch.float16 cannot hold"),
+        ([2**40], torch.int32, r"x has 1.09951e\+12, which this model's torch.int32 cannot hold"),
+        ([-1], torch.uint8, r"x has -1, which this model's torch.uint8 cannot hold"),
+    ],
+)
+def test_a_number_that_would_become_another_is_refused(x, dtype, message):
+    with pytest.raises(BadInput, match=message):
+        from_json(x, dtype)

@@ -4,6 +4,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import hiddenstate as hs
+from hiddenstate.cells import given_call
+
 WAYS = {
     "layer(x)": lambda layer, x, h: layer(x) if h is None else layer(x, h),
     "layer(x, h)": lambda layer, x, h: layer(x, h),
@@ -19,13 +22,63 @@ WAYS = {
 }
 
 
+def masked(self, x, mask=None, hx=None):
+    return kind_of(self).forward(self, x if mask is None else x * mask, hx)
+
+
+def renamed(self, sequence, lengths=None, prev_state=None, return_state=True):
+    return kind_of(self).forward(self, sequence, prev_state)
+
+
+def by_name_alone(self, x, *, hx=None):
+    return kind_of(self).forward(self, x, hx)
+
+
+def by_position_alone(self, x, hx=None, /):
+    return kind_of(self).forward(self, x, hx)
+
+
+def handing_on(self, *args, **kwargs):
+    return kind_of(self).forward(self, *args, **kwargs)
+
+
+def handing_on_names(self, x, mask=None, **kwargs):
+    return kind_of(self).forward(self, x, **kwargs)
+
+
+def handing_on_places(self, x, *args):
+    return kind_of(self).forward(self, x, *args)
+
+
+# Forwards that a subclass of a layer or cell of torch's may have, and how a model calls each with a state.
+SUBCLASSES = {
+    masked: lambda layer, x, h: layer(x, None, h),
+    renamed: lambda layer, x, h: layer(prev_state=h, sequence=x),
+    by_name_alone: lambda layer, x, h: layer(x, hx=h),
+    by_position_alone: lambda layer, x, h: layer(x, h),
+    handing_on: lambda layer, x, h: layer(hx=h, input=x),
+    handing_on_names: lambda layer, x, h: layer(x, hx=h),
+    handing_on_places: lambda layer, x, h: layer(x, h),
+}
+
+
+def kind_of(layer):
+    """Return the kind of torch's that a layer is a subclass of."""
+    return next(kind for kind in type(layer).__mro__ if kind.__module__.startswith("torch."))
+
+
+def subclassed(kind, forward):
+    """Return a subclass of a layer of torch's, with a forward of its own."""
+    return type(f"{forward.__name__.title()}{kind.__name__}", (kind,), {"forward": forward})
+
+
 class Calling(nn.Module):
     """Calls its layer in one of these ways: at once, or `chunk` steps at a time with the state handed on."""
 
     def __init__(self, rnn, way, chunk=None):
         super().__init__()
         self.rnn, self.read = rnn, nn.Linear(rnn.hidden_size, 2)
-        self.way, self.chunk = WAYS[way], chunk
+        self.way, self.chunk = WAYS.get(way, way), chunk
 
     def forward(self, x, state=None):
         outputs = []
@@ -34,3 +87,8 @@ class Calling(nn.Module):
             outputs.append(output)
         self.seen = torch.cat(outputs, dim=1)
         return self.read(self.seen)
+
+
+def plain_call(model, *inputs):
+    """The call `model(*inputs)`, as a function of the library takes it from its user."""
+    return given_call(hs.report, model, inputs, kwargs={}, call=None, options={})

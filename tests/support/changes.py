@@ -6,12 +6,16 @@ Every entry of `CHANGES` makes a cell and returns it with the change, as a funct
 from __future__ import annotations
 
 import abc
+import builtins
+import calendar
 import collections
 import dataclasses
 import enum
 import functools
 import math
+import os
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -25,6 +29,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 SIZE = 4
 CHANGES: dict[str, Callable[[], tuple[nn.Module, Callable[[], Any]]]] = {}
+_AFTERWARDS: list[Callable[[], Any]] = []
 FACTOR = 0.5
 SETTINGS = {"scale": 0.5, "deep": {"scale": [0.5]}}
 OUTSIDE = nn.Linear(SIZE, SIZE).double()
@@ -35,10 +40,27 @@ def helper(h):
     return h * 0.5
 
 
+def stopping(cell, h):
+    """Stand in for a step that says where it fails; here, since pytest rewrites assertions in tests."""
+    assert (h.abs() < 0.95).all(), "diverged"
+    return h
+
+
 def change(make: Callable[[], Any]) -> Callable[[], Any]:
     """Add a way to the table."""
     CHANGES[make.__name__.replace("_", " ")] = make
     return make
+
+
+def afterwards(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Have a change of the process taken back by `undo`: nobody knows when a cell goes."""
+    _AFTERWARDS.append(functools.partial(function, *args, **kwargs))
+
+
+def undo() -> None:
+    """Take back what changes have done to the process."""
+    while _AFTERWARDS:
+        _AFTERWARDS.pop()()
 
 
 class Plain(nn.Module):
@@ -1015,7 +1037,7 @@ def class_registered_with_an_abstract_one():
 @change
 def method_of_tensors_replaced():
     c, before = cell(lambda s, h: h.tanh()), torch.Tensor.tanh
-    weakref.finalize(c, setattr, torch.Tensor, "tanh", before)
+    afterwards(setattr, torch.Tensor, "tanh", before)
     return c, lambda: setattr(torch.Tensor, "tanh", lambda value: value * 0.1)
 
 
@@ -1038,3 +1060,455 @@ def code_of_a_static_method():
     made = staticmethod(lambda h: h * 0.5)
     c = type("Varied", (Plain,), {"scaled": made, "after": lambda s, h: s.scaled(h)})()
     return c, lambda: setattr(made.__func__, "__code__", (lambda h: h * 0.1).__code__)
+
+
+# Sizes of tensors that are not computed with, and how they lie in memory
+
+
+def sized(ask: Callable[[Any], Any], before: torch.Tensor, after: torch.Tensor) -> Any:
+    c = cell(lambda s, h: h * (ask(s.table) / 10), table=before)
+    return c, lambda: setattr(c, "table", after)
+
+
+@change
+def size_of_a_tensor():
+    return sized(lambda table: table.shape[0], torch.ones(4), torch.ones(7))
+
+
+@change
+def length_of_a_tensor():
+    return sized(len, torch.ones(4), torch.ones(7))
+
+
+@change
+def last_size_of_a_tensor():
+    return sized(lambda table: table.size(-1), torch.ones(3, 5), torch.ones(3, 6))
+
+
+@change
+def count_of_a_tensors_numbers():
+    return sized(lambda table: table.numel(), torch.ones(2, 3), torch.ones(4, 5))
+
+
+@change
+def ratio_of_sizes():
+    return sized(lambda table: table.shape[0] / table.shape[1], torch.ones(2, 4), torch.ones(4, 2))
+
+
+@change
+def rank_of_a_tensor():
+    return sized(lambda table: table.dim(), torch.ones(4), torch.ones(4, 4))
+
+
+@change
+def stride_of_a_tensor():
+    return sized(lambda table: table.stride(0), torch.ones(4, 6), torch.ones(6, 4).t())
+
+
+@change
+def place_of_a_tensor_in_its_memory():
+    return sized(lambda table: table.storage_offset(), torch.ones(9)[2:], torch.ones(11)[4:])
+
+
+@change
+def dtype_of_a_tensor():
+    return sized(lambda table: table.element_size(), torch.ones(4), torch.ones(4).double())
+
+
+@change
+def size_of_a_tensor_in_a_list():
+    c = cell(lambda s, h: h * len(s.tables[0]), tables=[torch.ones(2)])
+    return c, lambda: c.tables.__setitem__(0, torch.ones(3))
+
+
+@change
+def size_of_a_parameter():
+    c = cell(lambda s, h: h / s.keys.shape[0], keys=nn.Parameter(torch.ones(3, 2)))
+    return c, lambda: setattr(c, "keys", nn.Parameter(torch.ones(5, 2).double()))
+
+
+@change
+def size_of_a_tensor_in_a_closure():
+    box = [torch.ones(3)]
+    return cell(lambda s, h: h * box[0].shape[0]), lambda: box.__setitem__(0, torch.ones(2))
+
+
+@change
+def size_of_a_numpy_array():
+    c = cell(lambda s, h: h * s.table.shape[0], table=np.ones(3))
+    return c, lambda: setattr(c, "table", np.ones(2))
+
+
+@change
+def gradient_of_a_weight():
+    c = cell(lambda s, h: h * (0.5 if s.inner.weight.grad is None else 0.1))
+    return c, lambda: setattr(c.inner.weight, "grad", torch.zeros_like(c.inner.weight))
+
+
+# Keys, items and slots that were not there
+
+
+def excused(read: Callable[[Any], Any], **attributes: Any) -> Plain:
+    """A cell that reads something, and goes on where it is not there."""
+
+    def after(self, h):
+        try:
+            return h * read(self)
+        except (KeyError, IndexError, AttributeError):
+            return h * 0.5
+
+    return cell(after, **attributes)
+
+
+@change
+def key_that_was_not_there():
+    c = excused(lambda s: s.gains["gain"], gains={"other": 1.0})
+    return c, lambda: c.gains.update(gain=0.1)
+
+
+@change
+def key_that_was_not_there_in_a_global():
+    SETTINGS.pop("missing", None)
+    c = excused(lambda s: SETTINGS["missing"])
+    afterwards(SETTINGS.pop, "missing", None)
+    return c, lambda: SETTINGS.update(missing=0.1)
+
+
+@change
+def key_that_was_not_there_deep_inside():
+    c = excused(lambda s: s.gains["a"][1]["gain"], gains={"a": [{}, {}]})
+    return c, lambda: c.gains["a"][1].update(gain=0.1)
+
+
+@change
+def key_that_was_not_there_in_a_subclass():
+    c = excused(lambda s: s.gains["gain"], gains=type("Gains", (dict,), {})())
+    return c, lambda: c.gains.update(gain=0.1)
+
+
+@change
+def key_that_was_not_there_in_an_ordered_dict():
+    c = excused(lambda s: s.gains["gain"], gains=collections.OrderedDict())
+    return c, lambda: c.gains.update(gain=0.1)
+
+
+@change
+def key_that_was_not_there_in_a_user_dict():
+    c = excused(lambda s: s.gains["gain"], gains=collections.UserDict())
+    return c, lambda: c.gains.update(gain=0.1)
+
+
+@change
+def key_that_was_not_there_behind_a_proxy():
+    inside = {}
+    c = excused(lambda s: s.gains["gain"], gains=types.MappingProxyType(inside))
+    return c, lambda: inside.update(gain=0.1)
+
+
+@change
+def key_that_appears_in_front():
+    front = {}
+    c = cell(lambda s, h: h * s.gains["gain"], gains=collections.ChainMap(front, {"gain": 0.5}))
+    return c, lambda: front.update(gain=0.1)
+
+
+@change
+def key_that_was_counted():
+    c = cell(lambda s, h: h * (s.counts["steps"] + 1), counts=collections.Counter())
+    return c, lambda: c.counts.update(["steps"])
+
+
+@change
+def key_that_is_missed():
+    kind = type("Kind", (dict,), {"__missing__": lambda self, key: 0.5})
+    c = cell(lambda s, h: h * s.gains["gain"], gains=kind())
+    return c, lambda: c.gains.update(gain=0.1)
+
+
+@change
+def key_that_was_not_there_in_a_module_dict():
+    c = excused(lambda s: s.inside["gain"].scale, inside=nn.ModuleDict())
+    return c, lambda: c.inside.update({"gain": cell(lambda s, h: h, scale=0.1)})
+
+
+@change
+def key_that_was_not_there_in_a_parameter_dict():
+    c = excused(lambda s: s.gains["gain"], gains=nn.ParameterDict())
+    return c, lambda: c.gains.update({"gain": nn.Parameter(torch.full((SIZE,), 0.1).double())})
+
+
+@change
+def key_that_was_looked_for_among_keys():
+    c = cell(lambda s, h: h * (0.5 if "gain" in list(s.gains.keys()) else 0.1), gains={})
+    return c, lambda: c.gains.update(gain=1)
+
+
+@change
+def item_that_was_not_there():
+    c = excused(lambda s: s.gains[1], gains=[0.5])
+    return c, lambda: c.gains.append(0.1)
+
+
+@change
+def item_that_was_not_there_in_a_deque():
+    c = excused(lambda s: s.gains[1], gains=collections.deque([0.5]))
+    return c, lambda: c.gains.append(0.1)
+
+
+@change
+def slot_that_was_empty():
+    config = Slotted.__new__(Slotted)
+    c = excused(lambda s: s.config.scale, config=config)
+    return c, lambda: setattr(config, "scale", 0.1)
+
+
+@change
+def slot_of_an_own_name_that_was_empty():
+    class Kind:
+        __slots__ = ("__gain",)
+
+        def read(self):
+            return self.__gain
+
+        def fill(self):
+            self.__gain = 0.1
+
+    config = Kind()
+    return excused(lambda s: s.config.read(), config=config), config.fill
+
+
+@change
+def attribute_of_a_function_that_was_not_there():
+    def scaled(h):
+        return h
+
+    c = excused(lambda s: scaled.gain)
+    return c, lambda: setattr(scaled, "gain", 0.1)
+
+
+@change
+def attribute_of_a_class_that_was_not_there():
+    kind = type("Kind", (), {})
+    c = excused(lambda s: s.item.gain, item=kind())
+    return c, lambda: setattr(kind, "gain", 0.1)
+
+
+@change
+def member_of_an_enum_that_was_looked_for():
+    c = cell(lambda s, h: h * (0.5 if s.mode in s.modes else 0.1), mode=Mode.HALF, modes={Mode.HALF})
+    return c, lambda: c.modes.clear()
+
+
+@change
+def key_becomes_a_truth():
+    c = cell(lambda s, h: h * (0.5 if isinstance(next(iter(s.gains)), bool) else 0.1), gains={1: 0})
+    return c, lambda: (c.gains.clear(), c.gains.update({True: 0}))
+
+
+@change
+def element_becomes_a_truth():
+    c = cell(lambda s, h: h * (0.5 if isinstance(next(iter(s.flags)), bool) else 0.1), flags={1})
+    return c, lambda: setattr(c, "flags", {True})
+
+
+# What belongs to the process, and what functions of Python's own library read
+
+
+def environment(read: Callable[[], str]) -> Any:
+    os.environ.pop("HIDDENSTATE_TESTED", None)
+    c = cell(lambda s, h: h * float(read()))
+    afterwards(os.environ.pop, "HIDDENSTATE_TESTED", None)
+    return c, lambda: os.environ.update(HIDDENSTATE_TESTED="0.1")
+
+
+@change
+def environment_that_was_not_set():
+    return environment(lambda: os.environ.get("HIDDENSTATE_TESTED", "0.5"))
+
+
+@change
+def environment_by_a_function():
+    return environment(lambda: os.getenv("HIDDENSTATE_TESTED", "0.5"))
+
+
+@change
+def environment_that_was_set():
+    c, set_it = environment(lambda: os.environ["HIDDENSTATE_TESTED"])
+    os.environ["HIDDENSTATE_TESTED"] = "0.5"
+    return c, set_it
+
+
+@change
+def environment_looked_into():
+    return environment(lambda: 0.1 if "HIDDENSTATE_TESTED" in os.environ else 0.5)
+
+
+@change
+def limit_of_recursion():
+    limit = sys.getrecursionlimit()
+    c = cell(lambda s, h: h * (sys.getrecursionlimit() / limit))
+    afterwards(sys.setrecursionlimit, limit)
+    return c, lambda: sys.setrecursionlimit(limit + 500)
+
+
+@change
+def module_imported_in_the_step():
+    module_named("changes_imported", "gain = 0.5")
+
+    def after(self, h):
+        import changes_imported  # type: ignore[import-not-found]
+
+        return h * changes_imported.gain
+
+    return cell(after), lambda: module_named("changes_imported", "gain = 0.1")
+
+
+@change
+def name_imported_in_the_step():
+    module_named("changes_imported_from", "gain = 0.5")
+
+    def after(self, h):
+        from changes_imported_from import gain  # type: ignore[import-not-found]
+
+        return h * gain
+
+    return cell(after), lambda: module_named("changes_imported_from", "gain = 0.1")
+
+
+@change
+def module_imported_twice_and_written_after():
+    module_named("changes_imported_twice", "gain = 0.5")
+
+    def after(self, h):
+        import changes_imported_twice  # type: ignore[import-not-found]
+
+        return h * changes_imported_twice.gain
+
+    module_named("changes_imported_twice", "gain = 0.5")
+    return cell(after), lambda: setattr(sys.modules["changes_imported_twice"], "gain", 0.1)
+
+
+@change
+def module_looked_up_by_name():
+    module_named("changes_looked_up", "gain = 0.5")
+    c = cell(lambda s, h: h * sys.modules["changes_looked_up"].gain)
+    return c, lambda: module_named("changes_looked_up", "gain = 0.1")
+
+
+@change
+def global_that_a_function_of_python_reads():
+    before = calendar.firstweekday()
+    c = cell(lambda s, h: h * (calendar.firstweekday() + 1))
+    afterwards(calendar.setfirstweekday, before)
+    return c, lambda: calendar.setfirstweekday(3)
+
+
+@change
+def global_of_a_module_with_a_name_of_pythons():
+    before = sys.modules.get("this")
+
+    def restore():
+        sys.modules.pop("this", None)
+        if before is not None:
+            sys.modules["this"] = before
+
+    module = module_named("this", "gain = 0.5\ndef scaled(h):\n    return h * gain\n")
+    c = cell(lambda s, h: module.scaled(h))
+    afterwards(restore)
+    return c, lambda: setattr(module, "gain", 0.1)
+
+
+@change
+def cached_function_of_a_global():
+    read = functools.lru_cache(lambda: SETTINGS["scale"])
+    SETTINGS["scale"] = 0.5
+    c = cell(lambda s, h: h * read())
+    afterwards(SETTINGS.update, scale=0.5)
+    return c, lambda: (SETTINGS.update(scale=0.1), read.cache_clear())
+
+
+@change
+def builtin_replaced():
+    before = builtins.divmod
+    c = cell(lambda s, h: h * (1 + divmod(7, 2)[0]))
+    afterwards(setattr, builtins, "divmod", before)
+    return c, lambda: setattr(builtins, "divmod", lambda one, other: (0, 0))
+
+
+@change
+def deterministic_algorithms():
+    c = cell(lambda s, h: h * (0.1 if torch.are_deterministic_algorithms_enabled() else 0.5))
+    afterwards(torch.use_deterministic_algorithms, False)
+    return c, lambda: torch.use_deterministic_algorithms(True)
+
+
+@change
+def annotation_of_a_function():
+    def scaled(h):
+        return h
+
+    scaled.__annotations__["h"] = 0.5
+    c = cell(lambda s, h: h * scaled.__annotations__["h"])
+    return c, lambda: scaled.__annotations__.update(h=0.1)
+
+
+@change
+def name_of_a_class():
+    kind = type("Half", (Object,), {})
+    c = cell(lambda s, h: h * (0.5 if type(s.config).__name__ == "Half" else 0.1), config=kind())
+    return c, lambda: setattr(kind, "__name__", "Other")
+
+
+@change
+def attribute_of_a_thread():
+    local = threading.local()
+    local.gain = 0.5
+    c = cell(lambda s, h: h * s.local.gain, local=local)
+    return c, lambda: setattr(local, "gain", 0.1)
+
+
+@change
+def object_behind_a_weak_reference():
+    config = Object(0.5)
+    c = cell(lambda s, h: h * s.config().scale, config=weakref.ref(config))
+    return c, lambda config=config: setattr(config, "scale", 0.1)
+
+
+@change
+def names_of_children():
+    c = cell(lambda s, h: h * (0.5 if "more" in dict(s.named_children()) else 0.1))
+    return c, lambda: c.add_module("more", nn.Tanh())
+
+
+@change
+def attributes_of_an_object_listed():
+    c = cell(lambda s, h: h * len(vars(s.config)), config=Object())
+    return c, lambda: setattr(c.config, "more", 1)
+
+
+@change
+def method_bound_to_another():
+    one, other = Object(0.5), Object(0.1)
+    c = cell(lambda s, h: s.act(h), act=one.times)
+    return c, lambda: setattr(c, "act", other.times)
+
+
+@change
+def arguments_of_a_partial_function():
+    inside = [0.5]
+    c = cell(lambda s, h: s.act(h), act=functools.partial(lambda scales, h: h * scales[0], inside))
+    return c, lambda: inside.__setitem__(0, 0.1)
+
+
+@change
+def item_of_a_dict_by_an_object():
+    key = Object()
+    c = cell(lambda s, h: h * s.gains.get(s.key, 0.5), gains={}, key=key)
+    return c, lambda: c.gains.update({key: 0.1})
+
+
+@change
+def default_device():
+    c = cell(lambda s, h: h * (0.5 if torch.get_default_device().type == "cpu" else 0.1))
+    afterwards(torch.set_default_device, None)
+    return c, lambda: torch.set_default_device("meta")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -56,6 +57,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self._files: dict[int, bytes] = {}  # exported ones, by the id of what stands in them
+        self.marks: list[Event] = []  # what was done to the whole store in this round: copied, set back
 
     def any_of_them(self, chance: random.Random) -> Any:
         """Return an engine, or a client of a server."""
@@ -129,6 +131,7 @@ def _shuffled(names: list[str], chance: random.Random) -> Iterator[str]:
 
 def _round(fleet: Fleet, faults: Iterator[str], chance: random.Random, report: Report) -> None:
     families: dict[str, list[Event]] = defaultdict(list)
+    fleet.marks.clear()
     errors: list[BaseException] = []
     callers = [
         threading.Thread(
@@ -152,7 +155,7 @@ def _round(fleet: Fleet, faults: Iterator[str], chance: random.Random, report: R
     for events in families.values():
         report.outcomes.update("unknown" if e.outcome is UNKNOWN else e.action.kind for e in events)
         report.outcomes.update(f"-> {e.outcome}" for e in events if e.outcome in ("lost", "gap", "failed", "exists"))
-        report.orders += explain(events, Rules())
+        report.orders += explain([*events, *fleet.marks], Rules())
 
 
 def _call(fleet: Fleet, family: str, chance: random.Random, events: list[Event], errors: list[BaseException]) -> None:
@@ -212,7 +215,9 @@ def _outcome(fleet: Fleet, action: Action, chance: random.Random) -> Any:
         return "lost"
     except SessionExists:
         return "exists"
-    except SequenceGap:
+    except SequenceGap as error:
+        if action.seq is None and "set back to an older copy" in str(error):
+            return REFUSED  # which is told once
         return "gap"
     except ModelFailed:
         return "failed"
@@ -242,8 +247,10 @@ def _flattened(file: bytes) -> tuple[int, int, Tensor]:
 class EngineFleet(Fleet):
     """Engines of this process on one store that fails at random, with room for few sessions in memory."""
 
-    def __init__(self, address: str, *, engines: int = 1) -> None:
+    def __init__(self, address: str, *, engines: int = 1, disk: Path | None = None) -> None:
+        """With `disk`, a small file system that the store is on, that is filled as well."""
         super().__init__()
+        self._disk = disk
         self._address = address
         self._trouble = self._skew = self._stalled = 0.0
         self._stores = random.Random(0)
@@ -260,6 +267,12 @@ class EngineFleet(Fleet):
         }
         if not address.startswith("memory"):
             self.faults["an engine restarts"] = self._restart
+        if address.startswith("sqlite"):
+            self._path = Path(address.removeprefix("sqlite:///"))
+            self._kept = self._path.with_name("kept.db")
+            self.faults["the file is set back"] = self._set_back
+        if disk is not None:
+            self.faults["the disk is full"] = self._fill
 
     def close(self) -> None:
         for engine in self._engines:
@@ -310,6 +323,37 @@ class EngineFleet(Fleet):
 
     def _jump(self, chance: random.Random) -> None:
         self._skew += chance.uniform(-86_400, 86_400)
+
+    def _set_back(self, chance: random.Random) -> None:
+        """Put a copy in the place of the file, now and then, and make another one."""
+        if self._kept.exists() and chance.random() < 0.5:
+            with self._marked("set back"):
+                os.replace(self._kept, self._path)
+                for end in ("-shm", "-wal"):
+                    with suppress(FileNotFoundError):
+                        os.remove(f"{self._path}{end}")
+        else:
+            self._kept.unlink(missing_ok=True)
+            with self._marked("copy"):
+                copies = [sqlite3.connect(path, timeout=10) for path in (self._path, self._kept)]
+                copies[0].backup(copies[1])
+                for copy in copies:
+                    copy.close()
+
+    @contextmanager
+    def _marked(self, kind: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.marks.append(Event(Action(kind, ""), began, time.monotonic(), "done"))
+
+    def _fill(self, chance: random.Random) -> None:
+        assert self._disk is not None
+        junk = self._disk / "junk"
+        with suppress(OSError), open(junk, "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        let_pass(0.1 * chance.random())
+        junk.unlink()
 
     def _stall(self, chance: random.Random) -> None:
         self._stalled = chance.choice([0.01, 0.12])  # a lease is shorter than the latter

@@ -65,7 +65,6 @@ COVERED_ELSEWHERE = {
     "diagnosis/rules/hs502_exploding_gradient.py": "diagnosis/test_rules.py",
     "diagnosis/rules/hs503_no_gradient.py": "diagnosis/test_rules.py",
     "diagnosis/rules/hs504_not_in_optimizer.py": "diagnosis/test_rules.py",
-    "unrolling/building.py": "unrolling/test_scheduled.py",
     "unrolling/cache.py": "unrolling/test_fast.py",
     "unrolling/engines.py": "unrolling/test_checks.py",
     "unrolling/explain.py": "unrolling/test_fast.py",

@@ -20,6 +20,7 @@ from tests.support.models import Deep
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 UNKNOWN: Any = "unknown"  # in place of an outcome: it may have taken place
+_COPY = "\0copy"  # in place of a session: what the store's copy has of the family
 _MOST = 100_000  # steps of a search, after which it is given up
 
 
@@ -27,7 +28,7 @@ _MOST = 100_000  # steps of a search, after which it is given up
 class Action:
     """What a caller asks."""
 
-    kind: str  # open, push, reset, close, fork, info, export or import
+    kind: str  # open, push, reset, close, fork, info, export or import; copy or set back, of the whole store
     session: str
     x: Tensor | None = None  # (steps, feature)
     seq: int | None = None
@@ -123,6 +124,13 @@ class Rules:
     def apply(self, family: Family, action: Action) -> tuple[Family, Any]:
         """Return the sessions after an action, and its answer."""
         sessions = dict(family)
+        if action.kind == "copy":
+            sessions.pop(_COPY, None)
+            sessions[_COPY] = tuple(sessions.items())
+            return tuple(sorted(sessions.items())), "done"
+        if action.kind == "set back":
+            copy = dict(family).get(_COPY, ())  # none: it was made before these sessions began
+            return tuple(sorted([*copy, *([(_COPY, copy)] if _COPY in sessions else [])])), "done"
         own = sessions.get(action.session)
         if action.kind == "open":
             if own is not None:
@@ -229,7 +237,7 @@ def _same(answer: Any, outcome: Any) -> bool:
 
 def _told(history: Sequence[Event], done: int, family: Family, *, rules: Rules) -> str:
     lines = [f"no order of {len(history)} events explains what was answered. One comes as far as:"]
-    lines += [f"  {name}: input {own.seq}, {own.steps} steps" for name, own in family]
+    lines += [f"  {name}: input {own.seq}, {own.steps} steps" for name, own in family if name != _COPY]
     lines.append("and then, of all that may come next, nothing fits:")
     for place in _may_be_next(history, done):
         answer = rules.apply(family, history[place].action)[1]

@@ -40,6 +40,7 @@ _OPTIONAL = {
     "_flat_weights_names": "torch.nn.LSTM(1, 1)._flat_weights_names",
 }
 _LATE = {
+    "_import_module": "__import__('torch._dynamo')._dynamo.symbolic_convert._import_module",
     "_stance": "__import__('torch._dynamo')._dynamo.eval_frame._stance",
     "_torchdynamo_disable": "torch.compiler.disable(lambda: None)._torchdynamo_disable",
 }
@@ -67,6 +68,7 @@ _KNOWN = {
     "_buffers": "torch.nn.Linear(1, 1)._buffers",
     "_cdata": "torch.zeros(1).untyped_storage()._cdata",
     "_asdict": "__import__('collections').namedtuple('Pair', 'a b')._asdict",
+    "_base": "torch.zeros(2)[:1]._base",
     "_fields": "__import__('collections').namedtuple('Pair', 'a b')._fields",
     "_forward_hooks": "torch.nn.Linear(1, 1)._forward_hooks",
     "_forward_pre_hooks": "torch.nn.Linear(1, 1)._forward_pre_hooks",

@@ -56,15 +56,52 @@ class LeakyAdapter(Adapter):
         return (args[0] if args else kwargs["sequence"]).shape[1], True
 
 
+class LeakyByName(Leaky):
+    """Takes its memory by name alone."""
+
+    def forward(self, sequence: Tensor, *, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return super().forward(sequence, memory)
+
+
+class LeakyMasked(Leaky):
+    """Takes its memory after something else."""
+
+    def forward(
+        self, sequence: Tensor, mask: Tensor | None = None, memory: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return super().forward(sequence if mask is None else sequence * mask, memory)
+
+
+class LeakyOdd(Leaky):
+    """Calls its memory so that nobody knows it by its name."""
+
+    def forward(self, sequence: Tensor, *, leak: float = 0.7, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return super().forward(sequence, kept)
+
+
+class OddAdapter(LeakyAdapter):
+    """Says where the memory goes."""
+
+    def given(self, module, args, kwargs):
+        return kwargs.get("kept")
+
+    def give(self, module, args, kwargs, native):
+        return args, {**kwargs, "kept": native}
+
+
+LEAKY = (Leaky, LeakyByName, LeakyMasked, LeakyOdd)
+
+
 class Reader(nn.Module):
     """A model around it."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[Leaky] = Leaky) -> None:
         super().__init__()
-        self.leaky = Leaky(3, 4)
+        self.leaky = kind(3, 4)
 
     def forward(self, sequence: Tensor) -> Tensor:
         return self.leaky(sequence=sequence)[0]
 
 
 hs.register(Leaky, LeakyAdapter())
+hs.register(LeakyOdd, OddAdapter())

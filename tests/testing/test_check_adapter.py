@@ -11,7 +11,7 @@ from hiddenstate.cells import Spec, as_layer
 from hiddenstate.errors import BadInput, LawBroken
 from hiddenstate.testing import check_adapter
 from tests.support.cells import CELLS
-from tests.support.registered import Leaky, LeakyAdapter
+from tests.support.registered import LEAKY, Leaky, LeakyAdapter
 
 TORCHS = {
     "rnn": (nn.RNN, {}),
@@ -53,8 +53,9 @@ def test_the_adapter_of_stacks_keeps_the_laws():
     check_adapter(hs.Recurrent, adapter_of(make()), make=make)
 
 
-def test_an_adapter_that_somebody_registered_keeps_the_laws():
-    check_adapter(Leaky, LeakyAdapter(), make=lambda: Leaky(3, 4))
+@pytest.mark.parametrize("kind", LEAKY)
+def test_an_adapter_that_somebody_registered_keeps_the_laws(kind):
+    check_adapter(kind, adapter_of(kind(3, 4)), make=lambda: kind(3, 4))
 
 
 class NoSizes(LeakyAdapter):
@@ -75,6 +76,11 @@ class OneRow(LeakyAdapter):
 class OtherRows(LeakyAdapter):
     def rows(self, module, args, kwargs):
         return args[0].shape[0], True
+
+
+class ByPosition(LeakyAdapter):
+    def rows(self, module, args, kwargs):
+        return args[0].shape[1], True
 
 
 class Losing(LeakyAdapter):
@@ -129,6 +135,11 @@ BROKEN = {
     "counted": (Leaky, OtherRows, r"the rows of a call are counted. An input .*gave \(5, True\), not \(3, True\)"),
     "given": (Leaky, Losing, r"is found in it.*None was found in a call with 1 arguments"),
     "none given": (Leaky, Seeing, r"none where there is none. A state was found in a call that had none"),
+    "named": (
+        Leaky,
+        ByPosition,
+        r"whose input is named.*A call with sequence=x cannot be read: IndexError: tuple index",
+    ),
     "join": (Leaky, Turned, r"split takes apart what join puts together. h differs by up to"),
     "back": (Leaky, Scaling, r"goes to names and back as it was. h differs by up to 1"),
     "names": (Leaky, Renaming, r"goes to names and back.*memory with 3 rows were expected, and State\(h"),

@@ -368,6 +368,23 @@ def test_cells_and_layers_that_were_not_called_are_named():
     ]
 
 
+def test_a_model_with_cells_alone_is_told_that_nothing_is_done():
+    with hs.accelerate(nn.ModuleList([nn.LSTMCell(3, 4), hs.Recurrent(nn.GRUCell, 3, 4)])) as faster:
+        pass
+    assert str(faster).splitlines() == [
+        "0: LSTMCell, left alone: a cell, which a loop steps",
+        "1: Recurrent, left alone: an hs.Recurrent, which the fast engine runs by itself (hs.explain)",
+    ]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_state_that_torch_refuses_is_refused_by_torch(always_ours, kind):
+    layer, h = kind(3, 4), torch.zeros(1, 1, 4)
+    with hs.accelerate(layer) as faster, pytest.raises(RuntimeError, match=r"unbatched 2-D input, hx .*2-D"):
+        layer(torch.randn(8, 3), (h, h) if kind is nn.LSTM else h)
+    assert "which torch refuses" in faster.explain()
+
+
 def test_a_model_without_a_fused_layer_is_refused_with_a_way_out():
     with pytest.raises(NotRecurrent, match=r"Linear has no nn\.RNN, nn\.LSTM or nn\.GRU.*hs\.Recurrent"):
         front(nn.Linear(2, 2))

@@ -1,12 +1,86 @@
 """What tracing takes apart gives what the whole gives, at the edges of its numbers too."""
 
+import warnings
+from contextlib import suppress
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from hiddenstate.unrolling.decompositions import decompositions
-from tests.support.operation_sweep import EDGES
+from tests.support.operation_sweep import EDGES, FLOATS, HALVES, difference
+
+PRECISION = {torch.float32: 4e-6, torch.float64: 1e-8, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+DRAWN = {"rrelu", "gumbel_softmax", "bernoulli", "poisson", "empty_like", "rand_like", "randn_like", "normal"}
+APART = {
+    "gelu": "torch has code of its own for whole registers, which is off by 1e-4 and has no number at infinity",
+    "prod": "torch goes another way where there are zeros, and finds a slope beside what is no number",
+    "fbgemm_pack_gemm_matrix_fp16": "it packs memory",
+    "from_dlpack": "it shares memory",
+}
+
+
+def functions_of_one():
+    """Everything in torch that makes one tensor of one, by name: what comes anew with a version is swept too."""
+    x = torch.tensor(EDGES[torch.float32]).repeat(2, 1)
+    found = {}
+    for part in (torch, torch.special, F):
+        for name in dir(part):
+            function = getattr(part, name)
+            taken = {*DRAWN, *APART, *found}
+            if name.startswith("_") or name.endswith("_") or "dropout" in name or name in taken:
+                continue
+            # Operations alone: torch.set_printoptions and its like take a tensor too, and change the process.
+            operation = part is not torch or hasattr(torch._C._VariableFunctions, name)
+            if operation and callable(function) and not isinstance(function, type):
+                with warnings.catch_warnings(), suppress(Exception):
+                    warnings.simplefilter("ignore")
+                    if isinstance(function(x.clone()), torch.Tensor):
+                        found[name] = function
+    return found
+
+
+OF_ONE = functions_of_one()
+FEW = ["elu", "selu", "celu", "hardtanh", "relu6", "hardswish", "softplus", "silu", "layer_norm", "amax", "log_softmax"]
+
+
+def value_and_slope(function):
+    def both(x):
+        x = x.detach().requires_grad_()
+        y = function(x)
+        if not y.requires_grad:
+            return [y]
+        return [y, *torch.autograd.grad(y, x, torch.full_like(y, 0.75))]
+
+    return both
+
+
+def check_function_of_one(name, dtype):
+    # As often as fills registers: for what is left over torch has other code, with other slopes at what is no number.
+    both, x = value_and_slope(OF_ONE[name]), torch.tensor(EDGES[dtype], dtype=dtype).repeat(64, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            theirs = both(x)
+            ours = make_fx(both, decomposition_table=decompositions(), tracing_mode="fake")(x)(x)
+        except (RuntimeError, NotImplementedError):  # torch has no such function of this dtype, or it cannot be traced
+            return
+    for one, other in zip(ours, theirs, strict=True):
+        assert difference(one, other, PRECISION[dtype]) == ""
+
+
+@pytest.mark.parametrize("name", [name for name in FEW if name in OF_ONE])
+def test_a_function_of_one_tensor_is_torchs_at_the_edges_of_its_numbers(name):
+    check_function_of_one(name, torch.float32)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [*FLOATS, *HALVES], ids=str)
+@pytest.mark.parametrize("name", OF_ONE)
+def test_every_function_of_one_tensor_is_torchs_at_the_edges_of_its_numbers(name, dtype):
+    check_function_of_one(name, dtype)
+
 
 NUMBERS = [1.0, -1.5, 2, 0.3, -0.0, float("inf"), float("nan")]
 TAKEN_APART = {

@@ -550,3 +550,17 @@ def test_a_cell_that_reads_its_output_twice_is_summed_right():
             return torch.cat([out, F.softmax(out, -1)], -1), hidden
 
     both_ways(Heads().double(), torch.randn(2, 4, INPUT, dtype=torch.float64))
+
+
+def test_a_state_that_is_not_the_second_argument_keeps_a_cell_in_the_loop():
+    class Masked(TanhCell):
+        def forward(self, x, mask=None, state=None):
+            state = super().forward(x, state)
+            return state if mask is None else state * mask
+
+    cell, x = Masked(), torch.randn(2, 4, INPUT)
+    with pytest.raises(Untraceable, match="its state is not its second argument"):
+        hs.unroll(cell, x, engine="fast")
+    plain = TanhCell()
+    plain.load_state_dict(cell.state_dict())
+    assert torch.equal(hs.unroll(cell, x, engine="loop")[0], hs.unroll(plain, x, engine="loop")[0])

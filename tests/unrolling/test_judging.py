@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 
+import hiddenstate as hs
 from hiddenstate.errors import Untraceable
 from hiddenstate.unrolling.judging import agree as judged
+from hiddenstate.unrolling.native import operations, products
+from tests.support.changes import SIZE, Plain
 from tests.support.random_cells import difference, random_case, with_other_rows
 
 LARGE = torch.linspace(-1, 1, 50)
@@ -35,6 +39,52 @@ def test_infinity_and_nan_may_be_right_where_both_have_them():
         agree(odd.nan_to_num(), odd)
     with pytest.raises(Untraceable, match="other numbers"):
         agree(-odd, odd)
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("number", [0.0, 1.0, -1.0, 3.4e38, -3.4e38])
+def test_no_number_passes_for_infinity_or_for_what_is_none(number, odd):
+    with pytest.raises(Untraceable, match="other numbers"):
+        agree(torch.full((5,), number), torch.full((5,), odd))
+    with pytest.raises(Untraceable, match="other numbers"):
+        agree(torch.full((5,), odd), torch.full((5,), number))
+
+
+WRONG = {  # at one kind of number alone: what is none, what has no end, and what is almost so
+    "what is no number": "({0} > 0 ? {0} : 0)",
+    "infinity": "({0} > 3e38 ? 7 : {0} < 0 ? 0 : {0})",
+    "large numbers": "({0} > 1e20 ? 1e20 : {0} < 0 ? 0 : {0})",
+}
+
+
+@pytest.mark.skipif(not products.addresses(), reason="there is no C compiler")
+@pytest.mark.parametrize("name", WRONG)
+def test_code_that_is_wrong_at_an_edge_of_its_numbers_alone_is_not_run(monkeypatch, name):
+    monkeypatch.setitem(operations.POINTWISE, torch.ops.aten.relu.default, lambda t, a: WRONG[name].format(a))
+    cell = type("Cell", (Plain,), {"forward": lambda self, x, h: torch.relu(self.inner(x) + self.recurrent(h))})()
+    told = hs.explain(cell, torch.randn(3, 5, SIZE, dtype=torch.float64))
+    assert told.fast
+    assert "because its schedule gives other numbers than the plain loop" in told.compiled
+
+
+def test_a_gradient_that_one_output_alone_does_not_reach_is_judged_by_that_output():
+    class Signs(nn.Module):
+        hidden_size = SIZE
+
+        def __init__(self):
+            super().__init__()
+            self.inner, self.start = nn.Linear(SIZE, SIZE), nn.Parameter(torch.randn(SIZE))
+
+        def initial_state(self, batch):
+            return self.start.expand(batch, -1), self.start.expand(batch, -1)
+
+        def forward(self, x, state):
+            h, c = state
+            h = torch.tanh(self.inner(x) + torch.sgn(c))  # whose slope torch gives as zeros
+            return h, (h, torch.tanh(c + h))
+
+    with pytest.raises(Untraceable, match="its schedule reaches other tensors by a gradient than the plain loop"):
+        hs.unroll(Signs(), torch.randn(3, 5, SIZE), engine="fast")
 
 
 def test_other_dtypes_and_whole_numbers_are_differences():

@@ -3,6 +3,8 @@
 import copy
 import gc
 import pickle
+import re
+import warnings
 
 import pytest
 import torch
@@ -13,7 +15,13 @@ from hiddenstate.cells import as_layer
 from hiddenstate.errors import Untraceable
 from hiddenstate.unrolling.reading import StepReader
 from tests.support.cells import INPUT, LayerNormLSTMCell, TanhCell
-from tests.support.changes import CHANGES, SIZE
+from tests.support.changes import CHANGES, SIZE, Plain, stopping, undo
+
+
+@pytest.fixture(autouse=True)
+def _undone():
+    yield
+    undo()
 
 
 def outcome(cell, x, engine):
@@ -54,7 +62,9 @@ def check_change(name):
 # One of each kind; all of them are tried by `make test-long`.
 FEW = ["nested object", "numpy array", "method replaced on the class", "closure cell", "bias moves"]
 FEW += ["zero turns negative in a tuple", "identities of classes used again", "attribute that was not there"]
-FEW += ["class in a closure replaced", "bases of a class"]
+FEW += ["class in a closure replaced", "bases of a class", "size of a tensor", "ratio of sizes"]
+FEW += ["key that was not there", "key that appears in front", "slot that was empty", "environment by a function"]
+FEW += ["module imported in the step", "limit of recursion", "global of a module with a name of pythons"]
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -122,6 +132,79 @@ def test_a_step_that_changes_anything_outside_itself_is_refused_and_not_run():
     with pytest.raises(Untraceable, match=r"changes something outside itself"):
         hs.unroll(cell, x, engine="fast")
     assert len(seen) == told
+
+
+def stopping_in_torch(cell, h):
+    torch._assert_async((h.abs() < 0.95).all())
+    return h
+
+
+def stopping_in_a_function(cell, h):
+    return stopping(cell, h) * 2
+
+
+def hooked(cell, h):
+    h.register_hook(lambda grad: grad * 2)
+    return h * 1
+
+
+def without_gradients_from_now_on(cell, h):
+    torch.set_grad_enabled(False)
+    return h * 2
+
+
+def while_compiled(cell, h):
+    return h * 2 if torch.compiler.is_compiling() else h
+
+
+def scaled_and_divided(cell, h):
+    return torch.addcdiv(h, h, h + 2, value=0.5)
+
+
+REFUSED = {
+    stopping: "it checks values at every step, as assert does",
+    stopping_in_torch: "it checks values at every step, as assert does",
+    stopping_in_a_function: "it checks values at every step, as assert does",
+    hooked: "it puts a hook on a tensor at every step",
+    without_gradients_from_now_on: "it leaves gradients switched on or off",
+    while_compiled: "its Python code asks for 'is_compiling' which is answered otherwise while it is read",
+    scaled_and_divided: "its Python code asks for 'addcdiv' which torch's tracer computes in another order",
+}
+
+
+@pytest.mark.parametrize("after", REFUSED, ids=lambda after: after.__name__)
+def test_what_no_value_depends_on_or_changes_from_step_to_step_is_refused_by_name(after):
+    cell = type("Cell", (Plain,), {"after": after})()
+    with pytest.raises(Untraceable, match=f"because {re.escape(REFUSED[after])}"):
+        hs.unroll(cell, torch.randn(2, 3, SIZE, dtype=torch.float64), engine="fast")
+    assert torch.is_grad_enabled()
+
+
+def test_an_assertion_that_fails_later_is_raised_by_the_default_engine():
+    cell = type("Cell", (Plain,), {"after": stopping})()
+    x = torch.randn(2, 8, SIZE, dtype=torch.float64)
+    for _ in range(20):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", hs.errors.UnrollWarning)
+            hs.unroll(cell, x * 0.01)
+    with pytest.raises(AssertionError, match="diverged"):
+        hs.unroll(cell, x * 100)
+
+
+def test_how_an_input_lies_in_memory_is_no_number_to_compute_with():
+    class Cell(Plain):
+        def forward(self, x, h):
+            return torch.tanh(self.inner(x) + h) / x.stride(0)
+
+    with pytest.raises(Untraceable, match="computes with how its input or state lies in memory"):
+        hs.unroll(Cell(), torch.randn(2, 3, SIZE, dtype=torch.float64), engine="fast")
+
+
+def test_nothing_is_left_behind_that_keeps_a_weight_from_being_swapped():
+    cell, x = nn.GRUCell(INPUT, 4), torch.randn(2, 5, INPUT)
+    hs.unroll(cell, x, engine="fast")
+    torch.utils.swap_tensors(cell.weight_hh, nn.Parameter(torch.zeros(12, 4)))
+    torch.testing.assert_close(hs.unroll(cell, x, engine="fast")[0], hs.unroll(cell, x, engine="loop")[0])
 
 
 def test_where_torchs_compiler_is_told_to_stand_aside_the_loop_runs():

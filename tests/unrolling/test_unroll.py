@@ -289,8 +289,7 @@ def test_a_cell_of_which_nothing_is_known_runs_from_a_given_state():
     other = Bare()
     other.load_state_dict(cell.state_dict())
     assert torch.equal(unroll(other, x, hs.State({"h": zeros}))[1]["h"], state["h"])
-    with pytest.raises(NotRecurrent, match=r"neither initial_state\(batch\) nor hidden_size.*or hand a state in"):
-        unroll(Bare(), torch.randn(2, 3, 3))
+    assert torch.equal(unroll(other, x)[0], out)  # by a trial, its state is known without one
 
 
 def test_an_output_that_is_a_part_with_rows_elsewhere_gets_its_rows_first():
@@ -314,6 +313,15 @@ def test_an_output_that_is_no_tensor_of_rows_is_refused():
 
     with pytest.raises(NotRecurrent, match=r"Chatty returned an output that is dict for 2 rows.*torch\.cat"):
         unroll(Chatty(), torch.randn(2, 3, INPUT))
+
+
+@pytest.mark.parametrize("engine", ["loop", "auto"])
+@pytest.mark.parametrize("cell", [TanhCell(), nn.LSTMCell(INPUT, 4)], ids=["own", "torch's"])
+def test_an_input_of_another_width_is_explained_when_the_cell_fails(cell, engine):
+    with pytest.raises(BadInput, match=rf"each step has {INPUT + 1} features, but \w+ takes {INPUT}, and failed"):
+        unroll(cell, torch.randn(2, 5, INPUT + 1), engine=engine)
+    with pytest.raises(BadInput, match=r"Axis 1 has that many: it may be time, x\.transpose\(1, 2\)"):
+        unroll(cell, torch.randn(2, INPUT, INPUT + 4), engine=engine)
 
 
 def test_a_state_of_another_size_is_explained_when_the_cell_fails():

@@ -139,3 +139,24 @@ def test_a_packed_sequence_is_tried_without_its_own_graph():
     assert set(seen) == {(True, True, True)}
     layer(packed)[0].data.sum().backward()  # the user's own graph is whole
     assert all(row.grad is not None for row in rows)
+
+
+def test_what_was_left_open_is_not_kept_for_later_processes_and_measured_again(tmp_path):
+    known = Verdicts(tmp_path / "verdicts.json")
+    assert known.due(setting())
+    known.put(setting(), Verdict(ours=False, ratio=0.5, low=0.2, high=1.8))
+    assert Verdicts(tmp_path / "verdicts.json").get(setting()) is None
+    assert [call for call in range(1, 1000) if known.due(setting())] == [50, 500]
+    known.put(setting(), FASTER)
+    assert not any(known.due(setting()) for _ in range(1000))
+    assert Verdicts(tmp_path / "verdicts.json").get(setting()) == FASTER
+
+
+def test_without_a_home_verdicts_are_kept_in_memory(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(verdicts, "cache_folder", homeless)
+    monkeypatch.setattr(Verdicts, "_shared", None)
+    shared = Verdicts.shared()
+    assert shared.put(setting(), FASTER) is shared.get(setting())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from .attributes import (
     Way,
     attribute_holding,
     attributes_of,
+    checkpointed,
     copied,
     home,
     is_plain,
@@ -42,12 +44,14 @@ class AdoptedAttributes:
     maybe: list[Attribute] = field(default_factory=list)
     feeds: dict[Attribute, set[str]] = field(default_factory=dict)  # layers that are handed what an attribute holds
     from_none: set[str] = field(default_factory=set)  # layers that the model hands nothing at first
+    going_on: set[Attribute] = field(default_factory=set)  # what a forward may go on from
     replaced: bool = False  # something else is kept than what the last call left
     _labels: dict[str, dict[str, Attribute]] = field(default_factory=dict)  # by layer and part: module, and label in it
     _homes: dict[str, dict[Attribute, None]] = field(default_factory=dict)  # by layer
     _mirrors: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)  # by layer, part: layer, and its part
     _cut: set[tuple[str, str]] = field(default_factory=set)  # layers and parts that the model cuts from their graph
     begun_anew: dict[str, str] = field(default_factory=dict)  # what was taken for a state, and is cleared in every call
+    _rerun: set[Attribute] = field(default_factory=set)  # read or made under activation checkpointing
     _put_in: dict[str, State] = field(default_factory=dict)  # what this call was to begin with, by layer
     _first: dict[Attribute, Any] = field(default_factory=dict)  # what was there before any call
     _began: dict[Attribute, list[Tensor]] = field(default_factory=dict)  # what is there as a call begins
@@ -72,10 +76,20 @@ class AdoptedAttributes:
                 self._cut |= {
                     (layer.name, part) for part, values in found.live(layer).items() if _is_cut(values, labels[part])
                 }
-        maybe = found.seen.maybe if found.seen is not None else ()
-        places = [attribute_holding(modules[path], label) for path, label in maybe if path in modules]
-        self.maybe = list(dict.fromkeys(place for place in places if place is not None))
+        seen = found.seen
+        maybe = [attribute_holding(modules[at], label) for at, label in (seen.maybe if seen else ()) if at in modules]
+        self.maybe = list(dict.fromkeys(place for place in maybe if place is not None))
+        for told, known in ((seen.going_on, self.going_on), (seen.rerun, self._rerun)) if seen is not None else ():
+            held = [attribute_holding(modules[path], label) for path, label in told if path in modules]
+            known.update(place for place in held if place is not None)
+        self.refuse_rerun()
         return list(self.layers.values())
+
+    def refuse_rerun(self) -> None:
+        """Refuse a call with gradients of what activation checkpointing runs once more, on something else."""
+        places = [place for place in self._places() if place in self._rerun] if torch.is_grad_enabled() else []
+        if places:
+            raise checkpointed(type(places[0][0]).__name__, places[0][1])
 
     def _begins_anew(self, layer: Layer) -> bool:
         """Say whether a call did not start from what was put into its attributes: the model has cleared them first."""
@@ -97,6 +111,7 @@ class AdoptedAttributes:
 
         That is a method of the model's own, or the user by hand.
         """
+        self.refuse_rerun()
         changed = {place for place, left in self._left.items() if not unchanged(tensors_of(place), left)}
         if self.replaced and kept.states:
             changed = set()  # the carry was told last what to go on from
@@ -192,13 +207,14 @@ class AdoptedAttributes:
         """Let the next call begin where the last one that ended well did: this one has raised."""
         self.replaced, self._left, self._began = True, {}, {}
 
-    def save(self) -> tuple[Any, ...]:
-        """Return what calls of our own will change, for `load`."""
-        return self.replaced, dict(self._left), {place: set(names) for place, names in self.feeds.items()}
-
-    def load(self, saved: tuple[Any, ...]) -> None:
-        """Forget calls of our own."""
-        self.replaced, self._left, self.feeds = saved
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Forget calls of our own that are made inside."""
+        before = self.replaced, dict(self._left), {place: set(names) for place, names in self.feeds.items()}
+        try:
+            yield
+        finally:
+            self.replaced, self._left, self.feeds = before
 
     def holding(self, tensors: Iterable[Tensor]) -> Attribute | None:
         """Return the attribute in which one of these tensors lies."""
@@ -209,6 +225,10 @@ class AdoptedAttributes:
             if any(part.untyped_storage().data_ptr() in there for part in tensors_of(place)):
                 return place
         return None
+
+    def holds_for(self, layer: str) -> bool:
+        """Say whether something was there as the call began, where a layer is known to be handed it."""
+        return any(bool(self._began.get(place)) for place, names in self.feeds.items() if layer in names)
 
     def handing(self, tensors: Iterable[Tensor]) -> Attribute | None:
         """Return the attribute that held one of these tensors when the call began."""
@@ -233,6 +253,15 @@ class AdoptedAttributes:
                     f"its graph, so no gradient goes from this call back into the one before, although the graph is to "
                     f"be kept (detach=False, or tbptt with k2 > k1). Leave the detach out of its forward."
                 )
+
+    def refuse_fewer(self, layer: Layer, kept: int, rows: int) -> None:
+        """Refuse to let rows wait of what the model keeps itself: it reads all of it."""
+        if layer.name in self.layers:
+            parts, who = ", ".join(layer.spec.parts), type(layer.module).__name__
+            raise StateMismatch(
+                f"the input has {rows} rows, but {parts}, which {who} keeps itself, has {kept}: rows='first' cannot "
+                f"let the others wait there. Use drop_last=True, or carry.reset()."
+            )
 
     def start_of(self, layer: Layer, like: State) -> State:
         """Return what attributes held before any call, if they held it for as many rows."""

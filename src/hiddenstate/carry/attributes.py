@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..cells import attributes, plain_object
+from ..errors import CarryError
 from ..state import mapped
 
 Way: TypeAlias = "tuple[Any, ...]"  # from a module to a tensor in it: the attribute's name, then keys and fields
@@ -171,3 +172,12 @@ def unchanged(now: list[Tensor], left: list[tuple[Tensor, int]]) -> bool:
 def version_of(tensor: Tensor) -> int:
     """Return how often a tensor was written; -1 for one that does not count."""
     return -1 if tensor.is_inference() else tensor._version
+
+
+def checkpointed(who: str, attribute: str) -> CarryError:
+    """Return the refusal of activation checkpointing around what the model keeps."""
+    return CarryError(
+        f"{who} goes on from {attribute}, which the model keeps itself, under activation checkpointing: when the "
+        f"backward pass runs it once more, {attribute} holds something else, and gradients would be wrong. Let this "
+        f"part of the model run without checkpointing, or hand the state in as an argument."
+    )

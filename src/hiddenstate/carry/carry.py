@@ -16,7 +16,7 @@ from ..cells import Handle, has_own_code, layers, listen, unwrap
 from ..errors import BadInput, CarryError, CarryWarning, StateMismatch
 from ..state import Rows, State
 from .attributes import home
-from .examination import CarryOptions
+from .carrier import CarryOptions
 from .handover import HandOver
 from .initial import Init, Start, needed_layers
 from .kept import Kept, both_ways, join, part
@@ -102,7 +102,9 @@ class Carry:
                 f"single rows cannot start anew yet: whether {names}, which the model has kept in its first call, is a "
                 f"state is only told by a second one. Call the model once more first, or reset all rows."
             )
+        self._kept.check_rows_shared()
         marks = {layer.name: self._kept.mark(layer, rows) for layer in self._layers}  # all checked before any is noted
+        self._hand_over.examination.check_named(rows, self._kept.states.values())
         self._kept.anew.update({name: mask for name, mask in marks.items() if mask is not None})
 
     def mark(self, *, starts: Tensor | None = None, lengths: Tensor | None = None) -> None:

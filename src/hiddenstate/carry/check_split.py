@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ..cells import (
     Call,
+    GivenCall,
     InputAxes,
     Layer,
     Listener,
     Proceed,
     StartedModel,
     as_layer,
+    given_call,
     input_axes,
     is_step,
     layers,
     listen,
     started,
     untouched,
-    unwrap,
+    unwrap_to_call,
 )
-from ..errors import BadInput, CarryWarning
-from ..state import tensors
+from ..errors import BadInput, CarryWarning, HiddenStateError, StateMismatch
+from ..state import State, mapped, tensors
 from ..unrolling import unroll
 from .carry import Carry
 from .pieces import difference, distance, tolerance_of
+
+States: TypeAlias = Mapping[str, State]  # by layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,42 +68,67 @@ class Split:
 
 def check_split(
     model: nn.Module,
-    x: Tensor,
+    *inputs: Any,
     at: int | None = None,
-    *,
     time_axis: int | None = None,
     batch_axis: int | None = None,
+    call: Callable[..., Any] | None = None,
+    **kwargs: Any,
 ) -> Split:
-    """Say whether feeding `x` in two pieces, with the state handed over, equals feeding it whole.
+    """Say whether feeding a sequence in two pieces, with the state handed over, equals feeding it whole.
 
-    Without `at`, a cut after the first step, one in the middle and one before the last step are tried. The model is run
-    in eval mode and comes back as it was. Which axis is time is deduced from `batch_first` of the layers and from how
-    the model takes `x`; the result's `axes` say what was found. A state that its forward insists on is handed in.
+    The model is called as `model(*inputs, **kwargs)`, in eval mode, and comes back as it was. All inputs that run along
+    time are cut with the sequence, and lengths count what is left of each row. A state among them begins the first
+    piece; the second goes on from where that one ended. A state that forward insists on is handed in. Which axis is
+    time is deduced from `batch_first` of the layers and from how the model takes its input; the result's `axes` say
+    what was found.
 
     >>> bool(check_split(torch.nn.LSTM(3, 4, batch_first=True), torch.randn(2, 8, 3)))
     True
     >>> print(check_split(torch.nn.GRU(3, 4, batch_first=True, bidirectional=True), torch.randn(2, 8, 3)).where)
     the model itself
+
+    Args:
+        model: Any model with recurrent layers, a layer, or a cell.
+        inputs: What it is called with.
+        at: Where to cut; by default after the first step, in the middle and before the last step. With lengths, a cut
+            is within the shortest row, so that no row is over before it.
+        time_axis: Which axis of the sequence is time, where it is not to be deduced.
+        batch_axis: Which axis holds the rows.
+        call: How the model is called, where that is not by its forward: `call=lambda model: model.act(x, state)`; or
+            `call(model, *inputs)`.
+        kwargs: What it is called with by name.
     """
-    inner = unwrap(model)
-    step = is_step(inner)
-    call = None if step else started(inner, x)
-    axes = input_axes(inner, x, time_axis=time_axis, batch_axis=batch_axis, call=call)
-    if call is not None and not call.goes_on():
+    options = {"at": at, "time_axis": time_axis, "batch_axis": batch_axis}
+    given = given_call(check_split, model, inputs, kwargs=kwargs, call=call, options=options)
+    inner, x = unwrap_to_call(given.model), given.x
+    if not isinstance(x, Tensor):
+        raise BadInput(
+            f"a sequence is cut in two, but none of the {len(given.args)} inputs of {type(inner).__name__} is a "
+            f"tensor: hs.check_split(model, x) needs one with steps."
+        )
+    begun = started(inner, x) if given.alone and not is_step(inner) else None
+    axes = input_axes(inner, x, time_axis=time_axis, batch_axis=batch_axis, call=begun or given)
+    if begun is not None and not begun.goes_on():
         raise BadInput(
             f"{type(inner).__name__}.forward insists on a state, and takes neither None nor the states of its layers, "
             f"so a second piece cannot go on from the first. Let it take None, and pass that on to its layer."
         )
+    steps = x.shape[axes.time]
+    told = given.lengths(axes)
     with ExitStack() as stack:
         stack.enter_context(untouched(inner))
         stack.enter_context(torch.no_grad())
         inner.eval()
-        if call is None:
-            runner, x, axis = _cell_runner(as_layer(inner, axes.rows_first(x)[:, 0])), axes.rows_first(x), 1
+        if given.alone and begun is None:
+            runner = _cell_runner(as_layer(inner, axes.rows_first(x)[:, 0]), axes.rows_first(x))
+        elif begun is not None:
+            runner = stack.enter_context(_runner(inner, given.own, partial(_begun_piece, begun, x, axes.time)))
         else:
-            runner, axis = stack.enter_context(_runner(call)), axes.time
-        whole = runner(x)
-        found = [_compare(runner, whole, x, cut, axis) for cut in _cuts(x.shape[axis], at)]
+            runner = stack.enter_context(_runner(inner, given.own, partial(_given_piece, given, axes)))
+        whole = runner(slice(None))
+        cuts = _cuts(steps if told is None else int(told.min()), at)
+        found = [_compare(runner, whole, cut) for cut in cuts]
     return replace(max(found, key=lambda split: (not split.ok, split.error / split.tolerance)), axes=axes)
 
 
@@ -122,56 +154,136 @@ class _Calls(Listener):
 
 
 @contextmanager
-def _runner(call: StartedModel) -> Iterator[Callable[..., _SplitRun]]:
-    """Give a function that runs the model on one piece, going on where the last one ended unless told to start anew."""
-    model = call.model
+def _runner(
+    model: nn.Module, own: nn.Module, piece: Callable[[slice, States | None], Any]
+) -> Iterator[Callable[..., _SplitRun]]:
+    """Give a function that runs the model on one piece, going on where the last one ended unless told to start anew.
+
+    `piece(steps, states)` calls the model, which is or calls the user's `own`; the states are those of its layers that
+    a piece goes on from.
+    """
     found = layers(model)
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore", CarryWarning)
-        attached = Carry.of(model)
-        carry = attached or stack.enter_context(Carry(model))
+        carry = Carry.of(own) or stack.enter_context(Carry(model))
         stack.enter_context(carry.fresh())
         calls = _Calls()
         stack.callback(listen(model, found, calls).remove)
 
-        def go(piece: Tensor, *, on: bool = False) -> _SplitRun:
+        def go(steps: slice, *, on: bool = False) -> _SplitRun:
             if not on:
                 carry.reset()
             calls.of = {}
-            states = carry.snapshot().states if on and call.hands_over else None
-            output = list(tensors(call(piece, states)).values())
+            output = list(tensors(piece(steps, carry.snapshot().states if on else None)).values())
             return _SplitRun(output, calls.of, found)
 
         yield go
 
 
-def _cell_runner(layer: Layer) -> Callable[..., _SplitRun]:
+def _begun_piece(call: StartedModel, x: Tensor, axis: int, steps: slice, states: States | None) -> Any:
+    """Call a model with a piece of the sequence alone, and with states where its forward insists on them."""
+    return call(x[(slice(None),) * axis + (steps,)], states if call.hands_over else None)
+
+
+def _given_piece(given: GivenCall, axes: InputAxes, steps: slice, states: States | None) -> Any:
+    """Call a model with a piece of all that the user gave, and with the states that it goes on from in their place."""
+    args = list(given.piece(axes, steps))
+    places = given.states()
+    if states is not None and places:
+        ended = [layer.to_native(states[layer.name]) for layer in layers(given.model) if layer.name in states]
+        begun = tuple(args[place] for place in places)
+        onward = _in_the_form_of(begun, ended[:1]) or _in_the_form_of(begun, ended)
+        if onward is None:
+            raise BadInput(
+                f"the state that is handed in as {given.names[places[0]]!r} is not as those in which the layers end "
+                f"({_shapes(ended) or 'none'}), but {_shapes(begun)}: a second piece cannot go on from the first. "
+                f"Let the model take None for it, and leave it out."
+            )
+        for place, state in zip(places, onward, strict=True):
+            args[place] = state
+    return given.model(*args)
+
+
+def _in_the_form_of(begun: tuple[Any, ...], ended: list[Any]) -> tuple[Any, ...] | None:
+    """Return states that layers ended in, nested as those that they began with; None where these are others."""
+    if _shapes(begun) != _shapes(ended):
+        return None
+    values = iter(tensors(ended).values())
+    made: tuple[Any, ...] = mapped(begun, lambda _, end: next(values) if isinstance(end, Tensor) else end)
+    return made
+
+
+def _shapes(native: Any) -> str:
+    return " and ".join(str(tuple(part.shape)) for part in tensors(native).values())
+
+
+def _cell_runner(layer: Layer, x: Tensor) -> Callable[..., _SplitRun]:
     state = None
 
-    def go(piece: Tensor, *, on: bool = False) -> _SplitRun:
+    def go(steps: slice, *, on: bool = False) -> _SplitRun:
         nonlocal state
-        output, state = unroll(layer.module, piece, state if on else None, time_axis=1)
-        return _SplitRun([output], {}, [layer])
+        output, state = unroll(layer.module, x[:, steps], state if on else None, time_axis=1)
+        return _SplitRun([output], {}, [])
 
     return go
 
 
-def _compare(runner: Callable[..., _SplitRun], whole: _SplitRun, x: Tensor, cut: int, axis: int) -> Split:
-    steps = x.shape[axis]
-    first = runner(x.narrow(axis, 0, cut))
-    second = runner(x.narrow(axis, cut, steps - cut), on=True)
-    outputs = zip(whole.output, first.output, second.output, strict=False)
-    errors = [difference(*three) for three in outputs]
+def _compare(runner: Callable[..., _SplitRun], whole: _SplitRun, cut: int) -> Split:
     tolerance = tolerance_of(whole.output)
+    try:
+        first = runner(slice(None, cut))
+        _check_rows(whole, first, cut)
+        second = runner(slice(cut, None), on=True)
+    except HiddenStateError:
+        raise
+    except Exception as raised:  # the whole ran
+        reason = (
+            f"Cut after step {cut}, a piece raises {type(raised).__name__} ({raised}), where the whole runs: the model "
+            f"takes one number of steps alone, or reads them by their number."
+        )
+        return Split(False, math.inf, tolerance, cut, "the model itself", reason, {})
+    errors = _output_errors(whole.output, first.output, second.output)
+    if whole.output and errors[0] is None:
+        shapes = ", ".join(str(tuple(run.output[0].shape)) for run in (whole, first, second) if run.output)
+        reason = (
+            f"The outputs of the pieces cannot be put together to that of the whole (shapes {shapes}): the model drops "
+            f"steps at the ends of a call, or adds some, or an axis grows with the length of the call."
+        )
+        return Split(False, math.inf, tolerance, cut, "after the layers", reason, {})
     error = max([e for e in errors if e is not None], default=0.0)
     each = {layer: _layer_differences((whole, first, second), layer) for layer in whole.found}
     by_name = {layer.label: outputs for layer, (_, outputs) in each.items() if outputs is not None}
     if error <= tolerance:
         return Split(True, error, tolerance, cut, "", "", by_name)
-    return Split(False, error, tolerance, cut, *_culprit(each, tolerance), by_name)
+    unheard = [layer.label for layer in whole.found if not whole.calls.get(layer.name)]
+    return Split(False, error, tolerance, cut, *_culprit(each, tolerance, unheard), by_name)
 
 
-def _culprit(each: Mapping[Layer, tuple[float | None, float | None]], tolerance: float) -> tuple[str, str]:
+def _output_errors(whole: list[Tensor], first: list[Tensor], second: list[Tensor]) -> list[float | None]:
+    """Return how far each output of the pieces is from the whole's, None where they cannot be compared."""
+    if len(first) + len(second) == len(whole):  # a list with an output for each step
+        pairs = zip(whole, [*first, *second], strict=True)
+        return [distance(a, b) if a.shape == b.shape else None for a, b in pairs]
+    if len(first) == len(second) == len(whole):
+        return [difference(*three) for three in zip(whole, first, second, strict=True)]
+    return [None]
+
+
+def _check_rows(whole: _SplitRun, first: _SplitRun, cut: int) -> None:
+    """Refuse a layer whose rows are steps of the input: pieces of it have other rows, and no state goes over."""
+    for name, calls in whole.calls.items():
+        rows = [call.rows for call in (calls[0], *first.calls.get(name, [])[:1])]
+        if rows[0] != rows[-1]:
+            raise StateMismatch(
+                f"the layer {name!r} runs {rows[0]} rows for the whole input and {rows[-1]} for its first {cut} steps: "
+                f"steps lie among its rows, as words within sentences do, so its state cannot go from one piece to the "
+                f"next. Carry and check the layers after it by themselves."
+            )
+
+
+def _culprit(
+    each: Mapping[Layer, tuple[float | None, float | None]], tolerance: float, unheard: Sequence[str]
+) -> tuple[str, str]:
     for layer, (inputs, outputs) in each.items():
         name = layer.label
         if inputs is not None and inputs > tolerance:
@@ -181,6 +293,12 @@ def _culprit(each: Mapping[Layer, tuple[float | None, float | None]], tolerance:
             )
         if outputs is not None and outputs > tolerance:
             return name, f"The layer {name!r} breaks the law, by {outputs:.2g}: {_reason(layer)}"
+    if unheard:
+        return unheard[0], (
+            f"The layer {unheard[0]!r} was found, but not called. Where it is run past itself, by its weights or by "
+            f"`nn.LSTM.forward(layer, x)`, nothing of it is heard, nor carried: call it, layer(x). Where it has no "
+            f"part in this call, what follows the other layers mixes steps (attention or pooling over time)."
+        )
     return "after the layers", (
         "Every recurrent layer keeps the law, so what follows them mixes steps (attention or pooling over time), "
         "or takes the last step of a piece for the last of the whole."

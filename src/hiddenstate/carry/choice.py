@@ -89,7 +89,7 @@ def _left_out(found: Layers, layer: Layer) -> str:
         "iteration": "which has no time",
     }
     loop = "whose start is the model's own: hs.Carry(model, override=True) puts the carried state there"
-    if start is None or not _has_rows(layer):
+    if start is None or not (_has_rows(layer) or _can_be_begun(found, layer)):
         loop = "whose rows are not sure"
     elif start.why_not:
         loop = f"to which no state can be handed: {start.why_not}"

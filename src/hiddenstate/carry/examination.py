@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,63 +16,29 @@ from ..cells import (
     Handle,
     Layer,
     Layers,
-    Listener,
     OuterCall,
-    Rank,
     ambiguous,
     around,
     foreseen,
     has_own_code,
     listen,
-    unheard,
-    untouched,
     warn,
     watched,
     when_reached,
 )
 from ..errors import CarryError, CarryWarning, StateMismatch
-from ..state import tensors
+from ..state import Rows, State, tensors
 from .adopted import AdoptedAttributes
+from .carrier import Carrier, CarryOptions
 from .choice import Choice
 from .initial import not_recurrent
 from .loops import Loops
-from .pieces import Inputs, PiecesAndWhole, compare_pieces, without_dropout
+from .pieces import Inputs, PiecesAndWhole
+from .proof import Proof, not_theirs
+from .ways import CallWay, KnownWays
 
 _SEEN = re.compile(r"(^|\.)(loop|layer|attribute|cell|cache)\d+_*$")  # what is found by its behavior is called so
 _LOOKS = 3  # calls that are watched at most, where they are too short to tell what recurs
-
-
-@dataclass(frozen=True, slots=True)
-class CarryOptions:
-    """How a state is carried: see `Carry`."""
-
-    strict: bool = True
-    detach: bool = True
-    override: bool = False
-    exact: bool = True
-
-
-class Carrier(Listener, ABC):
-    """Who hands the states over, and is told what is carried."""
-
-    rank = Rank.CARRY
-    running = False  # whether a call of the model is under way
-
-    @abstractmethod
-    def begin_with(self, layer: Layer, values: Mapping[str, list[Tensor]]) -> None:
-        """Keep what a layer ended in that was only seen, not heard."""
-
-    @abstractmethod
-    def give_up(self, layer: Layer) -> None:
-        """Keep nothing of a layer after all."""
-
-    @abstractmethod
-    def called_anew(self) -> str:
-        """Name a layer that was called again in one call of the model, with something else than it gave."""
-
-    @abstractmethod
-    def try_call(self, inputs: Inputs, *, on: bool) -> Any:
-        """Make a call of our own, carried apart from the user's: from the start, or on from the last such call."""
 
 
 class Examination:
@@ -90,7 +54,8 @@ class Examination:
         self.open = True  # whether there is anything to do in a call beside handing layers their states
         self._model, self._layers, self._options, self._carrier = model, found, options, carrier
         # How many calls may still be watched: a short one may not tell.
-        self._looks = _LOOKS if has_own_code(model) else 0
+        self._own_code = has_own_code(model)
+        self._looks = _LOOKS if self._own_code else 0
         self._told: set[str] = set()
         self._heard = [*found]
         self._seats: dict[nn.Module, Handle] = {}  # of cells that calls have shown
@@ -100,7 +65,11 @@ class Examination:
         self._tries = 0  # calls in which it could not be tried
         self._times: tuple[tuple[Any, int], ...] = ()  # axes of the model's inputs that are time
         self._rows: list[tuple[Any, int]] | None = None  # and those that were seen to count rows in every call
+        self._not_of_call: int | None = None  # how many rows a call has, where the states have others
         self._unproven: tuple[Layers, Choice] | None = None  # what was chosen, until pieces were seen to give the whole
+        self._cells = True  # whether cells are handed their states, and not the loops that they are in
+        self.ways = KnownWays(model)
+        self._proof = Proof(model, options, carrier, self.adopted.undone, lambda: self.adopted.layers, self.tell)
 
     @property
     def goes_on(self) -> bool:
@@ -166,10 +135,30 @@ class Examination:
         return sizes.pop() if len(sizes) == 1 else None
 
     def learn_rows(self, inputs: Inputs, rows: int) -> None:
-        """Find which axes of calls' inputs are as long as their states have rows: of the first two, and not time."""
-        sizes = [(path, axis, size) for path, x in tensors(inputs).items() for axis, size in enumerate(x.shape[:2])]
-        same = [(path, axis) for path, axis, size in sizes if size == rows and (path, axis) not in self._times]
+        """Find which axes of calls' inputs are as long as their states have rows: of the first two, and not time.
+
+        Where steps are read along one axis, the rows lie along the first of the others.
+        """
+        times, sizes = dict(self._times), []
+        for path, x in tensors(inputs).items():
+            axes = (0, 1) if path not in times else (1,) if times[path] == 0 else (0,)
+            sizes += [(path, axis, x.shape[axis]) for axis in axes if axis < x.dim()]
+        same = [(path, axis) for path, axis, size in sizes if size == rows]
         self._rows = same if self._rows is None else [each for each in self._rows if each in same]
+        rank = {path: x.dim() for path, x in tensors(inputs).items()}  # (time, unit) may have no rows
+        others = {size for path, axis, size in sizes if path in times and rank[path] > 2 * axis}
+        self._not_of_call = next(iter(others)) if others and not same else None
+
+    def check_named(self, rows: Rows, states: Iterable[State]) -> None:
+        """Refuse indices of rows where the states have others than the call: samples times nodes, say."""
+        batches = {state.batch for state in states} if self._not_of_call is not None else set()
+        if batches and (isinstance(rows, slice) or torch.as_tensor(rows).dtype is not torch.bool):
+            raise CarryError(
+                f"carry.reset was told the rows {rows}, but what is carried has {batches.pop()} rows, and the call's "
+                f"input has {self._not_of_call}: the model folds other axes into the rows (samples times nodes, say), "
+                f"and which of them are meant is not known. Give a bool mask with one entry for each row of "
+                f"carry.state, or reset all rows: carry.reset()."
+            )
 
     def tell(self, what: str, things: list[str]) -> None:
         """Warn of what was not said before."""
@@ -271,33 +260,44 @@ class Examination:
 
     # -- whether pieces give what the whole gives ----------------------------------------------------------------------
 
-    def prove(self, entry: OuterCall) -> None:
-        """See whether pieces of a call's input, with the state put in, give what the whole gives, or refuse."""
-        if self._unproven is None or entry.module is not self._model:
+    def new_way(self, entry: OuterCall) -> CallWay | None:
+        """Return what notes the way of a call; nothing where no way matters, or taps see the call."""
+        matters = self._options.override and self._own_code and entry.module is self._model
+        return self.ways.new() if matters and not self.loops.tapped else None
+
+    def prove(self, entry: OuterCall, way: CallWay | None, replaced: Collection[str]) -> None:
+        """See whether pieces of a call's input, with the state put in, give what the whole gives, or refuse.
+
+        Where that was seen, it holds for calls of the same way; `replaced` is where this one was handed our state.
+        """
+        if entry.module is not self._model or not self._options.override:
+            return
+        if self._unproven is None:
+            news = self.ways.news(way) if replaced and self._own_code else ""
+            if news:
+                self._proof.again(entry, news, self._layers, replaced, cells=self._cells, times=self._times)
+                self.ways.learn(way)
             return
         found, choice = self._unproven
         self.refuse_short(f"what is to be carried in {type(self._model).__name__}", "carry.reset()")
         outcome = self._outcome(entry, found, choice)
         tied = found.seen.entangled if found.seen is not None else ()
         if tied and (outcome.holds or not outcome.tried):  # on this input, or for all that could be tried
-            outcome = replace(outcome, tried=False, refused=True, why_not=_not_theirs(self._model, tied))
+            outcome = replace(outcome, tried=False, refused=True, why_not=not_theirs(self._model, tied))
         if not outcome.holds and (others := self._without_cells(entry, found)) is not None:
             found, choice, outcome = others
         self._unproven = found, choice
         self._tell(found, choice)
-        if outcome.refused:
-            raise CarryError(outcome.why_not)
-        if not outcome.tried and (layer := self._carrier.called_anew()):
+        if not outcome.tried and not outcome.refused and (layer := self._carrier.called_anew()):
             self._looks = _LOOKS
             raise CarryError(
                 f"the layer {layer!r} is called several times in one call of the model, from starts of its own, and "
                 f"which of them goes on from the carried state was not seen: {outcome.why_not}."
             )
-        if not outcome.tried:
-            self.tell("carried, but whether pieces give what the whole gives was not proven: ", [outcome.why_not])
-        elif not outcome.holds:
-            self._refuse(outcome, _reasons(found, choice))
+        self._proof.judge(outcome, found, choice)
         self._unproven = None  # a call that is refused leaves it to the next one
+        self._cells = found.seen is None or found.seen.cells
+        self.ways.learn(way)
         if not outcome.tried and not self._times and self._tries < _LOOKS:
             self._tries, self._looks = self._tries + 1, max(1, self._looks)  # a longer call may yet tell
 
@@ -311,14 +311,14 @@ class Examination:
             return PiecesAndWhole(False, why_not=why, refused=True)
         if all(layer.name in self.adopted.layers for layer in self._layers):
             return PiecesAndWhole(True)  # nothing was put in the place of anything
-        outcome = self._compared(entry, found)
+        outcome = self._proof.compared(entry, found)
         kept = [loop for loop in choice.loops if self.adopted.holding(_last(found, loop))]
         if not outcome.holds and kept:  # the model goes on by itself from what its loop ended in
             self._layers[:] = [layer for layer in self._layers if layer not in kept]
             self.loops.take(found, [loop for loop in choice.loops if loop not in kept])
             for loop in kept:
                 self._carrier.give_up(loop)
-            outcome = self._compared(entry, found)
+            outcome = self._proof.compared(entry, found)
         return outcome
 
     def _without_cells(self, entry: OuterCall, found: Layers) -> tuple[Layers, Choice, PiecesAndWhole] | None:
@@ -351,46 +351,11 @@ class Examination:
                 f"more of anything, then {then}."
             )
 
-    def _compared(self, entry: OuterCall, found: Layers) -> PiecesAndWhole:
-        before = self.adopted.save()
-        try:
-            with untouched(self._model), unheard(but=Rank.CARRY), torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                without_dropout(self._model)
-                times = found.seen.times if found.seen is not None else ()
-                return compare_pieces((entry.args, entry.kwargs), times, self._carrier.try_call)
-        finally:
-            self.adopted.load(before)
-
-    def _refuse(self, outcome: PiecesAndWhole, reasons: str) -> None:
-        text = (
-            f"two pieces of this call's input, cut at step {outcome.at}, do not give what the whole gives, although "
-            f"the state is put in (largest difference {outcome.error:.2g}): something in {type(self._model).__name__} "
-            f"looks across the cut{f' ({reasons})' if reasons else ''}"
-        )
-        if self._options.exact:
-            raise CarryError(f"{text}. Carry(model, override=True, exact=False) carries it all the same.")
-        self.tell("", [text])
-
 
 def _missing(loaded: Mapping[str, Set[str]], found: Sequence[Layer]) -> list[str]:
     """Return the layers of a checkpoint that are not among these, with the same parts."""
     parts = {layer.name: set(layer.spec.parts) for layer in found}
     return sorted(name for name, own in loaded.items() if parts.get(name) != own)
-
-
-def _not_theirs(model: nn.Module, cells: Sequence[str]) -> str:
-    return (
-        f"cells of {type(model).__name__} start from what is not theirs alone, and nothing else can be put in the "
-        f"place of what their loop starts from: {'; '.join(cells)}. hs.layers(model, *inputs).explain() says more."
-    )
-
-
-def _reasons(found: Layers, choice: Choice) -> str:
-    seen = found.seen
-    cuts = [f"{cut.module or 'the model'}: {cut.why}" for cut in (seen.cuts if seen is not None else ())]
-    handed = [f"{name}: its state comes with the call" for name in (seen.handed_in if seen is not None else ())]
-    return "; ".join(dict.fromkeys([*choice.left, *cuts, *handed]))
 
 
 def _last(found: Layers, loop: Layer) -> list[Tensor]:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cells import Call, Layer
+from ..cells import Call, Layer, may_be_recomputed, under_checkpointing
 from ..errors import CarryError
 from ..state import State, tensors
+from .attributes import checkpointed
 from .examination import Examination
 from .kept import Kept, NextState, all_zero, requires_grad, same
 
@@ -28,15 +29,64 @@ class GivenStates:
     _ended: dict[str, State] = field(default_factory=dict)  # what a layer ended in last, whatever was reset since
     _detaching: set[str] = field(default_factory=set)  # layers whose state the model cuts from the graph at every step
     changing: set[str] = field(default_factory=set)  # layers that are not handed what they gave as it was
+    _unclear: dict[str, str] = field(default_factory=dict)  # by layer: where the model keeps what it may go on from
+    fed: set[str] = field(default_factory=set)  # layers that were seen to be handed what the model keeps
+    _replaced: set[str] = field(
+        default_factory=set
+    )  # layers that were handed our state in the place of the model's own
 
-    def is_own(self, call: Call, arguments: Any) -> bool:
-        """Say whether a state is the model's own, and gives way; `arguments` came with the call of the model."""
+    def is_own(self, call: Call, arguments: Any, kept: Kept, *, first: bool, grad: bool) -> bool:
+        """Say whether a state is the model's own, and gives way; `arguments` came with the call of the model.
+
+        Where a layer is known to go on from what the model keeps, anything else that it is handed `first` in a call is
+        the model's way to start anew. `grad`: the model was called with gradients on.
+        """
         adopted, name = self.examination.adopted, call.layer.name
         source = adopted.handing(tensors(call.given_native).values())
         if source is not None:  # it goes on from what the model keeps, which is what we have kept
+            self._check_kept(call, source[1], grad=grad)
             adopted.feeds.setdefault(source, set()).add(name)
+            self.fed.add(name)
             return True
-        return self.override and name not in self.examination.handed_in and not from_the_caller(call, arguments)
+        if first and name in self.fed:
+            return False
+        own = self.override and name not in self.examination.handed_in and not from_the_caller(call, arguments)
+        if own and first and name in kept.states:
+            self.check_unclear(call.layer)
+        return own
+
+    def check_unclear(self, layer: Layer) -> None:
+        """Refuse to replace a start where the model may go on from what it keeps: this may be its way to start anew."""
+        if layer.name in self._unclear:
+            attribute = self._unclear[layer.name]
+            raise CarryError(
+                f"{layer.label!r} starts from what the model makes in this call, although the model keeps in "
+                f"{attribute} what it ended in, and may go on from that: whether this start is its own reset, or to be "
+                f"replaced, is not known. Let the first two calls go on from {attribute}; or leave out override=True."
+            )
+
+    def kept_for(self, layer: Layer, kept: Kept) -> Kept:
+        """Return what a layer goes on from that is handed nothing: nothing too, where that is the model's own reset.
+
+        It is one where the model holds what it hands over else.
+        """
+        if layer.name in self.fed and self.examination.adopted.holds_for(layer.name):
+            return Kept()
+        if layer.name in self._unclear and layer.name in kept.states:
+            attribute = self._unclear[layer.name]
+            self.examination.tell(
+                "handed on, although it may be the model's own reset: ",
+                [
+                    f"the state of {layer.label}, which is handed none in a call, while {attribute} holds one (let the "
+                    f"first two calls go on from {attribute}, and it is known)"
+                ],
+            )
+        return kept
+
+    def _check_kept(self, call: Call, attribute: str, *, grad: bool) -> None:
+        """Refuse to go on from what the model keeps where it is read once more later."""
+        if may_be_recomputed(grad_before=grad) and under_checkpointing():
+            raise checkpointed(repr(call.layer.label), attribute)
 
     def instead(self, call: Call, kept: Kept, rows: int) -> State | None:
         """Return what goes in the place of the state that a layer is handed first in a call of the model."""
@@ -126,7 +176,11 @@ class GivenStates:
         (known.add if by_itself else known.discard)(call.layer.name)
 
     def ended(self, states: dict[str, State]) -> None:
-        """Take note of what layers have ended in."""
+        """Take note of what layers have ended in, and where the model keeps it."""
+        adopted = self.examination.adopted
+        places = {name: adopted.holding(state.values()) for name, state in states.items() if name not in adopted.layers}
+        # A layer that is the model itself is handed its state by the caller: no code of the model decides there.
+        self._unclear = {n: place[1] for n, place in places.items() if n and place and place in adopted.going_on}
         self._ended.update({name: state.detach() for name, state in states.items()})
 
     def stepped(self, call: Call, kept: Kept, last: tuple[Any, State | None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Any
@@ -9,26 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..cells import (
-    Call,
-    Handle,
-    Layer,
-    OuterCall,
-    Proceed,
-    may_be_recomputed,
-    under_checkpointing,
-    warn,
-)
+from ..cells import Call, Handle, Layer, OuterCall, Proceed, under_checkpointing, warn
 from ..errors import CarryError, CarryWarning
-from ..state import State
-from .examination import Carrier, CarryOptions, Examination
+from ..state import State, tensors
+from .attributes import checkpointed
+from .carrier import Carrier, CarryOptions
+from .examination import Examination
 from .given import GivenStates, from_the_caller
 from .initial import Start
-from .kept import Kept, NextState, all_zero, fitting, in_full_precision, requires_grad, same
+from .kept import Kept, NextState, all_zero, fitting, in_full_precision, same
 from .loops import GoingOn
 from .marks import Marks, RunningCall, at_lengths, one_for_all, run_marked
 from .pieces import Inputs
 from .replays import Replays
+from .ways import line_of, users_frame
 
 
 class HandOver(Carrier):
@@ -48,9 +43,8 @@ class HandOver(Carrier):
         self._given = GivenStates(self.examination, self._next, options.override)
         self._lost: set[str] = set()  # layers of which a lost state was reported
         self.handles: list[Handle] = []
-        self.closed = self.going_back = False  # closed; within `with_graph`, as in tbptt
+        self.closed = self.going_back = self._within = False  # within: `with_graph`; a layer that we run in pieces
         self._tried = Kept()  # where the last call of our own ended
-        self._within = False  # a layer is being run piece by piece on our behalf
 
     @property
     def kept(self) -> Kept:
@@ -72,17 +66,19 @@ class HandOver(Carrier):
             return self._plain_call(entry, run)
         adopted = self.examination.adopted
         adopted.look()
+        way = self.examination.new_way(entry)
+        run = run if way is None else partial(way.along, run)  # above all other modes, whose own work it is not to see
         run = self.examination.around(entry, run, ahead=self._has_to_know(), loaded=self._kept.loaded_parts)
         self.examination.check_loaded(self._kept.loaded_parts)
         self._check_rows(entry)
         went_on = self._kept.graph
         adopted.before(self._kept, detach=self.detach)
-        call = self._call = RunningCall(self.marks, torch.is_grad_enabled(), (entry.args, entry.kwargs))
+        call = self._call = RunningCall(self.marks, torch.is_grad_enabled(), (entry.args, entry.kwargs), way)
         self.running = True
         try:
             result = self._begun(entry, run)
             self._stage_adopted()
-            self.examination.prove(entry)
+            self.examination.prove(entry, call.way, call.replaced)
         except BaseException:
             adopted.undo()
             raise
@@ -98,11 +94,13 @@ class HandOver(Carrier):
 
     def _plain_call(self, entry: OuterCall, run: Callable[[], Any]) -> Any:
         """Keep what the layers end in: the whole of it, where no loop and no attribute is carried."""
-        call = self._call = RunningCall(self.marks, torch.is_grad_enabled(), (entry.args, entry.kwargs))
+        way = self.examination.new_way(entry)
+        call = self._call = RunningCall(self.marks, torch.is_grad_enabled(), (entry.args, entry.kwargs), way)
         try:
-            result = run()
+            result = run() if way is None else way.along(run)
         finally:
             self._start.forget()
+        self.examination.prove(entry, call.way, call.replaced)
         self._end(call)
         return result
 
@@ -142,6 +140,7 @@ class HandOver(Carrier):
             seen = layer.seen is not None and layer.name in self._kept.states
             if rows is not None and seen and rows != self._kept.states[layer.name].batch:
                 self._next.kept(self._kept, layer, rows)
+                self.examination.adopted.refuse_fewer(layer, self._kept.states[layer.name].batch, rows)
 
     def _learn_rows(self, entry: OuterCall) -> None:
         batches = {self._kept.states[layer.name].batch for layer in self._layers if layer.name in self._kept.states}
@@ -155,22 +154,26 @@ class HandOver(Carrier):
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
         """Hand over, run, and note what to keep."""
-        layer, model_call = call.layer, self._call
-        given = call.given_native
-        if self._within or self.closed or layer not in self._layers:
+        if self._within or self.closed or call.layer not in self._layers:
             return proceed(call)
+        way = self._call.way
+        return self._handed(call, proceed) if way is None else way.through(call, partial(self._handed, call, proceed))
+
+    def _handed(self, call: Call, proceed: Proceed) -> Call:
+        layer, model_call, given = call.layer, self._call, call.given_native
         rows, batched = layer.rows(call.args, call.kwargs)
-        if given is not None and layer.name in model_call.steps:
+        first = layer.name not in model_call.steps
+        if given is not None and not first:
             self._given.stepped(call, self._kept, (model_call.ended[layer.name], model_call.staged.get(layer.name)))
         elif given is not None and layer.name not in self._kept.states:
             self._given.begun(call, self._kept)
         if given is None:
             state, instead = self._carried(call, rows), True
-        elif self._given.is_own(call, model_call.arguments):
+        elif self._given.is_own(call, model_call.arguments, self._kept, first=first, grad=model_call.grad):
             state, instead = self._overridden(call, rows)
         else:
             state, instead = self._heed(call), False
-        if layer.name not in model_call.steps and model_call.marks is not None and model_call.marks.within:
+        if first and model_call.marks is not None and model_call.marks.within:
             begins = self._given.beginning_of(call, model_call.arguments)
             model_call.begins.update({} if begins is None else {layer.name: begins})
         model_call.steps.setdefault(layer.name, 0)
@@ -187,7 +190,6 @@ class HandOver(Carrier):
         self._kept = self._tried if on else Kept()
         self.examination.adopted.replaced = True
         self._call = RunningCall(None, False, inputs)
-
         try:
             self.examination.adopted.before(self._kept, detach=self.detach)
             run = partial(self._model.forward, *args, **kwargs)
@@ -200,7 +202,7 @@ class HandOver(Carrier):
         return result
 
     def called_anew(self) -> str:
-        """Name a layer that was called again in one call of the model, with something else than it gave."""
+        """Name a layer that was called again in one call of the model with something else than it gave."""
         return next((layer.name for layer in self._layers if layer.name in self._given.changing), "")
 
     def give_up(self, layer: Layer) -> None:
@@ -230,6 +232,7 @@ class HandOver(Carrier):
         if call.marks is not None:
             call.marks.check_unheard([*states, *adopted.unheard()])
         for name, state in states.items():
+            state = in_full_precision(state, adopted.layers[name])
             self._call.staged[name] = state.detach() if self.detach else state
 
     def _begun(self, entry: OuterCall, run: Callable[[], Any], *, trial: bool = False) -> Any:
@@ -268,12 +271,17 @@ class HandOver(Carrier):
         kept = self._kept.states.get(layer.name)
         if kept is None:
             return None if self._start.is_zeros else (self._start.of(layer, rows), None)
+        self._given.check_unclear(layer)
+        self._call.replaced.add(layer.name)
         state = self._next.kept(self._kept, layer, rows or kept.batch)
         anew = self._kept.anew.get(layer.name)
         return state, None if anew is None or not bool(anew.any()) else anew[: state.batch]
 
     def recompute(self, call: Call, proceed: Proceed) -> Call:
         """Hand over what this very call was handed when it first ran."""
+        held = self.examination.adopted.holding(tensors(call.given_native).values())
+        if held is not None:
+            raise checkpointed(repr(call.layer.label), held[1])
         if self._within or (call.given_native is not None and not self._override):
             return proceed(call)
         state = self._replays.state_for(call)
@@ -290,23 +298,11 @@ class HandOver(Carrier):
                 f"(`out, state = layer(x, state)`), or carry the two uses as two layers."
             )
         model_call.handed.add(layer.name)
-        state = self._next.of(self._kept, layer, rows)
+        state = self._next.of(self._given.kept_for(layer, self._kept), layer, rows)
         if state is None:
             self._given.started(call, by_itself=True)
-        self._note_replay(call, state)
+        self._replays.note(call, state, grad=self._call.grad, graph=self._kept.graph)
         return state
-
-    def _note_replay(self, call: Call, state: State | None) -> None:
-        """Remember what a call is handed that a backward pass may run again."""
-        if not may_be_recomputed(grad_before=self._call.grad):
-            return
-        graph = requires_grad(state) or (state is not None and self._kept.graph)
-        if graph and not torch.is_grad_enabled() and under_checkpointing():
-            raise CarryError(
-                f"the layer {call.layer.name!r} runs under activation checkpointing in its reentrant form, through "
-                f"which no gradient goes back into the carried state. Use use_reentrant=False, or detach=True."
-            )
-        self._replays.note(call, state)
 
     def _overridden(self, call: Call, rows: int) -> tuple[State | None, bool]:
         """Return what is put in the place of a state that the model itself hands over, and whether it is to be."""
@@ -314,8 +310,12 @@ class HandOver(Carrier):
         state = self._given.instead(call, self._kept, rows) if first else None
         if first and state is None:
             self._given.started(call, by_itself=False)
-        self._note_replay(call, state)
-        return (call.given, False) if state is None else (state, True)
+        self._replays.note(call, state, grad=self._call.grad, graph=self._kept.graph)
+        if state is None:
+            return call.given, False
+        if call.layer.name not in self._given.fed:
+            self._call.replaced.add(call.layer.name)
+        return state, True
 
     def _heed(self, call: Call) -> State | None:
         """Take a state that the model itself hands over, and say so where it throws a carried one away."""
@@ -323,7 +323,8 @@ class HandOver(Carrier):
         kept = self._kept.states.get(layer.name)
         if kept is not None and layer.name not in model_call.steps:
             self._given.check_heeded(call, self._kept)
-        lost = kept is not None and layer.name not in model_call.steps and layer.name not in self._lost
+        known = self._lost | self._given.fed  # of these it was said, or is the model's own reset
+        lost = kept is not None and layer.name not in model_call.steps and layer.name not in known
         if not lost and model_call.marks is None:
             return None
         state = call.given
@@ -331,9 +332,11 @@ class HandOver(Carrier):
         if lost and kept is not None and not from_the_caller(call, model_call.arguments) and not same(state, kept):
             self._lost.add(layer.name)
             made = "of zeros" if all_zero(state) else "that is not the carried one"
+            frame = users_frame(sys._getframe())
             said = (
-                f"the layer {layer.name!r} is handed a state {made} by the model itself, so the carried state is not "
-                f"used. hs.Carry(model, override=True) puts it there; or let the model pass no state (None)."
+                f"the layer {layer.name!r} is handed a state {made} by the model itself "
+                f"({line_of(frame.f_code, frame.f_lasti)}), so the carried state is not used. "
+                f"hs.Carry(model, override=True) puts it there; or let the model pass no state (None)."
             )
             if self.going_back:  # gradients would stop at each piece
                 raise CarryError(said)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +51,19 @@ class Kept:
         mask[row_index(rows, state.batch, mask.device, unique=True)] = True
         old = self.anew.get(layer.name)
         return mask if old is None else mask | old
+
+    def check_rows_shared(self) -> None:
+        """Refuse to speak of single rows, where layers have different numbers of them."""
+        rows = {name: state.batch for name, state in self.states.items()}
+        if len(set(rows.values())) > 1:
+            seen = ", ".join(f"{name or 'the model itself'} {count}" for name, count in rows.items())
+            one = next(iter(rows))
+            raise StateMismatch(
+                f"the carried layers have different numbers of rows ({seen}), as words within sentences have, so which "
+                f"of their rows belong to one row of the batch is not known. Let all start anew, carry.reset(), or "
+                f"carry one layer by itself, whose rows are then those that are meant: "
+                f"hs.Carry(model.get_submodule({one!r}))."
+            )
 
     def advance(self, staged: dict[str, State]) -> None:
         """Take over the states of a finished call; a smaller batch moves the first rows and lets the others wait."""
@@ -159,7 +171,7 @@ class NextState:
         """Return what a layer goes on from, None where it starts by itself; `own` is the start that the model makes."""
         if layer.name not in kept.states:
             # A layer that makes its own first state is left alone; it may know better than zeros.
-            alone = self.start.is_zeros and (own is not None or _starts_itself(layer))
+            alone = self.start.is_zeros and (own is not None or layer.starts_itself)
             return None if alone else self.start.of(layer, rows)
         state, anew = self.kept(kept, layer, rows), kept.anew.get(layer.name)
         if anew is not None and bool(anew[:rows].any()):
@@ -171,6 +183,8 @@ class NextState:
     def kept(self, kept: Kept, layer: Layer, rows: int) -> State:
         """Return what is kept for `rows` rows, whichever of them start anew."""
         state = kept.states[layer.name]
+        if rows != state.batch:
+            kept.check_rows_shared()
         fewer = self._fewer(layer, state, rows)
         if any(tensor.requires_grad and _graph_is_freed(tensor) for tensor in state.values()):
             raise CarryError(
@@ -211,13 +225,6 @@ class NextState:
 def both_ways(layer: Layer) -> bool:
     """Say whether a layer also runs backwards."""
     return layer.fused and layer.spec.bidirectional
-
-
-def _starts_itself(layer: Layer) -> bool:
-    if layer.seen is not None:
-        return True
-    second = list(inspect.signature(type(layer.module).forward).parameters.values())[2:3]
-    return bool(second) and second[0].default is None
 
 
 def in_full_precision(state: State, layer: Layer) -> State:
@@ -264,8 +271,8 @@ def _graph_is_freed(tensor: Tensor) -> bool:
         names = [name for name in dir(node) if name.startswith("_raw_saved_")]
         try:
             saved = [each for name in names for each in _listed(getattr(node, name))]
-        except RuntimeError as error:
-            return "second time" in str(error)  # torch has no other word for it
+        except RuntimeError:  # asked as it lies there, a node has nothing else to refuse than what was freed
+            return True
         if saved:
             return all(each.data is None for each in saved)
         nodes.extend(inner for inner, _ in node.next_functions)

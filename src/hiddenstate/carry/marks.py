@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ..cells import Call, Layer
 from ..errors import BadInput, CarryError, StateMismatch
-from ..state import State
+from ..state import State, ends
 from ..unrolling import Recurrent, unroll
 from .given import no_beginning
 from .kept import fitting
+from .ways import CallWay
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +43,9 @@ class Marks:
         given = len(self.starts) if self.starts is not None else len(self.lengths) if self.lengths is not None else rows
         if given != rows:
             raise StateMismatch(
-                f"carry.mark was told of {given} rows, but the layer {layer.name!r} is called with {rows} rows."
+                f"carry.mark was told of {given} rows, but the layer {layer.name!r} is called with {rows} rows. Marks "
+                f"speak of rows that all layers share: where one runs others, as words within sentences, carry a layer "
+                f"by itself, hs.Carry(model.layer)."
             )
         if self.starts is not None and begin + steps > self.starts.shape[1]:
             raise StateMismatch(
@@ -71,11 +74,13 @@ class RunningCall:
     marks: Marks | None = None
     grad: bool = True  # whether it began with gradients on
     arguments: Any = ()
+    way: CallWay | None = None  # the one that it takes through the model
     staged: dict[str, State] = field(default_factory=dict)
     handed: set[str] = field(default_factory=set)  # layers that were called without a state
     steps: dict[str, int] = field(default_factory=dict)  # how many steps each layer has taken
     ended: dict[str, Any] = field(default_factory=dict)  # what each layer gave last, in its own form
     begins: dict[str, State] = field(default_factory=dict)  # what the model itself started each layer from, if it did
+    replaced: set[str] = field(default_factory=set)  # layers that were handed our state in the place of the model's own
 
 
 def read_marks(starts: Any, lengths: Any) -> Marks:
@@ -105,6 +110,7 @@ def read_marks(starts: Any, lengths: Any) -> Marks:
 def run_marked(call: Call, state: State, marks: Marks, start: Callable[[int], State]) -> Call:
     """Run a call of a fused layer from `state`, with rows that end on the way, or start anew."""
     layer, own = call.layer, {"initial": start}
+    _check_alone(call)
     if isinstance(layer.module, Recurrent):
         own = {}
         if marks.starts is not None and bool(marks.starts.any()):
@@ -120,6 +126,22 @@ def one_for_all(layer: Layer, first: State) -> Callable[[int], State]:
     if any(not torch.equal(part, one[name].expand_as(part)) for name, part in first.items()):
         raise no_beginning(layer)
     return lambda batch: one.repeat(batch)
+
+
+def _check_alone(call: Call) -> None:
+    """Refuse a call with more than its input and state: cut up, it would be run without the rest."""
+    kwargs = dict(call.kwargs)
+    if isinstance(call.layer.module, Recurrent):
+        kwargs.pop("engine", None)  # says how to run, not what
+    known = {id(end) for _, end in ends((call.input, call.given_native))}
+    others = [place for place, end in ends((call.args, kwargs)) if end is not None and id(end) not in known]
+    if others:
+        side, name, *_ = others[0]
+        raise CarryError(
+            f"carry.mark was told where rows start or end, so the layer {call.layer.name!r} is run piece by piece, but "
+            f"it is also called with {f'{name}=' if side else f'argument {name}'}, and which part of that belongs to "
+            f"which piece is not known. Cut the input where rows start or end, and reset them in between."
+        )
 
 
 def _check_as_by_itself(layer: Layer, first: State) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import CarryError
 from ..state import Path, mapped, tensors
+from .culprit import first_difference, made_by
 
 Times: TypeAlias = "Sequence[tuple[Path, int]]"  # places in (args, kwargs), and the axis that is time
 Inputs: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
@@ -28,7 +30,7 @@ class PieceRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PiecesAndWhole:
-    """What came of it: whether it could be tried, and how far apart pieces and whole are."""
+    """The result of comparing pieces with the whole: whether it could be tried, and how far apart they are."""
 
     tried: bool
     error: float = 0.0
@@ -36,6 +38,7 @@ class PiecesAndWhole:
     at: int = 0
     why_not: str = ""  # why it could not be tried
     refused: bool = False  # it could, but a piece cannot be carried
+    line: str = ""  # where the first difference was made
 
     @property
     def holds(self) -> bool:
@@ -62,11 +65,27 @@ def _compared(inputs: Inputs, times: Times, run: PieceRunner) -> PiecesAndWhole:
         worst = max(outcomes, key=lambda one: (one.tried, one.error))
         if worst.tried and not worst.holds and _gap(whole, run(inputs, on=False)) > 0:
             return PiecesAndWhole(False, why_not="it draws random numbers in every call")
+        if worst.tried and not worst.holds:
+            worst = replace(worst, line=_line(inputs, times, run, worst))
     except CarryError as error:
         return PiecesAndWhole(False, why_not=str(error), refused=True)
     except Exception as error:  # whatever the model says to an input of another length
         return PiecesAndWhole(False, why_not=f"a piece of its input could not be run ({type(error).__name__}: {error})")
     return worst
+
+
+def _line(inputs: Inputs, times: Times, run: PieceRunner, outcome: PiecesAndWhole) -> str:
+    """Return the line of the model at which pieces first give something else than the whole."""
+    whole = made_by(partial(run, inputs, on=False))
+    first = made_by(partial(run, _piece(inputs, times, slice(None, outcome.at)), on=False))
+    second = made_by(partial(run, _piece(inputs, times, slice(outcome.at, None)), on=True))
+
+    def apart(*three: Tensor) -> bool:
+        same = three[0].shape == three[1].shape == three[2].shape
+        gap = distance(three[0], three[2]) if same else difference(*three)
+        return gap is not None and gap > tolerance_of([three[0]])
+
+    return first_difference(whole, (first, second), apart)
 
 
 def without_dropout(model: nn.Module) -> None:

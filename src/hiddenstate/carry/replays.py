@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..cells import Call
+from ..cells import Call, may_be_recomputed, under_checkpointing
 from ..errors import CarryError
 from ..state import State
+from .kept import requires_grad
 
 _MOST = 256  # calls of one layer whose backward pass may still be to come
 
@@ -34,8 +35,19 @@ class Replays:
         """Say whether some of them are still to be run again."""
         return any(not one.done for handed in self._handed.values() for one in handed)
 
-    def note(self, call: Call, state: State | None) -> None:
-        """Remember what a call is handed."""
+    def note(self, call: Call, state: State | None, *, grad: bool, graph: bool) -> None:
+        """Remember what a call is handed that a backward pass may run again.
+
+        `grad`: the model was called with gradients on; `graph`: they are to go back into the call before.
+        """
+        if not may_be_recomputed(grad_before=grad):
+            return
+        back = requires_grad(state) or (state is not None and graph)
+        if back and not torch.is_grad_enabled() and under_checkpointing():
+            raise CarryError(
+                f"the layer {call.layer.name!r} runs under activation checkpointing in its reentrant form, through "
+                f"which no gradient goes back into the carried state. Use use_reentrant=False, or detach=True."
+            )
         handed = self._handed.setdefault(call.layer.name, deque(maxlen=_MOST))
         handed.append(_Handed(*_known_by(call), state))
 

@@ -83,10 +83,23 @@ class _Training:
             if oldest < begin:
                 self.run(oldest, begin)
             self.note_inside(begin, end)
-            value = self.loss(self.run(begin, end), self.y.narrow(self.axis, begin, end - begin))
+            value = self.judge(self.run(begin, end), self.y.narrow(self.axis, begin, end - begin))
             value.backward()  # type: ignore[no-untyped-call]
         self.note(end)
         return value.detach()
+
+    def judge(self, output: Any, target: Tensor) -> Tensor:
+        """Return the loss; say what it got where it cannot take that."""
+        try:
+            return self.loss(output, target)
+        except (AttributeError, TypeError) as error:
+            if isinstance(output, Tensor):
+                raise
+            name, kind = type(self.call.model).__name__, type(output).__name__
+            raise BadInput(
+                f"the loss failed on what {name} returned, which is a {kind}: {error}. It gets all of it; where the "
+                f"output comes first: loss=lambda out, y: your_loss(out[0], y)."
+            ) from error
 
     def run(self, begin: int, end: int) -> Any:
         """Run the model on these steps."""

@@ -3,15 +3,25 @@
 from typing import TYPE_CHECKING
 
 from .axes import InputAxes, input_axes, is_step, layer_axes
-from .batches import BegunDataSet, ReadBatch, is_data_set, read_batch
+from .batches import BegunDataSet, ReadBatch, as_tensors, is_data_set, read_batch
+from .calling import Called, Calling, GivenCall, called, calling, given_call, refuse_clashes, taken_by_position
 from .cell import Cell
 from .custom import CellAdapter
-from .discovery import Layers, ambiguous, as_layer, gathered, has_own_code, layers, register
-from .dynamo import uncompiled
-from .handed_on import EndState, Succession, memory_of
-from .layer import Adapter, Call, Layer, Spec, unwrap
+from .discovery import (
+    Layers,
+    ambiguous,
+    as_layer,
+    cell_along,
+    gathered,
+    has_own_code,
+    is_around_cells,
+    layers,
+    register,
+)
+from .dynamo import eager, uncompiled
+from .handed_on import EndState, memory_of
+from .layer import Adapter, Call, Layer, Spec, unwrap, unwrap_to_call
 from .listener import (
-    Arguments,
     Handle,
     Listener,
     OuterCall,
@@ -25,10 +35,13 @@ from .listener import (
     recomputing,
     under_checkpointing,
     unheard,
+    watching,
 )
 from .native import Form, flatten, rebuild
-from .snapshot import Snapshot, plain_object, random_streams_kept, seed, untouched
+from .signature import Arguments
+from .snapshot import Snapshot, is_sharded, plain_object, random_streams_kept, seed, untouched
 from .started import StartedModel, needed_states, started
+from .succession import OpenRun, Succession
 from .trials import invented_inputs
 from .warning import warn
 from .watched_calls import Begun, foreseen, watched, watched_from, when_reached
@@ -44,15 +57,19 @@ __all__ = [
     "Begun",
     "BegunDataSet",
     "Call",
+    "Called",
+    "Calling",
     "Cell",
     "CellAdapter",
     "EndState",
     "Form",
+    "GivenCall",
     "Handle",
     "InputAxes",
     "Layer",
     "Layers",
     "Listener",
+    "OpenRun",
     "OuterCall",
     "Proceed",
     "Rank",
@@ -64,14 +81,22 @@ __all__ = [
     "ambiguous",
     "around",
     "as_layer",
+    "as_tensors",
     "attributes",
+    "called",
+    "calling",
+    "cell_along",
+    "eager",
     "flatten",
     "foreseen",
     "gathered",
+    "given_call",
     "has_own_code",
     "input_axes",
     "invented_inputs",
+    "is_around_cells",
     "is_data_set",
+    "is_sharded",
     "is_step",
     "layer_axes",
     "layers",
@@ -85,16 +110,20 @@ __all__ = [
     "read_batch",
     "rebuild",
     "recomputing",
+    "refuse_clashes",
     "register",
     "seed",
     "started",
+    "taken_by_position",
     "uncompiled",
     "under_checkpointing",
     "unheard",
     "untouched",
     "unwrap",
+    "unwrap_to_call",
     "warn",
     "watched",
     "watched_from",
+    "watching",
     "when_reached",
 ]

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from ..errors import BadInput
 from ..state import tensors
-from .discovery import layers
-from .layer import Call, Layer, unwrap
+from .discovery import is_around_cells, layers
+from .layer import Call, Layer, unwrap_to_call
 from .listener import Listener, Proceed, listen, unheard
 from .snapshot import untouched
 
 _SIZES = (5, 7)  # of the piece that is tried: they cannot be taken for each other
+_STEPPED = "assumed, since a cell is stepped along (batch, time, ...); time_axis= says otherwise"
 _LAYOUTS = ((0, 1), (1, 0), (0, 2))  # axes of rows and of steps; the last as convolutions have it
 
 
@@ -80,12 +81,12 @@ def input_axes(
         return _told(x, time_axis, batch_axis)
     if x.dim() < 2:
         return InputAxes(0, None, "the input has one axis")
-    model = unwrap(model)
+    model = unwrap_to_call(model)
     found = layers(model)
     if len(found) == 1 and found[0].module is model:
         return _of_layer(found[0], x)
     if is_step(model):
-        return InputAxes(1, 0, "a cell is stepped along (batch, time, ...)")
+        return InputAxes(1, 0, _STEPPED, sure=False)
     return _seen(model, found, x, call or model)
 
 
@@ -101,8 +102,7 @@ def is_step(model: nn.Module) -> bool:
     found = layers(model)
     if len(found) == 1 and found[0].module is model:
         return not found[0].fused
-    sized = hasattr(model, "hidden_size") or hasattr(model, "initial_state")
-    if any(layer.fused for layer in found) or (found and not sized):
+    if any(layer.fused for layer in found) or (found and not is_around_cells(model)):
         return False
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
@@ -127,7 +127,7 @@ def _told(x: Tensor, time_axis: int | None, batch_axis: int | None) -> InputAxes
 
 def _of_layer(layer: Layer, x: Tensor) -> InputAxes:
     if not layer.fused:
-        return InputAxes(1, 0, "a cell is stepped along (batch, time, ...)")
+        return InputAxes(1, 0, _STEPPED, sure=False)
     if not layer.rows((x,), {})[1]:
         return InputAxes(0, None, f"{layer.label} takes it for one sequence")
     first = layer.spec.batch_first
@@ -192,7 +192,7 @@ class _CallSizes(Listener):
         return proceed(call)
 
     def matched(self, x: Tensor, layouts: tuple[tuple[int, int], ...] = _LAYOUTS[:2]) -> InputAxes | None:
-        """Return the axes as the layers have them that saw the rows and the steps of `x`, if they are of one mind."""
+        """Return the axes on which all layers agree that saw the rows and the steps of `x`; None where they do not."""
         told: dict[tuple[int, int], InputAxes] = {}
         for name, calls in self.of.items():
             rows, steps = calls[0][0], sum(steps for _, steps, _ in calls)

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import BadInput
-from ..state import numbers
-from .discovery import layers
-from .layer import named_like_state, unwrap
+from ..state import Path, ends, mapped, numbers
+from .discovery import cell_along, layers
+from .layer import unwrap, weights_like
+from .signature import named_like_state
 from .started import started
 
 
@@ -59,6 +60,29 @@ def is_data_set(value: object) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, known)
 
 
+def as_tensors(model: nn.Module, values: Any) -> Any:
+    """Return arguments with arrays of numpy in them as tensors; real numbers in the dtype of the model's weights.
+
+    >>> as_tensors(torch.nn.GRU(3, 4), ({"x": torch.zeros(2, 5, 3).double().numpy()},))[0]["x"].dtype
+    torch.float32
+    """
+    if not any(isinstance(end, np.ndarray) for _, end in ends(values)):
+        return values
+    device, dtype = weights_like(model)
+
+    def converted(_: Path, end: Any) -> Any:
+        if not isinstance(end, np.ndarray):
+            return end
+        if end.dtype.kind not in "fiubc":
+            raise BadInput(
+                f"an input is an array of {end.dtype}, but numbers are needed: often rows of unequal length."
+            )
+        made = torch.tensor(end)  # a copy: an array may be read-only, or be written into later
+        return made.to(device, dtype if made.is_floating_point() else made.dtype)
+
+    return mapped(values, converted)
+
+
 def read_batch(model: nn.Module, batch: Any, *, lengths: Any = None) -> ReadBatch:
     """Return what `model` is called with for a batch, moved to where its weights are.
 
@@ -85,7 +109,7 @@ def read_batch(model: nn.Module, batch: Any, *, lengths: Any = None) -> ReadBatc
     else:
         args, rest, told = _of_tuple(batch, taken)
     args = tuple(_moved(value, device) for value in args)
-    if len(args) == 1 and isinstance(args[0], Tensor):
+    if len(args) == 1 and isinstance(args[0], Tensor) and cell_along(inner, args[0]) is None:
         args = (*args, *started(model, args[0]).beside(args[0]))
     told = lengths if lengths is not None else told if told is not None else _up_to_padding(inner, args[0])
     return ReadBatch(args, rest, None if told is None else torch.as_tensor(told).detach().cpu().long())
@@ -106,7 +130,7 @@ def _of_mapping(
     last = max(place for place, parameter in enumerate(taken) if parameter.name in given)
     args = tuple(given.get(p.name, None if p.default is p.empty else p.default) for p in taken[: last + 1])
     rest = tuple(value for name, value in batch.items() if name not in given)
-    return args, rest, next((value for name, value in batch.items() if _named_like_lengths(name)), None)
+    return args, rest, next((value for name, value in batch.items() if named_like_lengths(name)), None)
 
 
 def _of_tuple(batch: Any, taken: list[inspect.Parameter]) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
@@ -116,11 +140,11 @@ def _of_tuple(batch: Any, taken: list[inspect.Parameter]) -> tuple[tuple[Any, ..
         raise BadInput("a batch is empty: there is nothing to call the model with.")
     first, rest = batch[0], list(batch[1:])
     if isinstance(first, list | tuple) and not isinstance(first, PackedSequence) and not numbers(first):
-        told = next((one for one in first[1:] if _are_lengths(one, first[0])), None)
+        told = next((one for one in first[1:] if are_lengths(one, first[0])), None)
         return tuple(first), tuple(rest), told
-    args, told = [first], next((one for one in rest if _are_lengths(one, first)), None)
+    args, told = [first], next((one for one in rest if are_lengths(one, first)), None)
     for parameter in taken[1:]:
-        if told is not None and _named_like_lengths(parameter.name):
+        if told is not None and named_like_lengths(parameter.name):
             args.append(told)
             rest = [one for one in rest if one is not told]
         elif parameter.default is not parameter.empty or named_like_state(parameter.name) or not rest:
@@ -139,12 +163,13 @@ def _parameters(model: nn.Module) -> list[inspect.Parameter]:
     return [one for one in found if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
 
 
-def _named_like_lengths(name: str) -> bool:
+def named_like_lengths(name: str) -> bool:
+    """Say whether an argument of this name holds lengths."""
     name = name.lower()
     return "len" in name.split("_") or "lens" in name.split("_") or "length" in name or "seqlen" in name
 
 
-def _are_lengths(value: Any, x: Any) -> bool:
+def are_lengths(value: Any, x: Any) -> bool:
     """Say whether these are the lengths of the rows of `x`: behind them, rows hold one and the same value.
 
     Labels would cut rows off where something still is.

@@ -11,10 +11,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import NotRecurrent, StateMismatch
 from ..state import State
+from .first_states import ROWS, call_initial_state, guesses, is_int, learned_of, own_start, remember, units_of
 from .layer import Adapter, Spec, arguments, first_input, named_like_state, weights_like
 from .native import Form, Native, flatten, matches, names, rebuild
 from .snapshot import untouched
-from .trials import ROWS, StateForm, Takes, call_initial_state, guesses, read_form, try_out
+from .trials import StateForm, Takes, learn, read_form, try_out
 
 
 class CellAdapter(Adapter):
@@ -37,22 +38,26 @@ class CellAdapter(Adapter):
     def initial(self, module: nn.Module, batch: int) -> State:
         """Return the cell's `initial_state(batch)`, or zeros of `hidden_size` in the form it takes."""
         device, dtype = weights_like(module)
-        if hasattr(module, "initial_state"):
+        if own_start(module) is not None:
             known = self._form(module)
             parts, found = flatten(call_initial_state(module, batch))
             self._check_form(module, known.form, found)
             return State({name: part.to(device) for name, part in parts.items()}, known.axes)
         hidden = _hidden_size(module)
-        known = self._form(module)
+        known, learned = self._form(module), learned_of(module)
         stack = getattr(module, "num_layers", 1) * (2 if getattr(module, "bidirectional", False) is True else 1)
-        shapes = {name: (stack, batch, hidden) if axis else (batch, hidden) for name, axis in known.axes.items()}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, axis in known.axes.items():
+            shapes[name] = (stack, batch, hidden) if axis else (batch, hidden)
+        if learned is not None and not is_int(getattr(module, "hidden_size", None)):
+            shapes = {n: (*of[: known.axes[n]], batch, *of[known.axes[n] :]) for n, of in learned.shapes.items()}
         return State({n: torch.zeros(shape, device=device, dtype=dtype) for n, shape in shapes.items()}, known.axes)
 
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
         """Name the parts, and remember their form for `to_native`."""
         parts, form = flatten(native)
         known = self._known.get(module)
-        if known is None and hasattr(module, "initial_state"):
+        if known is None and own_start(module) is not None:
             known = self._form(module)
         if known is not None and matches(known.form, native):
             self._known[module] = known._replace(form=form)
@@ -98,16 +103,22 @@ class CellAdapter(Adapter):
         return "step" if known is None else known.takes
 
     def _try(self, module: nn.Module, sample: Tensor | None = None) -> StateForm | None:
-        if hasattr(module, "initial_state"):
+        if own_start(module) == "initial_state":
             known = _form_of_initial_state(module)
             with untouched(module), torch.no_grad():
                 native = call_initial_state(module, ROWS)
             found = try_out(module, [(native, known.axes)], sample)
             return known if found is None else known._replace(takes=found.takes)
-        if not _has_size(module):
-            return None
+        learned = learned_of(module)
+        if learned is not None:
+            return StateForm(learned.form, learned.axes)
+        if units_of(module) is None:
+            return learn(module, sample)
         found = try_out(module, guesses(module, _hidden_size(module)), sample)
         if found is not None:
+            if sample is not None and found.takes == "step":
+                same = [each for each in guesses(module, _hidden_size(module)) if each[1] == found.axes]
+                remember(module, same[0])
             return found
         form = read_form(module)
         return StateForm(form or "h", dict.fromkeys(names(form or "h"), 0), sure=form is not None)
@@ -180,15 +191,12 @@ def is_cell(module: nn.Module) -> bool:
     return len(taken) == 2 and isinstance(getattr(module, "hidden_size", None), int) and named_like_state(taken[1])
 
 
-def _has_size(module: nn.Module) -> bool:
-    return isinstance(getattr(module, "hidden_size", None), int)
-
-
 def _hidden_size(module: nn.Module) -> int:
-    hidden = getattr(module, "hidden_size", None)
-    if not isinstance(hidden, int):
+    hidden = units_of(module)
+    if hidden is None:
         raise NotRecurrent(
-            f"{type(module).__name__} has neither initial_state(batch) nor hidden_size, so its first state is unknown. "
+            f"{type(module).__name__} has neither initial_state(batch) nor hidden_size, and no state of a size that it "
+            f"names or has in its weights was taken and given back, so its first state is unknown. "
             f"Give the cell a method initial_state(batch) that returns it, or hand a state in."
         )
     return hidden

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import NotRecurrent
+from ..errors import NotRecurrent, StateMismatch
 from ..state import as_preformatted
 from .custom import CellAdapter, SequenceAdapter, is_cell
-from .layer import Adapter, Layer, arguments, unwrap
-from .spread import GatheredCell, SpreadAdapter, is_spread
+from .first_states import learned_of, looks_unsized, needed_arguments, units_of
+from .layer import Adapter, Layer, arguments, unwrap, unwrap_to_call
+from .spread import GatheredCell, SpreadAdapter, is_spread, parts_of
 from .torch_layers import FusedAdapter, TorchCellAdapter
-from .trials import starts_by_number
+from .trials import learn, starts_by_number
 
 if TYPE_CHECKING:
     from .behavior import Found, Unsure
@@ -141,7 +143,8 @@ def layers(model: nn.Module, *inputs: Any, exclude: Iterable[str] = (), **kwargs
         exclude: Names of layers that are left out, and paths of modules in which nothing is looked for.
         kwargs: What it is called with by name.
     """
-    model, left_out = unwrap(model), tuple([exclude] if isinstance(exclude, str) else exclude)
+    model = unwrap_to_call(model) if inputs or kwargs else unwrap(model)
+    left_out = tuple([exclude] if isinstance(exclude, str) else exclude)
     by_type = [layer for layer in _walk(model, "", set()) if not _left_out(layer.name, left_out)]
     if not inputs and not kwargs:
         return Layers(by_type)
@@ -198,19 +201,43 @@ def _together(
     return made
 
 
-def as_layer(module: nn.Module, sample: Tensor | None = None) -> Layer:
+def as_layer(module: nn.Module, sample: Tensor | None = None, handed: Any = None) -> Layer:
     """Return `module` itself as a layer, or say why it is none; `sample (batch, ...)` is one step of its input.
 
-    Here a module was named as a cell by the user, so any that can be called with a state counts.
+    Here a module was named as a cell by the user, so any that can be called with a state counts. `handed` is a state
+    that it was called with.
     """
     module = unwrap(module)
     adapter = _adapter_of(module)
     if adapter is None:
         if not isinstance(module, nn.Module) or len(arguments(type(module))) < 2:
             raise NotRecurrent(_not_recurrent(module))
+        sample = sample if sample is not None and len(sample) > 0 else None
+        if handed is not None and units_of(module) is None and not hasattr(module, "initial_state"):
+            learn(module, sample, handed=handed)
+        _learn_spread(module, sample)
         module = gathered(module)
-        adapter = _own(module, sample if sample is not None and len(sample) > 0 else None)
+        adapter = _own(module, sample)
     return Layer("", module, adapter)
+
+
+def cell_along(model: nn.Module, x: Tensor) -> Layer | None:
+    """Return a model as a cell, where it is one itself and `x (batch, time, ...)` is a sequence to step it along."""
+    inner = unwrap(model)
+    if not isinstance(x, Tensor) or x.dim() <= (2 if x.is_floating_point() else 1) or not x.numel():
+        return None
+    if not layers(inner) and len(needed_arguments(inner)) == 2:
+        with suppress(NotRecurrent, StateMismatch):  # a real step may teach what none that is made up does
+            as_layer(inner, x[:, 0])
+    found = layers(inner)
+    return found[0] if len(found) == 1 and found[0].module is inner and not found[0].fused else None
+
+
+def is_around_cells(module: nn.Module) -> bool:
+    """Say whether a module that holds cells is a cell itself, by its sizes or by trial: it adds to what they do."""
+    if hasattr(module, "hidden_size") or hasattr(module, "initial_state") or learned_of(module) is not None:
+        return True
+    return looks_unsized(module) and len(needed_arguments(module)) == 2 and learn(module) is not None
 
 
 def gathered(module: nn.Module) -> nn.Module:
@@ -254,14 +281,39 @@ def _walk(module: nn.Module, name: str, seen: set[nn.Module], *, guess: bool = T
         return
     seen.add(module)
     adapter = _adapter_of(module) or (_own(module) if guess and _is_own_cell(module) else None)
-    if adapter is None and guess and not name and _is_spread_cell(module):
-        adapter = _spread_cells  # the cell itself; one within a model is seen by what it does
+    if adapter is None and guess and not name:
+        adapter = _own_by_trial(module)  # the cell itself; one within a model is seen by what it does
     if adapter is not None:
         yield Layer(name, module, adapter)
         return  # what a cell is made of is its own business
     for child_name, child in module._modules.items():
         if child is not None:
             yield from _walk(unwrap(child), f"{name}.{child_name}" if name else child_name, seen, guess=guess)
+
+
+def _own_by_trial(module: nn.Module) -> Adapter | None:
+    """Return how a module itself is called, where it is a cell that does not say so by `hidden_size` and one state."""
+    if _holds_known(module) or not (
+        learned_of(module) is not None or (units_of(module) is None and looks_unsized(module))
+    ):
+        return _spread_cells if _is_spread_cell(module) else None
+    _learn_spread(module, None)
+    if _is_spread_cell(module):
+        return _spread_cells
+    if len(needed_arguments(module)) > 2:
+        return None
+    return _own_cells if _own_cells.learn(module) == "step" and learned_of(module) is not None else None
+
+
+def _learn_spread(module: nn.Module, sample: Tensor | None) -> None:
+    """Learn the size of a cell that takes its state in several arguments, and does not say it."""
+    if units_of(module) is None and is_spread(module, sized=False) and not _holds_known(module):
+        learn(GatheredCell(module), sample, parts=len(parts_of(module)))
+
+
+def _holds_known(module: nn.Module) -> bool:
+    inside = (child for child in module.modules() if child is not module)
+    return any(_adapter_of(child) or is_cell(child) or is_spread(child) for child in inside)
 
 
 def _own(module: nn.Module, sample: Tensor | None = None) -> Adapter:
@@ -279,9 +331,7 @@ def _adapter_of(module: nn.Module) -> Adapter | None:
 
 
 def _is_spread_cell(module: nn.Module) -> bool:
-    return is_spread(module) and not any(
-        _adapter_of(child) or is_cell(child) or is_spread(child) for child in module.modules() if child is not module
-    )
+    return is_spread(module) and not _holds_known(module)
 
 
 def _is_own_cell(module: nn.Module) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import ParamSpec, TypeVar
 from weakref import WeakSet
@@ -44,6 +45,17 @@ def mark_uncompiled() -> None:
         for mark in list(_marks):
             mark()
         _marks.clear()
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """Run what torch.compile has wrapped as it was written."""
+    before = torch._dynamo.eval_frame._stance if "torch._dynamo" in sys.modules else None
+    if before is None:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def _looked_at() -> bool:

@@ -1,20 +1,22 @@
-"""What a layer's last call ended in: whether the next one goes on from it, starts anew, or is handed the same again."""
+"""The state in which a call of a layer ended, and how it is recognized in what a later call is handed."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
+from weakref import ref
 
 import torch
 from torch import Tensor
 
 from ..state import tensors
-from .layer import Call
 
-_MARK = "hiddenstate.ended"  # in the metadata of graph nodes, which die with the graph and keep nothing alive
-_AGAIN = 3  # calls in a row with the same state that are told
+_MARKS = "hiddenstate.ended"  # in the metadata of graph nodes, which die with the graph and keep nothing alive
 _NEAR = 1000  # nodes that are searched behind a state: what lies between two steps, not a whole sequence
+
+Lies: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]  # where each part lies in memory, and how
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,51 +25,72 @@ class EndState:
 
     parts: tuple[Tensor, ...]
     mark: object | None  # left on the nodes that made it; None where it has no graph
-    lies: tuple[tuple[int, tuple[int, ...]], ...] = ()  # where each part lies in memory, and how
+    lies: Lies = ()
+    made: tuple[ref[Tensor], ...] = ()  # the tensors themselves, as long as somebody else holds them
 
     @classmethod
     def of(cls, native: Any) -> EndState:
         """Remember a state in a layer's own form, or any nest of tensors."""
         found = tuple(tensors(native).values())
         mark = object()
-        made = [node for part in found if (node := part.grad_fn) is not None]
-        for node in made:
-            _metadata(node)[_MARK] = mark
-        kept = tuple(part.detach() for part in found) if made else found
-        return cls(kept, mark if made else None, _lies(found))
+        nodes = [node for part in found if (node := part.grad_fn) is not None]
+        for node in nodes:  # beside the marks of others: several may listen to one layer
+            _metadata(node).setdefault(_MARKS, set()).add(mark)
+        kept = tuple(part.detach() for part in found)
+        return cls(kept, mark if nodes else None, lies(found), tuple(ref(part) for part in found))
 
-    def is_handed(self, parts: tuple[Tensor, ...]) -> bool:
-        """Say whether these tensors are the very ones that it ended in: the quick answer in nearly all loops."""
-        return bool(self.lies) and all(place for place, _ in self.lies) and _lies(parts) == self.lies
+    @property
+    def held(self) -> bool:
+        """Whether somebody still holds what it ended in, and may hand it on later."""
+        return any(part() is not None for part in self.made)
+
+    def is_handed(self, place: Lies) -> bool:
+        """Say whether tensors that lie there are the very ones that it ended in, as in nearly all loops."""
+        return bool(self.lies) and all(start for start, _ in self.lies) and place == self.lies
+
+    def shares_memory(self, parts: tuple[Tensor, ...]) -> bool:
+        """Say whether a state lies where this one does, or within it."""
+        places = [(memory_of(part), memory_of(last)) for part, last in zip(parts, self.parts, strict=False)]
+        return any(place is not None and place == last for place, last in places)
+
+    def holds(self, parts: tuple[Tensor, ...]) -> bool:
+        """Say whether a state has the numbers of this one, all of them scaled, or those that a mask has left."""
+        return any(_same_values(part.detach(), last) for part, last in zip(parts, self.parts, strict=False))
 
     def handed_on(self, given: Any) -> bool:
         """Say whether a state is this one, or was made of it: in memory, by its graph, or in what it holds."""
         parts = tuple(tensors(given).values())
-        pairs = list(zip(parts, self.parts, strict=False))
         return (
-            any(_one_memory(part, last) for part, last in pairs)
-            or self._behind(parts)
-            or any(_same_values(part.detach(), last) for part, last in pairs)
+            self.shares_memory(parts)
+            or (self.mark is not None and nearest(parts, {self.mark})[0] is not None)
+            or self.holds(parts)
         )
 
-    def _behind(self, parts: tuple[Tensor, ...]) -> bool:
-        if self.mark is None:
-            return False
-        waiting, seen = deque(part.grad_fn for part in parts if part.grad_fn is not None), set[Any]()
-        while waiting and len(seen) < _NEAR:
-            node = waiting.popleft()
-            if _metadata(node).get(_MARK) is self.mark:
-                return True
-            if node not in seen:
-                seen.add(node)
-                waiting.extend(inner for inner, _ in node.next_functions if inner is not None)
-        return False
+    def likeness(self, parts: tuple[Tensor, ...]) -> float:
+        """Return how alike a state is; below zero where it is not more so than one that has nothing to do with it."""
+        found = [_likeness(part.detach(), last) for part, last in zip(parts, self.parts, strict=False)]
+        return max(found, default=0.0)
 
 
-def _lies(parts: tuple[Tensor, ...]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def nearest(parts: tuple[Tensor, ...], marks: Container[object]) -> tuple[object | None, bool]:
+    """Return the mark that is nearest in the graph behind some tensors, and whether the search came to its end."""
+    waiting, seen = deque(part.grad_fn for part in parts if part.grad_fn is not None), set[Any]()
+    while waiting and len(seen) < _NEAR:
+        node = waiting.popleft()
+        found = next((mark for mark in _metadata(node).get(_MARKS, ()) if mark in marks), None)
+        if found is not None:
+            return found, True
+        if node not in seen:
+            seen.add(node)
+            waiting.extend(inner for inner, _ in node.next_functions if inner is not None)
+    return None, not waiting
+
+
+def lies(parts: tuple[Tensor, ...]) -> Lies:
+    """Return where each tensor lies in memory, and how; nothing for tensors without memory of their own."""
     try:
         return tuple((part.data_ptr(), part.stride()) for part in parts)
-    except RuntimeError:  # a tensor without memory of its own: sparse, or within torch.func
+    except RuntimeError:  # sparse, or within torch.func
         return ()
 
 
@@ -82,12 +105,6 @@ def memory_of(tensor: Tensor) -> int | None:
         return tensor.untyped_storage().data_ptr() or None
     except (RuntimeError, NotImplementedError):
         return None
-
-
-def _one_memory(part: Tensor, last: Tensor) -> bool:
-    """Say whether a tensor lies where the other does, or within it."""
-    place = memory_of(part)
-    return place is not None and place == memory_of(last)
 
 
 def _same_values(part: Tensor, last: Tensor) -> bool:
@@ -107,130 +124,12 @@ def _same_values(part: Tensor, last: Tensor) -> bool:
     return int(((ratio - scale).abs() <= 1e-5 * scale.abs()).sum()) * 2 > max(len(theirs), 6)
 
 
-def _no_state(parts: tuple[Tensor, ...]) -> bool:
-    """Say whether a state is none, or zeros: what a sequence begins with."""
-    return not any(bool(part.any()) for part in parts)
-
-
-def _alike(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> bool:
-    return len(ours) == len(theirs) and all(
-        a.shape == b.shape and a.device == b.device and bool((a == b).all()) for a, b in zip(ours, theirs, strict=True)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Complaint:
-    """What is wrong with how a loop outside the model hands states on."""
-
-    seen: str  # what the layer was: "called 5 times with …"
-    cause: str
-    way_out: str
-    calls: int
-    mixes_rows: bool = False  # one row's state went to all, rather than none
-
-    def __str__(self) -> str:
-        """Return it as the rest of a sentence about the layer, and one more."""
-        return f"{self.seen}. Usually {self.cause}: {self.way_out}"
-
-
-@dataclass(slots=True, eq=False)
-class Succession:
-    """The calls of one layer as they come: which go on from the one before, and which are handed the same again."""
-
-    last: EndState | None = None  # what the call before ended in
-    number: int = -1  # of the model call that it belonged to
-    steps: int = 0  # that were made in that model call
-    begun: tuple[Tensor, ...] = ()  # what the run under way was handed at its beginning
-    handed: bool = False  # whether some call was handed a state
-    again: int = 0  # calls from outside in a row that were one step from one and the same state
-    most_again: int = 0
-    passed_on: int = 0  # calls that went on from the one before
-    one_row: int = 0  # of these: how many were handed one row's state for all rows
-    _given: tuple[Tensor, ...] | None = None  # what the call before was handed
-
-    def goes_on(self, call: Call, number: int) -> bool:
-        """Say whether a call goes on from the one before: it is handed the state in which that one ended.
-
-        Within one call of the model a state may have been changed on the way by anything; from outside it has to be
-        recognized. None, zeros, and what the run began with are where a sequence starts.
-        """
-        try:
-            parts, steps = tuple(tensors(call.given_native).values()), call.steps
-        except Exception:  # a layer that is called in a way of its own
-            return False
-        if self.last is not None and self.last.is_handed(parts):
-            self.handed, self.again, self._given = True, 0, None
-            self.passed_on += 1
-            return True
-        within = number == self.number
-        on = self.last is not None and self._follows(parts, call, within=within)
-        self._count(call, parts, on=on, again=steps == 1 and not within)
-        if not on:
-            self.begun = tuple(part.detach().clone() for part in parts)
-        self.handed = self.handed or bool(parts)
-        return on
-
-    def ended(self, call: Call, number: int) -> None:
-        """Remember what a call of this model call ended in."""
-        before = self.steps if number == self.number else 0
-        try:
-            self.steps, self.last = before + call.steps, EndState.of(call.state_native)
-        except Exception:  # a layer that is called, or answers, in a way of its own: nothing can go on from it
-            self.steps, self.last = 0, None
-        self.number = number
-
-    def _follows(self, parts: tuple[Tensor, ...], call: Call, *, within: bool) -> bool:
-        assert self.last is not None
-        if not parts:  # of a cell that was never handed a state nobody knows where it begins
-            return within and not call.layer.fused and not self.handed
-        if self.last.handed_on(parts):
-            return True
-        if not within or _no_state(parts) or _alike(parts, self.begun):
-            return False
-        return self.last.mark is None or any(part.grad_fn is not None for part in parts)
-
-    def _count(self, call: Call, parts: tuple[Tensor, ...], *, on: bool, again: bool) -> None:
-        own = not parts and call.layer.kind in ("cell", "recurrent", "layer")  # such a cell may keep a state itself
-        before, self._given = self._given, tuple(p.detach() for p in parts) if again and not own else None
-        same = before is not None and self._given is not None and not on and _alike(self._given, before)
-        self.again = self.again + 1 if same else 0
-        self.most_again = max(self.most_again, self.again + 1 if self.again else 0)
-        if on:
-            self.passed_on += 1
-            self.one_row += self._one_row(call, parts)
-
-    def _one_row(self, call: Call, parts: tuple[Tensor, ...]) -> bool:
-        """Say whether all rows were handed one row of the last state, whose rows differ."""
-        assert self.last is not None
-        pairs = list(zip(parts, self.last.parts, strict=False))
-        try:
-            axes = tuple(call.given.batch_axis.values()) if call.given is not None else ()
-        except Exception:  # a state in a form of its own, whose rows nobody knows
-            return False
-        for (part, last), axis in zip(pairs, axes, strict=False):
-            if part.shape == last.shape and axis is not None and part.dim() > axis and part.shape[axis] > 1:
-                rows, before = part.detach().movedim(axis, 0).flatten(1), last.movedim(axis, 0).flatten(1)
-                if bool((rows == rows[:1]).all()) and not bool((before == before[:1]).all()):
-                    return bool((before == rows[:1]).all(1).any())
-        return False
-
-    def complaint(self) -> Complaint | None:
-        """Say what is wrong with how states are handed on from outside; None where nothing is."""
-        if self.most_again >= _AGAIN:
-            return Complaint(
-                f"called {self.most_again} times with the same state, one step each, so what one step gave never "
-                f"reaches the next",
-                "the new state is dropped",
-                "hand it on, as in out, h = layer(x, h)",
-                calls=self.most_again,
-            )
-        if self.one_row and 2 * self.one_row > self.passed_on:
-            return Complaint(
-                f"called {self.one_row} times with one row's state for all rows of the batch, though the last call "
-                f"left a state for each",
-                "the state was indexed and expanded on the way",
-                "hand it on as it is",
-                calls=self.one_row,
-                mixes_rows=True,
-            )
-        return None
+def _likeness(part: Tensor, last: Tensor) -> float:
+    """Return by how much the correlation of two tensors exceeds what chance may bring; 0 where none can be told."""
+    if part.shape != last.shape or part.device != last.device or not part.is_floating_point():
+        return 0.0
+    ours, theirs = part.flatten().float(), last.flatten().float()
+    ours, theirs = ours - ours.mean(), theirs - theirs.mean()
+    size = float(ours.norm() * theirs.norm())
+    chance = min(max(0.5, 3 / part.numel() ** 0.5), 0.9)
+    return float(ours @ theirs) / size - chance if size > 0 else 0.0

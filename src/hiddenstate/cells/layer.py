@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from ..errors import NotRecurrent, StateMismatch
+from ..errors import BadInput, HiddenStateError, NotRecurrent, StateMismatch
 from ..state import State
 from .native import Native
+from .signature import arguments as arguments
+from .signature import first_input as first_input
+from .signature import give_state, given_state, state_argument
+from .signature import named_like_state as named_like_state
+from .snapshot import is_sharded
 
 if TYPE_CHECKING:
     from .behavior import Recurrence
@@ -48,6 +51,7 @@ class Adapter(ABC):
 
     kind: str = "cell"
     fused: bool = False  # one call runs all steps of a sequence, rather than one step
+    state_name: str | None = None  # what all modules of the kind call the argument that takes their state
     recurrence: Recurrence | None = None  # what was seen in a watched call, where the kind is not known by its type
 
     @abstractmethod
@@ -88,18 +92,13 @@ class Adapter(ABC):
 
     def given(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Native | None:
         """Return the native state a call was given, or None."""
-        if len(args) > 1:
-            return args[1]
-        names = arguments(type(module))
-        return kwargs.get(names[1]) if len(names) > 1 else None
+        return given_state(module, (args, kwargs), self.state_name)
 
     def give(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], native: Native
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return a call's arguments with this native state among them."""
-        if len(args) > 1:
-            return (args[0], native, *args[2:]), kwargs
-        return args, {**kwargs, arguments(type(module))[1]: native}
+        return give_state(module, (args, kwargs), native, self.state_name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,7 +165,10 @@ class Layer:
 
     def split(self, result: Any) -> tuple[Any, Native]:
         """Split what a call returned into its output and its native state."""
-        return self.adapter.split(self.module, result)
+        try:
+            return self.adapter.split(self.module, result)
+        except (NotRecurrent, StateMismatch) as error:
+            raise self._naming(error) from None
 
     def join(self, output: Any, native: Native) -> Any:
         """Return what a call with this output and native state returns."""
@@ -184,14 +186,36 @@ class Layer:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], native: Native
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return a call's arguments with this native state among them."""
-        return self.adapter.give(self.module, args, kwargs, native)
+        try:
+            return self.adapter.give(self.module, args, kwargs, native)
+        except NotRecurrent as error:
+            raise self._naming(error) from None
+
+    @property
+    def starts_itself(self) -> bool:
+        """Whether it may be called without a state, and then makes its own."""
+        taken = state_argument(type(self.module), self.adapter.state_name)
+        return self.seen is not None or (taken is not None and taken.optional)
+
+    def call(self, x: Any, native: Native | None = None, **options: Any) -> tuple[Any, Native]:
+        """Call the module with an input and a state in its own form; return its output and the state it ends in."""
+        # Without a state the argument is left out: whoever hooks the layer may want to give one.
+        args, kwargs = ((x,), options) if native is None else self.give((x,), options, native)
+        return self.split(self.module(*args, **kwargs))
+
+    def takes_state_second(self, x: Any, native: Native) -> bool:
+        """Say whether `module(x, native)` is how it is handed a state."""
+        args, kwargs = self.give((x,), {}, native)
+        values = (*args, *kwargs.values())
+        in_order = all(name in arguments(type(self.module))[1:2] for name in kwargs)
+        return len(values) == 2 and values[1] is native and in_order
 
     def part(self, name: str) -> str:
         """Return the name of one of its parts in a State of the whole model."""
         return f"{self.name}.{name}" if self.name else name
 
-    def _naming(self, error: StateMismatch) -> StateMismatch:
-        return StateMismatch(f"at the layer {self.name!r}: {error}") if self.name else error
+    def _naming(self, error: HiddenStateError) -> HiddenStateError:
+        return type(error)(f"at the layer {self.name!r}: {error}") if self.name else error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -309,63 +333,48 @@ class Call:
         return tensor if self.layer.spec.batch_first else tensor.transpose(0, 1)
 
 
-def arguments(kind: type[nn.Module]) -> tuple[str, ...]:
-    """Return the names of the arguments that a module's forward takes by position."""
-    try:
-        forward = kind.forward
-    except AttributeError:  # scripted modules have none to look at
-        return ()
-    return _arguments(forward)
-
-
-@lru_cache(maxsize=1024)
-def _arguments(forward: Callable[..., Any]) -> tuple[str, ...]:
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    try:
-        parameters = list(inspect.signature(forward).parameters.values())[1:]
-    except (TypeError, ValueError):
-        return ()
-    return tuple(parameter.name for parameter in parameters if parameter.kind in by_position)
-
-
-# What a second argument is called when it is a state; endings count too: `prev_state`, `lstm_hidden`.
-_STATE_NAMES = {"state", "states", "hidden", "hiddens", "h", "hx", "hc", "prev", "previous", "carry", "memory", "mem"}
-_STATE_NAMES |= {"h0", "h_0", "h_prev", "hprev", "h_t", "ht", "h_tm1", "hidden_states", "past", "last", "context_state"}
-
-
-def named_like_state(name: str) -> bool:
-    """Say whether an argument of this name is a state."""
-    name = name.lower().strip("_")
-    return (
-        name in _STATE_NAMES
-        or name.endswith(("_state", "_states", "_hidden", "_hx", "_carry"))
-        or (name.startswith(("hidden_", "state_", "prev_", "h_", "init_")))
-    )
-
-
-def first_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | PackedSequence:
-    """Return the sequence or step that a call was given."""
-    x = args[0] if args else kwargs.get(arguments(type(module))[0])
-    if not isinstance(x, Tensor | PackedSequence):
-        raise NotRecurrent(
-            f"{type(module).__name__} was called with {type(x).__name__} as its first argument, "
-            f"but a tensor or a PackedSequence was expected there."
-        )
-    return x
-
-
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the user's own model inside what torch.compile, DDP, FSDP and checkpointing wrap around it."""
-    while (held := _WRAPPERS.get(type(model).__name__)) and isinstance(inner := model._modules.get(held), nn.Module):
-        model = inner
-    return model
+    return _wrapping(model)[-1]
 
+
+def _wrapping(model: nn.Module) -> list[nn.Module]:
+    """Return a model and what it is wrapped around, one within the other."""
+    found = [model]
+    while (held := _WRAPPERS.get(type(model).__name__)) and isinstance(inner := model._modules.get(held), nn.Module):
+        found.append(model := inner)
+    return found
+
+
+def unwrap_to_call(model: nn.Module, *, weights: bool = False) -> nn.Module:
+    """Return what `unwrap` does, for calls of our own; refuse a model that nobody but its wrapper may call.
+
+    With `weights`, also one whose weights come and go with each call: they are to be read, and gradients taken to them.
+    """
+    *wrappers, inner = _wrapping(model)
+    name = type(inner).__name__
+    if any(type(each).__name__ == _FLAT for each in (*wrappers, *inner.modules())):
+        raise BadInput(
+            f"{name} is wrapped in {_FLAT}, or holds a module that is: its weights are there only while the wrapper is "
+            f"called, and this needs calls of its own. Do it before the model is wrapped. What listens to your own "
+            f"calls (hs.Carry, hs.record, hs.Monitor, hs.regularize.Penalty) works on the wrapped one."
+        )
+    if weights and any(map(is_sharded, inner.modules())):
+        raise BadInput(
+            f"{name} is sharded by fully_shard: its weights come and go with each call, so neither they nor gradients "
+            f"to them can be looked at. Do this before the model is sharded. What listens to your own calls (hs.Carry, "
+            f"hs.record, hs.Monitor, hs.regularize.Penalty) works on the sharded one."
+        )
+    return inner
+
+
+_FLAT = "FullyShardedDataParallel"
 
 # What is wrapped around users' models, and where the model is in it. By name: to import them all takes long.
 _WRAPPERS = {
     "DistributedDataParallel": "module",
     "DataParallel": "module",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    _FLAT: "_fsdp_wrapped_module",
     "CheckpointWrapper": "_checkpoint_wrapped_module",
     "OptimizedModule": "_orig_mod",
 }

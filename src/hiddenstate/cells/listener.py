@@ -24,10 +24,10 @@ from torch import nn
 from ..errors import HiddenStateError
 from .dynamo import mark_uncompiled, uncompiled
 from .layer import Call, Layer, unwrap
+from .signature import Arguments
 
 Proceed: TypeAlias = Callable[[Call], Call]  # runs a call, and returns it with its result
-Around: TypeAlias = Callable[["Arguments", Callable[["Arguments"], Any]], Any]
-Arguments: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
+Around: TypeAlias = Callable[[Arguments, Callable[[Arguments], Any]], Any]
 
 
 class Rank(IntEnum):
@@ -45,12 +45,14 @@ class OuterCall:
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    given: Arguments = ((), {})  # what the caller gave, before others who listen put something in
 
 
 class Listener:
     """Somebody who hears the calls of a model's recurrent layers; a subclass says what happens around them."""
 
     rank = Rank.OBSERVE
+    title = ""  # what users know it by, where that is not the name of its class
 
     @property
     def observes(self) -> bool:
@@ -62,7 +64,7 @@ class Listener:
         return run()
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
-        """Wrap a call of a layer: return `proceed(call)`, or the call with what else should come of it."""
+        """Wrap a call of a layer: return `proceed(call)`, or the call with another result."""
         return proceed(call)
 
     def recompute(self, call: Call, proceed: Proceed) -> Call:
@@ -139,13 +141,13 @@ def under_checkpointing() -> bool:
     """Say whether what runs now runs for activation checkpointing, which will run it once more."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename.endswith(_CHECKPOINT):
+        if frame.f_code.co_filename.endswith(CHECKPOINT):
             return True
         frame = frame.f_back
     return False
 
 
-_CHECKPOINT = os.path.join("torch", "utils", "checkpoint.py")
+CHECKPOINT = os.path.join("torch", "utils", "checkpoint.py")
 
 
 def may_be_recomputed(*, grad_before: bool) -> bool:
@@ -171,6 +173,7 @@ class _ThreadHearing(threading.local):
         self.since: int | None = None  # within `unheard`: those who began to listen before this number hear nothing
         self.but: int | None = None  # except for those of this rank
         self.watchers: tuple[Watcher, ...] = ()
+        self.given: Arguments = ((), {})  # what the module that is called just now was given
         self.under_way: set[int] = set()  # listeners that are within a call of their model
 
 
@@ -241,7 +244,7 @@ _lock = threading.RLock()
 def _on_model(listener: Listener, module: nn.Module, arguments: Arguments, run: Callable[[Arguments], Any]) -> Any:
     if id(listener) in _here.under_way or recomputing():
         return run(arguments)
-    return _from_outside(listener, OuterCall(module, *arguments), lambda: run(arguments))
+    return _from_outside(listener, OuterCall(module, *arguments, _here.given), lambda: run(arguments))
 
 
 def _on_layer(listener: Listener, layer: Layer, arguments: Arguments, run: Callable[[Arguments], Any]) -> Any:
@@ -253,7 +256,7 @@ def _on_layer(listener: Listener, layer: Layer, arguments: Arguments, run: Calla
         return listener.recompute(call, proceed).result
     if id(listener) in _here.under_way:
         return listener.layer_call(call, proceed).result
-    entry = OuterCall(layer.module, *arguments)
+    entry = OuterCall(layer.module, *arguments, _here.given)
     return _from_outside(listener, entry, lambda: listener.layer_call(call, proceed).result)
 
 
@@ -295,7 +298,11 @@ class _Forward(_StandIn):
         seats = self.seats
         if _here.since is not None:
             seats = tuple(seat for seat in seats if seat.number > _here.since or seat.rank == _here.but)
-        return self._within(seats, (args, kwargs))
+        before, _here.given = _here.given, (args, kwargs)
+        try:
+            return self._within(seats, (args, kwargs))
+        finally:
+            _here.given = before
 
     def _within(self, seats: tuple[_Seat, ...], arguments: Arguments) -> Any:
         if not _here.watchers:
@@ -326,7 +333,8 @@ class _Replica(_StandIn):
     """Refuses what `nn.DataParallel` does to a module for each of its devices."""
 
     def __call__(self) -> Any:
-        who = ", ".join(sorted({type(listener).__name__ for listener in listeners(self.module)})) or "somebody"
+        heard_by = {listener.title or type(listener).__name__ for listener in listeners(self.module)}
+        who = ", ".join(sorted(heard_by)) or "hiddenstate"
         raise HiddenStateError(
             f"nn.DataParallel copies the model for every call, and {who}, attached to {type(self.module).__name__}, "
             f"would hear none of its copies. Use DistributedDataParallel, or close what is attached first."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -54,9 +55,13 @@ class Snapshot:
                         self._keep(thing, 1)
                     self._bindings += _bindings(method)
         self._alive = (model, *others)
+        members = (module for root in (model, *others) for module in root.modules())
+        self._sharded = [_ShardedModule(module) for module in members if is_sharded(module)]
 
     def restore(self) -> None:
         """Put everything back."""
+        for sharded in self._sharded:  # first, since nobody else may exchange the weights of such a module
+            sharded.restore()
         for kept, content in self._dicts:
             if len(kept) != len(content) or any(kept.get(key, kept) is not value for key, value in content.items()):
                 kept.clear()
@@ -122,6 +127,41 @@ class Snapshot:
             self._tensors.append((tensor, tensor.detach().clone(), version, counted))
             value = None if grad is None else grad.detach().clone()
             self._grads.append((tensor, grad, value, tensor.requires_grad))
+
+
+class _ShardedModule:
+    """A module that `fully_shard` has taken over: its whole weights stand in it at times, else this rank's part.
+
+    It knows itself which, so one must not be put in the place of the other but by its own means.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module: Any = module
+        self._holders = [member._parameters for member in _own_members(module)]
+        self._before = self._now()
+
+    def restore(self) -> None:
+        """Let stand in the module what stood there."""
+        for turn in (self._module.reshard, self._module.unshard):
+            if any(now is not before for now, before in zip(self._now(), self._before, strict=True)):
+                turn()
+
+    def _now(self) -> list[Any]:
+        return [parameter for holder in self._holders for parameter in holder.values()]
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Say whether `fully_shard` has taken a module over."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)  # who has one has loaded it
+    return kind is not None and isinstance(module, kind)
+
+
+def _own_members(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield a sharded module and what is in it, but for what is sharded by itself."""
+    yield module
+    for child in module._modules.values():
+        if child is not None and not is_sharded(child):
+            yield from _own_members(child)
 
 
 def _methods(kind: type) -> Iterator[Any]:

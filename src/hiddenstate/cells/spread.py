@@ -9,19 +9,18 @@ from torch import Tensor, nn
 
 from ..errors import NotRecurrent, StateMismatch
 from ..state import State
-from .layer import Adapter, Spec, arguments, named_like_state, weights_like
+from .first_states import call_initial_state, own_start, units_of
+from .layer import Adapter, Spec, weights_like
 from .native import Native, flatten
-from .trials import call_initial_state
-
-_FURTHER = ("c", "c0", "c_0", "cx", "c_t", "ct", "c_prev", "cprev", "c_tm1", "cell", "cells", "prev_c", "s", "m", "n")
+from .signature import arguments, named_like_further, named_like_state
 
 
-def is_spread(module: nn.Module) -> bool:
-    """Say whether a module looks like a cell that takes its state in several arguments."""
+def is_spread(module: nn.Module, *, sized: bool = True) -> bool:
+    """Say whether a module looks like a cell that takes its state in several arguments; `sized`: of a known size."""
     taken = arguments(type(module))[1:]
-    if len(taken) < 2 or not isinstance(getattr(module, "hidden_size", None), int):
+    if len(taken) < 2 or (sized and units_of(module) is None):
         return False
-    return named_like_state(taken[0]) and all(named_like_state(n) or n.lower() in _FURTHER for n in taken[1:])
+    return named_like_state(taken[0]) and all(map(named_like_further, taken[1:]))
 
 
 class GatheredCell(nn.Module):
@@ -34,9 +33,9 @@ class GatheredCell(nn.Module):
         self.train(cell.training)
 
     @property
-    def hidden_size(self) -> int:
-        """The units of each part."""
-        return _units(self.cell)
+    def hidden_size(self) -> int | None:
+        """The units of each part, where they are known."""
+        return units_of(self.cell)
 
     @property
     def input_size(self) -> int | None:
@@ -71,16 +70,16 @@ class SpreadAdapter(Adapter):
 
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
         """Name the parts as the arguments are, of two h and c."""
-        return State(dict(zip(_parts(module), native, strict=True)))
+        return State(dict(zip(parts_of(module), native, strict=True)))
 
     def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Native:
         """Return the parts in the order of the arguments."""
-        if set(state) != set(_parts(module)):
+        if set(state) != set(parts_of(module)):
             raise StateMismatch(
                 f"the state has the parts {', '.join(state)}, but {type(module).__name__} needs "
-                f"{', '.join(_parts(module))}."
+                f"{', '.join(parts_of(module))}."
             )
-        return tuple(state[name] for name in _parts(module))
+        return tuple(state[name] for name in parts_of(module))
 
     def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
         """Tell the next state from an output before it by the number of tensors."""
@@ -101,26 +100,22 @@ class SpreadAdapter(Adapter):
         return (x, *native), {name: value for name, value in kwargs.items() if name != first and name not in others}
 
 
-def _parts(module: nn.Module) -> tuple[str, ...]:
+def parts_of(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the parts, in the order of the arguments."""
     taken = arguments(type(module))[1:]
     return ("h", "c") if len(taken) == 2 else taken
 
 
-def _units(module: nn.Module) -> int:
-    units: int = module.hidden_size  # type: ignore[assignment]
-    return units
-
-
 def _initial(module: nn.Module, batch: int) -> tuple[Tensor, ...]:
-    if callable(getattr(module, "initial_state", None)):
+    if own_start(module) is not None:
         return tuple(flatten(call_initial_state(module, batch))[0].values())
     device, dtype = weights_like(module)
-    return tuple(torch.zeros(batch, _units(module), device=device, dtype=dtype) for _ in _parts(module))
+    return tuple(torch.zeros(batch, units_of(module) or 0, device=device, dtype=dtype) for _ in parts_of(module))
 
 
 def _split(module: nn.Module, result: Any) -> tuple[Any, tuple[Tensor, ...]]:
     """Return output and next state of `(h, c)`, `(output, h, c)` or `(output, (h, c))`."""
-    count = len(_parts(module))
+    count = len(parts_of(module))
     if isinstance(result, tuple | list):
         if len(result) == count and all(isinstance(part, Tensor) for part in result):
             return result[0], tuple(result)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ..errors import BadInput
 from ..state import State
-from .discovery import layers
+from .discovery import cell_along, layers
+from .first_states import FIRST_STATES
 from .layer import Layer, named_like_state, unwrap
 from .listener import unheard
 from .snapshot import untouched
@@ -21,16 +22,6 @@ from .snapshot import untouched
 Given: TypeAlias = "tuple[Any, ...]"  # what is handed in beside the sequence
 Making: TypeAlias = Callable[[int], Given]  # from a number of rows
 
-# What people call the method that makes a first state.
-_OWN: tuple[str, ...] = (
-    "init_hidden",
-    "initHidden",
-    "init_state",
-    "initial_state",
-    "init_hidden_state",
-    "initialize_hidden_state",
-)
-_OWN += ("get_initial_state", "get_init_state", "begin_state", "zero_state", "init_hiddens", "init_states")
 _CELL_STATES = ("c", "c0", "c_0", "cx", "c_t", "c_prev", "cell", "cells", "cell_0")
 
 
@@ -86,6 +77,11 @@ def started(model: nn.Module, x: Tensor) -> StartedModel:
     if not names:
         return StartedModel(model)
     title = f"{type(inner).__name__}.forward"
+    if cell_along(inner, x) is not None:
+        raise BadInput(
+            f"{title} takes one step and its state, but x of shape {tuple(x.shape)} is a sequence. A cell is stepped "
+            f"along it: hs.unroll(cell, x), or make a layer of it, hs.Recurrent({type(inner).__name__}, ...)."
+        )
     strange = [name for name in names if not _is_state(name)]
     if strange:
         raise BadInput(
@@ -152,7 +148,7 @@ def _accepted(model: nn.Module, x: Tensor, count: int) -> list[tuple[Making, tup
 
 
 def _makings(model: nn.Module, count: int) -> Iterator[tuple[Making, tuple[Layer, ...]]]:
-    for name in _OWN:
+    for name in FIRST_STATES:
         method = getattr(model, name, None)
         if callable(method):
             yield partial(_made_by, method, count), ()

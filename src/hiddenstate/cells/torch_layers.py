@@ -10,14 +10,15 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import NotRecurrent, StateMismatch
 from ..state import State
-from .layer import Adapter, Spec, first_input, weights_like
+from .layer import Adapter, Spec, weights_like
 from .native import Native
+from .signature import first_input
 
 
 class FusedAdapter(Adapter):
     """`nn.RNN`, `nn.LSTM` and `nn.GRU`: one call runs all layers, directions and steps."""
 
-    fused = True
+    fused, state_name = True, "hx"
 
     def __init__(self, kind: str) -> None:
         """Adapt layers of one kind: `"rnn"`, `"lstm"` or `"gru"`."""
@@ -50,7 +51,11 @@ class FusedAdapter(Adapter):
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
         """Name h and c; a state without rows becomes one of a single row."""
         parts = _named(self.kind == "lstm", native)
-        return State.alike({name: part if part.dim() > 2 else part.unsqueeze(1) for name, part in parts.items()}, 1)
+        state = State.alike({name: part if part.dim() > 2 else part.unsqueeze(1) for name, part in parts.items()}, 1)
+        if not _as_torch_wrote_it(module):
+            self._check(module, state)
+            _check_rows(module, state, batch)
+        return state
 
     def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Native:
         """Return the tensor or the tuple (h, c) that the layer takes."""
@@ -61,7 +66,11 @@ class FusedAdapter(Adapter):
 
     def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
         """Unpack output and final state, as every fused layer returns them."""
+        if not (isinstance(result, tuple | list) and len(result) == 2):
+            raise _without_state(module, result, "(output, state)")
         output, native = result
+        if not _as_torch_wrote_it(module):
+            self.to_state(module, native)  # refuses what is no state of this layer
         return output, native
 
     def rows(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
@@ -91,6 +100,8 @@ class FusedAdapter(Adapter):
 class TorchCellAdapter(Adapter):
     """`nn.RNNCell`, `nn.LSTMCell` and `nn.GRUCell`: one call is one step."""
 
+    state_name = "hx"
+
     def __init__(self, kind: str) -> None:
         """Adapt cells of one kind: `"rnn_cell"`, `"lstm_cell"` or `"gru_cell"`."""
         self.kind = kind
@@ -112,10 +123,18 @@ class TorchCellAdapter(Adapter):
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
         """Name h and c; a state without rows becomes one of a single row."""
         parts = _named(self._lstm, native)
-        return State.alike({name: part if part.dim() > 1 else part.unsqueeze(0) for name, part in parts.items()}, 0)
+        state = State.alike({name: part if part.dim() > 1 else part.unsqueeze(0) for name, part in parts.items()}, 0)
+        if not _as_torch_wrote_it(module):
+            self._check(module, state)
+            _check_rows(module, state, batch)
+        return state
 
     def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Native:
         """Return the tensor or the tuple (h, c) that the cell takes."""
+        self._check(module, state)
+        return _unnamed(self._lstm, state, batched, axis=0)
+
+    def _check(self, module: nn.Module, state: State) -> None:
         _check_parts(module, state, self._parts)
         size, axes = cast(nn.RNNCellBase, module).hidden_size, state.batch_axis
         for part in self._parts:
@@ -126,11 +145,16 @@ class TorchCellAdapter(Adapter):
                     f"but this {type(module).__name__} needs (batch, {size}). A fused layer's state has one axis more: "
                     f"take one of its layers, state[{part!r}][0]."
                 )
-        return _unnamed(self._lstm, state, batched, axis=0)
 
     def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
         """Take h for the output, as torch's cells return nothing but the state."""
-        return (result[0], tuple(result)) if self._lstm else (result, result)
+        if not self._lstm:
+            if not isinstance(result, Tensor):
+                raise _without_state(module, result, "h alone")
+            return result, result
+        if not (isinstance(result, tuple | list) and len(result) == 2):
+            raise _without_state(module, result, "(h, c)")
+        return result[0], tuple(result)
 
     def join(self, module: nn.Module, output: Any, native: Native) -> Any:
         """Return the state alone, as torch's cells do: the output is the h in it."""
@@ -174,6 +198,28 @@ def _check_parts(module: nn.Module, state: State, parts: tuple[str, ...]) -> Non
             f"the state has the parts {', '.join(state)}, but {type(module).__name__} needs {', '.join(parts)}. "
             f"hs.Bridge leads from one kind of layer to another."
         )
+
+
+def _as_torch_wrote_it(module: nn.Module) -> bool:
+    """Say whether a module takes and returns what its kind does; a subclass with a forward of its own may not."""
+    return (getattr(type(module).forward, "__module__", None) or "").startswith("torch.")
+
+
+def _check_rows(module: nn.Module, state: State, rows: int | None) -> None:
+    if rows is not None and state.batch != rows:
+        raise StateMismatch(
+            f"{type(module).__name__} was called with {rows} rows, as its batch_first and the shape of its input say, "
+            f"but its state has {state.batch}. Its own forward takes another layout than torch's: let it take that of "
+            f"{type(module).__mro__[1].__name__}, or say how it is called with hs.register."
+        )
+
+
+def _without_state(module: nn.Module, result: Any, needed: str) -> NotRecurrent:
+    return NotRecurrent(
+        f"{type(module).__name__} returned {_seen(result)}, but layers of its kind return {needed}, and the state it "
+        f"ended in is read from there. Let its own forward return what super().forward gives, and its caller take "
+        f"the part that is wanted."
+    )
 
 
 def _seen(native: Any) -> str:

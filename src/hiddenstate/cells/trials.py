@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from .layer import arguments, weights_like
+from ..state import tensors
+from .first_states import ROWS, Candidate, call_initial_state, candidates, remember, units_of
+from .layer import weights_like
 from .listener import unheard
-from .native import Form, Native, flatten, matches
+from .native import Form, Native, flatten, matches, rebuild
+from .signature import arguments, give_state
 from .snapshot import untouched
 
-Candidate: TypeAlias = tuple[Native, dict[str, int]]  # a native state of three rows, and the axes they are on
 Takes: TypeAlias = Literal["step", "batch first", "time first"]
 
-ROWS = 3  # neither 1, which broadcasts, nor 2, which `h, c = state` would take apart along the batch
 _STEPS = 5
+_in_vain: WeakSet[nn.Module] = WeakSet()  # for which no step could be made up that they take as a cell
 
 
 def _silence(module: nn.Module) -> None:
@@ -55,21 +58,58 @@ def try_out(module: nn.Module, natives: Sequence[Candidate], sample: Tensor | No
     return None
 
 
-def guesses(module: nn.Module, hidden: int) -> list[Candidate]:
-    """Return the states that a module of `hidden` units may take: one tensor or two, by itself or stacked."""
-    device, dtype = weights_like(module)
-    layers = getattr(module, "num_layers", 1)
-    deep = (layers if isinstance(layers, int) else 1) * (2 if getattr(module, "bidirectional", False) is True else 1)
+def learn(
+    module: nn.Module, sample: Tensor | None = None, *, parts: int | None = None, handed: Any = None
+) -> StateForm | None:
+    """Find out what the state of a cell looks like that does not say its size, and remember it; None in vain.
 
-    def zeros(*shape: int) -> Tensor:
-        return torch.zeros(*shape, ROWS, hidden, device=device, dtype=dtype)
+    It has to give back what it was given, computed anew, and to keep its rows apart: nothing says that it is a cell.
 
-    return [
-        (zeros(), {"h": 0}),
-        ((zeros(), zeros()), {"h": 0, "c": 0}),
-        (zeros(deep), {"h": 1}),
-        ((zeros(deep), zeros(deep)), {"h": 1, "c": 1}),
-    ]
+    Args:
+        module: A cell that takes its state in one argument.
+        sample: One step of its input, `(batch, ...)`; without it, one is made up.
+        parts: Of how many tensors the state is, where `module` gathers so many arguments of another.
+        handed: A state that a call with this step was handed.
+    """
+    owner = module if parts is None else next(module.children())
+    if sample is None and owner in _in_vain:
+        return None
+    if sample is not None and sample.dim() > (2 if sample.is_floating_point() else 1):
+        frames = all(part.dim() == sample.dim() > 3 for part in tensors(handed).values())
+        if handed is None or not frames:
+            return None  # as much may be a sequence, which other modules than cells take with a state
+    with untouched(module), unheard(), torch.no_grad():
+        module.eval()
+        _silence(module)
+        ways, sizes = candidates(owner, sample, parts=parts, handed=handed)
+        steps = [_sampled(sample)] if sample is not None else list(invented_inputs(module, ROWS, units=sizes))
+        for x in steps:
+            for candidate, start in ways:
+                if _fits(module, x, candidate[0], "step") and _computes_rows(module, x, candidate):
+                    remember(owner, candidate, start)
+                    return StateForm(flatten(candidate[0])[1], candidate[1])
+    if sample is None:
+        _in_vain.add(owner)
+    return None
+
+
+def _computes_rows(module: nn.Module, x: Tensor, candidate: Candidate) -> bool:
+    """Say whether a step makes a new state, each row of its own row of input and state alone."""
+    native, axes = candidate
+    parts, form = flatten(native)
+    before = _trial(module, x, native)
+    if before is None or all(torch.equal(before[1][name], part) for name, part in parts.items()):
+        return False
+    moved = {name: part.clone() for name, part in parts.items()}
+    for name, part in moved.items():
+        part.select(axes[name], 0).add_(1)
+    after = _trial(module, x, rebuild(form, moved))
+    gaps = [] if after is None else [(before[1][n] - after[1][n]).movedim(a, 0)[1:] for n, a in axes.items()]
+    return (
+        after is not None
+        and all(bool((gap.abs() < 1e-4).all()) for gap in gaps)
+        and _rows_apart(module, x, candidate, "step")
+    )
 
 
 def _laid_out(x: Tensor, takes: Takes) -> Tensor:
@@ -83,7 +123,8 @@ def _trial(module: nn.Module, x: Tensor, native: Native) -> tuple[Any, dict[str,
     """Return output and state of a trial call, where it gives back the form of state that it was given."""
     parts, form = flatten(native)
     try:
-        result = module.forward(x, native)
+        args, kwargs = give_state(module, ((x,), {}), native)
+        result = module.forward(*args, **kwargs)
     except Exception:  # a trial: whatever a user's cell raises means that this form is not its own
         return None
     pair = isinstance(result, tuple | list) and len(result) == 2
@@ -124,9 +165,13 @@ def _fits(module: nn.Module, x: Tensor, native: Native, takes: Takes) -> bool:
 
 def _steps(module: nn.Module, sample: Tensor | None) -> Iterator[Tensor]:
     if sample is not None:
-        yield sample[:1].expand(ROWS, *sample.shape[1:]).contiguous()
+        yield _sampled(sample)
     else:
         yield from invented_inputs(module, ROWS)
+
+
+def _sampled(sample: Tensor) -> Tensor:
+    return sample[:1].expand(ROWS, *sample.shape[1:]).contiguous()
 
 
 def read_form(module: nn.Module) -> Form | None:
@@ -148,26 +193,19 @@ def starts_by_number(module: nn.Module) -> bool:
         return False
 
 
-def call_initial_state(module: nn.Module, batch: int) -> Any:
-    """Call a cell's own `initial_state`, with device and dtype where it insists on them."""
-    method: Callable[..., Any] = module.initial_state  # type: ignore[assignment]
-    device, dtype = weights_like(module)
-    extra = {"device": device, "dtype": dtype}
-    parameters = inspect.signature(method).parameters.values()
-    needed = {p.name: extra[p.name] for p in parameters if p.name in extra and p.default is p.empty}
-    return method(batch, **needed)
-
-
 _NAMES = ("input_size", "in_features", "input_dim", "n_in", "input_dims")
 
 
-def invented_inputs(module: nn.Module, *shape: int) -> Iterator[Tensor]:
-    """Yield inputs `(*shape, feature)`, or tokens `(*shape)`, that a module may take, the likeliest first."""
+def invented_inputs(module: nn.Module, *shape: int, units: Sequence[int] = ()) -> Iterator[Tensor]:
+    """Yield inputs `(*shape, feature)`, or tokens `(*shape)`, that a module may take, the likeliest first.
+
+    `units` are the sizes that its state may have, where it does not say so.
+    """
     device, dtype = weights_like(module)
     generator = torch.Generator().manual_seed(0)
     widths: set[int] = set()
     tables: set[int] = set()
-    for size, is_vocabulary in _sizes(module):
+    for size, is_vocabulary in _sizes(module, units):
         if size < 1 or size in (tables if is_vocabulary else widths):
             continue
         (tables if is_vocabulary else widths).add(size)
@@ -179,19 +217,19 @@ def invented_inputs(module: nn.Module, *shape: int) -> Iterator[Tensor]:
         yield torch.zeros(shape, dtype=torch.int64, device=device)  # tokens that are looked up in some other way
 
 
-def _sizes(module: nn.Module) -> Iterator[tuple[int, bool]]:
+def _sizes(module: nn.Module, units: Sequence[int]) -> Iterator[tuple[int, bool]]:
     """Yield sizes and whether each is that of a vocabulary."""
-    hidden = getattr(module, "hidden_size", 0)
+    hidden = units_of(module)
     for inner in module.modules():
         if isinstance(inner, nn.Embedding):
             yield inner.num_embeddings, True
         for size in (getattr(inner, name, None) for name in _NAMES):
             if isinstance(size, int):
                 yield size, False
-    if isinstance(hidden, int):  # products with x and h side by side
+    for size in units if hidden is None else (hidden,):  # products with x and h side by side
         for inner in module.modules():
             if isinstance(inner, nn.Linear):
-                yield inner.in_features - hidden, False
+                yield inner.in_features - size, False
     for parameter in module.parameters():
         if parameter.dim() == 2:
             yield parameter.shape[0], False

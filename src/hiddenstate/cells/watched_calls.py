@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import Tensor, nn
 
 from .discovery import Layers, has_own_code, layers_in, layers_of_call
-from .listener import Arguments, Handle, OuterCall, all_hear, around, unheard
+from .listener import Handle, OuterCall, all_hear, around, unheard
+from .signature import Arguments
 
 if TYPE_CHECKING:
     from .behavior import OwnStart, Put

@@ -164,7 +164,10 @@ def diagnose(
     if fail_on not in grades:
         raise BadInput(f"--fail-on is one of {', '.join(grades)}, but is {fail_on!r}.")
     made, given, _ = _loaded(model, inputs, text, weights=weights, encode=encode, batch_axis=batch_axis)
-    found = examine(made, *given, batch_axis=batch_axis, ignore=ignore or ())
+    try:
+        found = examine(made, *given, batch_axis=batch_axis, ignore=ignore or ())
+    except BadInput as error:
+        raise error if given else BadInput(f"{error} On the command line: --input x.npy, or --text.") from error
     if as_json or sarif:
         typer.echo(json.dumps(found.to_sarif() if sarif else found.to_dict(), indent=2))
     else:

@@ -25,7 +25,7 @@ _NEXT = {
     "hiddenstate diagnose package.module:make_model": "what is wrong with its state",
     "hiddenstate report package.module:make_model -i x.npy": "a page like the one above",
     "hiddenstate bench package.module:make_model -i x.npy": "what recording and carrying would cost",
-    "hiddenstate --help": "the rest; docs/tutorial.md takes ten minutes",
+    "hiddenstate --help": "the rest; in Python, help(hiddenstate) says what each part is for",
 }
 
 

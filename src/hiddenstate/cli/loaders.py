@@ -54,7 +54,10 @@ def load_weights(model: nn.Module, file: str) -> None:
     try:
         found = _checkpoint(path)
     except Exception as error:
-        raise BadInput(f"{path} cannot be read as weights: {' '.join(str(error).split())[:300]}") from error
+        raise BadInput(
+            f"{path} cannot be read as weights ({type(error).__name__}): it is no checkpoint, or holds more than "
+            f"tensors, which is never opened. torch.save(model.state_dict(), path) or a .safetensors file is needed."
+        ) from error
     weights = {_PREFIXES.sub("", str(name)): value for name, value in found.items() if isinstance(value, Tensor)}
     own = model.state_dict()
     missing, unknown = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
@@ -163,7 +166,7 @@ def _read(name: str, batch_axis: int) -> Tensor:
         raise BadInput(f"there is no file {path}.")
     try:
         if path.suffix == ".npy":
-            return torch.from_numpy(numpy.load(path, allow_pickle=False))
+            return _numpy(path)
         if path.suffix == ".csv":
             return _csv(path).unsqueeze(batch_axis)
         if path.suffix == ".safetensors":
@@ -173,6 +176,18 @@ def _read(name: str, batch_axis: int) -> Tensor:
     except Exception as error:
         raise BadInput(f"{path} cannot be read as {path.suffix}: {error}") from error
     raise BadInput(f"an input is a .npy, .safetensors or .csv file, but this is {path}. Pickles are never opened.")
+
+
+def _numpy(path: Path) -> Tensor:
+    with path.open("rb") as file:
+        if file.read(6) != b"\x93NUMPY":
+            raise BadInput(f"{path} is no file of numpy's, whatever its name: numpy.save(path, array) writes one.")
+    try:
+        return torch.from_numpy(numpy.load(path, allow_pickle=False))
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise BadInput(f"{path} holds Python objects, not numbers; pickles are never opened.") from error
 
 
 def _csv(path: Path) -> Tensor:

@@ -1,7 +1,8 @@
 """Verdicts: what is wrong with a model's state, how we know, and what to change."""
 
 from .diagnose import diagnose
-from .monitor import Episode, Monitor
+from .episodes import Episode
+from .monitor import Monitor
 from .report import Finding, Report
 from .thresholds import Thresholds
 from .writers import CsvWriter, JsonlWriter, MonitorWriter

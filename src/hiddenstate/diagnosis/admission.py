@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_sequence
 
-from ..cells import input_axes, started, unwrap
+from ..cells import input_axes, started, unheard, untouched, unwrap_to_call
 from ..errors import BadInput
 from ..state import Path, ends, mapped, numbers
-from .calling import Calling, called, calling, is_state, path_name, state_named
+from .calling import Calling, called, calling, is_state, path_name
 from .inputs import Argument, ModelInputs, lengths_of, unpacked
+from .padding import unread_padding, with_padding
 from .patient import Patient
 from .stepped import (
     Stepped,
@@ -41,7 +42,7 @@ def admit(
     **more: Any,
 ) -> Patient:
     """Return the patient, ready for its first call; `axes` are those of rows and steps, as far as they are told."""
-    model = unwrap(model)
+    model = unwrap_to_call(model, weights=True)
     assumed: list[str] = []
     if call is not None:
         model, inputs, how = called(model, inputs, call)
@@ -51,6 +52,8 @@ def admit(
         itself = itself or (None if kwargs else insists_on_a_state(model, inputs))
         how, inputs = calling(model, inputs, kwargs), (*inputs, *kwargs.values())
     batch_axis = _batch_axis(how.names, inputs, axes, lengths=lengths, targets=more.get("targets"), assumed=assumed)
+    if axes == (None, None) and call is None and not kwargs and itself is None:
+        batch_axis = _of_columns(model, inputs, assumed) or batch_axis
     alone = itself is not None and takes_one_step(itself, inputs)
     if alone and itself is not None:
         model, inputs = stepped(itself, inputs, assumed, time_axis=_time_axis(batch_axis))
@@ -69,6 +72,14 @@ def admit(
     args, flat = _unflattened(how.names, inputs) if axes == (None, None) else (inputs, frozenset())
     args, ragged, lengths = _padded(args, lengths)
     read = read_inputs(how, args, batch_axis=1 if flat else batch_axis, lengths=lengths)
+    assumed += [
+        f"padding is where {read.name(a.path) or 'a mask'} says so" for a in read.arguments if a.real is not None
+    ]
+    assumed += [
+        f"{name} does not hold one value at the real steps of each row and the other one behind them, so what padding "
+        f"does was not examined; lengths= tells it"
+        for name in unread_padding(read)
+    ]
     return Patient(model, replace(read, flat=flat, ragged=ragged), thresholds, assumed=assumed, alone=alone, **more)
 
 
@@ -126,16 +137,47 @@ def _batch_axis(
         return batch_axis or 0
     if x is None or x.shape[0] == x.shape[1]:
         return 0
-    states = [value for name, value in zip(names[1:], inputs[1:], strict=False) if state_named(name)]
+    found = {path: end for path, end in ends(inputs) if path[0] > 0}
+    states = [end for path, end in found.items() if isinstance(end, Tensor) and _is_state(found, path, names)]
     counts = [each for each in inputs[1:] if lengths is None and _counts_steps(each, x)]
     beside = {"lengths": counts[0] if counts else lengths, "targets": targets, "the state": states or None}
     for what, value in beside.items():
-        if what == "the state" and any(isinstance(e, Tensor) and e.shape[:1] == x.shape[:1] for _, e in ends(value)):
+        if what == "the state" and any(end.shape[:1] == x.shape[:1] for end in states):
             continue  # rows first, as those of the input
-        if _rows_told(what, value) == x.shape[1]:
+        if _rows_told(what, value, x) == x.shape[1]:
             assumed.append(f"{x.shape[1]} rows on axis 1, as {what} has so many; batch_axis= says otherwise")
             return 1
     return 0
+
+
+def _of_columns(model: nn.Module, inputs: tuple[Any, ...], assumed: list[str]) -> int | None:
+    """Return the axis of rows where each step is a column, (feature, 1), as W @ x takes it; None where it is not.
+
+    Tried: a second column runs, and one feature less does not.
+    """
+    x = inputs[0] if inputs else None
+    steps = list(x) if isinstance(x, list | tuple) or (isinstance(x, Tensor) and x.dim() == 3) else []
+    shapes = {tuple(step.shape) if isinstance(step, Tensor) and step.is_floating_point() else () for step in steps}
+    if len(steps) < 2 or len(shapes) != 1 or len(shape := shapes.pop()) != 2 or shape[1] != 1 or shape[0] < 2:
+        return None
+
+    def runs(change: Callable[[Tensor], Tensor]) -> bool:
+        changed = torch.stack([change(step) for step in steps]) if isinstance(x, Tensor) else [*map(change, steps)]
+        with untouched(model), unheard(), torch.no_grad():
+            model.eval()
+            try:
+                model(changed, *inputs[1:])
+            except Exception:  # a trial: whatever a user's model raises means that it does not take this
+                return False
+        return True
+
+    if not runs(lambda step: step.expand(-1, 2)) or runs(lambda step: step[1:]):
+        return None
+    axis = 2 if isinstance(x, Tensor) else 1
+    assumed.append(
+        f"each step is a column of {shape[0]} features, so rows are on axis {axis}; batch_axis= says otherwise"
+    )
+    return axis
 
 
 def _counts_steps(value: Any, x: Tensor) -> bool:
@@ -146,7 +188,7 @@ def _counts_steps(value: Any, x: Tensor) -> bool:
     return len(told) == x.shape[1] and int(told.min()) >= 1 and int(told.max()) == x.shape[0]
 
 
-def _rows_told(what: str, value: Any) -> int | None:
+def _rows_told(what: str, value: Any, x: Tensor) -> int | None:
     """Return how many rows something beside the sequence has, where it tells."""
     if value is None:
         return None
@@ -154,16 +196,20 @@ def _rows_told(what: str, value: Any) -> int | None:
         return len(value)
     if what == "targets":
         return len(value) if isinstance(value, Tensor) and value.dim() == 1 else None
-    parts = [end for _, end in ends(value)]
-    stacked = all(isinstance(end, Tensor) and end.dim() == 3 and end.is_floating_point() for end in parts)
-    return int(parts[0].shape[1]) if parts and stacked else None
+    # (layers, rows, units), or (rows, units) beside a sequence that has an axis for both rows and steps.
+    axes = 3 if x.is_floating_point() else 2
+    rows = {int(end.shape[end.dim() - 2]) if end.dim() == 3 or x.dim() >= axes else None for end in value}
+    return rows.pop() if len(rows) == 1 and all(end.dim() in (2, 3) for end in value) else None
 
 
 def _with_states(model: nn.Module, x: Tensor, assumed: list[str]) -> tuple[Any, ...]:
     """Return the inputs, and the first states that the model's forward insists on beside its sequence."""
     try:
         beside = started(model, x).beside(x)
-    except BadInput:  # the first call says what is missing
+    except BadInput as error:  # the first call fails then
+        assumed.append(
+            f"no state was given, and none could be handed in: {error} hs.diagnose(model, x, state) gives one"
+        )
         return (x,)
     if beside:
         what = "None was" if all(state is None for state in beside) else "first states were"
@@ -207,7 +253,7 @@ def read_inputs(how: Calling, args: tuple[Any, ...], *, batch_axis: int, lengths
     read = ModelInputs(args, tuple(arguments), batch, batched, steps, main, told, calling=how)
     in_rows = [s for s in arguments if s.kind == "lengths" and s.rows is not None]
     by_name = [s for s in in_rows if "len" in path_name(names, s.path).lower()]
-    return replace(read, lengths=read.known_lengths()) if by_name and batched else read
+    return with_padding(replace(read, lengths=read.known_lengths()) if by_name and batched else read)
 
 
 def _main(found: dict[Path, Any], names: tuple[str, ...]) -> Path:
@@ -226,8 +272,8 @@ def _main(found: dict[Path, Any], names: tuple[str, ...]) -> Path:
         if end.dtype == torch.bool:
             return 4
         if end.dim() >= 3 or (end.dim() == 2 and not end.is_floating_point()):
-            return 0
-        return 1 if end.dim() == 2 else 2
+            return 1 if _marks(end) else 0
+        return 2 if end.dim() == 2 else 3
 
     return min(tensors.items(), key=rank)[0]
 
@@ -276,14 +322,19 @@ def _argument(
     if rows == 1 and axis == 0:
         return Argument(path, "state", rows)
     beside = 1 - rows if rows < 2 else None  # the axis of time
-    marks = end.dtype == torch.bool or (end.dim() == 2 and bool(((end == 0) | (end == 1)).all()))
-    if marks:
+    if _marks(end):
         return Argument(
             path, "mask", rows, beside if beside is not None and end.shape[beside] == steps else None, steps
         )
     if end.dim() == 2 and end.is_floating_point() and (beside is None or end.shape[beside] != steps):
         return Argument(path, "features", rows)
     return Argument(path, "sequence", rows, beside, end.shape[beside] if beside is not None else 0)
+
+
+def _marks(end: Tensor) -> bool:
+    """Whether a tensor marks rows and steps with 0 and 1."""
+    single = end.dim() == 2 or (end.dim() == 3 and end.shape[2] == 1)
+    return end.dtype == torch.bool or (single and bool(((end == 0) | (end == 1)).all()))
 
 
 def _rows_of(end: Tensor, batch: int | None, axis: int) -> int | None:
@@ -302,7 +353,8 @@ def _as_lengths(argument: Argument, end: Any, told: Tensor | None, batch: int, s
     same = told is not None and torch.equal(values, told)
     if same or (told is None and int(values.min()) >= 1 and int(values.max()) == steps):
         return Argument(argument.path, "lengths", 0)
-    return argument
+    # A list with a number for each row goes with the rows, whatever it counts.
+    return replace(argument, rows=0)
 
 
 def _time_axis(batch_axis: int) -> int:

@@ -17,7 +17,7 @@ def detaching(held: Iterable[str], layers: Sequence[Layer]) -> str:
     names = list(held)
     if names:
         owner, _, attribute = names[0].partition("[")[0].rpartition(".")
-        return _detached(f"{_path('self', owner)}.{attribute}", several="[" in names[0])
+        return _detached(f"{path_of('self', owner)}.{attribute}", several="[" in names[0])
     return _detached("hidden", several=any(len(layer.spec.parts) > 1 for layer in layers if layer.seen is None))
 
 
@@ -28,7 +28,7 @@ def _detached(name: str, *, several: bool) -> str:
     return f"{line}  # hs.State.detached({name}) takes a state of any form"
 
 
-def _path(root: str, name: str) -> str:
+def path_of(root: str, name: str) -> str:
     """Return a module of a model as one writes it."""
     if not name:
         return root
@@ -40,7 +40,7 @@ def remembering(layer: Layer | None) -> str:
     module = None if layer is None else layer.module
     if layer is None or not isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return "# start with recurrent weights that neither grow nor shrink (nn.init.orthogonal_), or shorter sequences"
-    path = _path("model", layer.name)
+    path = path_of("model", layer.name)
     kind, units = layer.kind.removesuffix("_cell"), module.hidden_size
     what, act, why = "weight_hh", "torch.nn.init.orthogonal_({})", "or a GRU or LSTM in its place, or shorter sequences"
     if kind in _GATED and module.bias:
@@ -59,6 +59,26 @@ def remembering(layer: Layer | None) -> str:
     return f"with torch.no_grad(): {'; '.join(lines)}  # {why}"
 
 
+def drawn_anew(layer: Layer | None) -> str:
+    """Return how the weights of a layer, or of a model that has none of its own, are drawn anew."""
+    path = path_of("model", "" if layer is None or layer.seen is not None else layer.name)
+    if layer is not None and layer.seen is None and hasattr(layer.module, "reset_parameters"):
+        return f"{path}.reset_parameters()"
+    module = None if layer is None else layer.module
+    if module is not None and any(hasattr(part, "reset_parameters") for part in module.modules()):
+        inner = f"[m.reset_parameters() for m in {path}.modules() if hasattr(m, 'reset_parameters')]"
+        bare = any(p.dim() > 1 for m in module.modules() if not hasattr(m, "reset_parameters") for p in _own(m))
+        return f"{inner}; {_BARE % path}" if bare else inner
+    return _BARE % path
+
+
+_BARE = "[torch.nn.init.normal_(p, std=0.5 * len(p) ** -0.5) for p in %s.parameters(recurse=False) if p.dim() > 1]"
+
+
+def _own(module: nn.Module) -> list[nn.Parameter]:
+    return list(module.parameters(recurse=False))
+
+
 def freezing(names: Sequence[str], model: nn.Module) -> str:
     """Return how parameters without a gradient are frozen on purpose, where they are not to be used or removed."""
     without = set(names)
@@ -68,7 +88,7 @@ def freezing(names: Sequence[str], model: nn.Module) -> str:
         parts = name.split(".")
         owners = [".".join(parts[:depth]) for depth in range(1, len(parts))]
         whole = (owner for owner in owners if _parameters(model, owner) <= without)
-        found.setdefault(_path("model", next(whole, name)) if "." in name else f"model.{name}")
+        found.setdefault(path_of("model", next(whole, name)) if "." in name else f"model.{name}")
     lines = "; ".join(f"{place}.requires_grad_(False)" for place in found)
     return f"{lines}  # on purpose; else use it in forward, or remove it"
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..cells import BegunDataSet, is_data_set, read_batch
+from ..cells import BegunDataSet, as_tensors, is_data_set, read_batch, unwrap
 from ..errors import BadInput, DiagnosisFailed, HiddenStateWarning
 from ..measure import survey, tracked
 from .admission import admit
@@ -18,6 +20,7 @@ from .first_call import settle, timed
 from .outcome import Outcome
 from .patient import Patient
 from .probes.calls import PlainCall
+from .probes.handed import StateGivenBack
 from .report import RANK, Finding, Report
 from .rule import Rule, Symptom
 from .rules import RULES, TITLES
@@ -80,6 +83,8 @@ def diagnose(
         optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)  # type: ignore[assignment]
     if call is not None and kwargs:
         raise BadInput(f"call= says how the model is called, so {next(iter(kwargs))}= has nowhere to go: put it there.")
+    if call is None:
+        inputs, kwargs = as_tensors(unwrap(model), inputs), as_tensors(unwrap(model), kwargs)
     data = BegunDataSet(inputs[0]) if len(inputs) == 1 and is_data_set(inputs[0]) else None
     if data is not None and call is not None:
         inputs = (data.first,)
@@ -105,9 +110,20 @@ def diagnose(
     if data is not None:
         _survey(model, patient, data, call)
     report = _examined(patient, type(model).__name__, unwanted)
+    report.source = _source(model)
     if fail_on is not None and report.worst() and RANK[report.worst()] <= RANK[fail_on]:
         raise DiagnosisFailed(f"the model has a finding of severity {report.worst()!r}.\n{report.text()}")
     return report
+
+
+def _source(model: nn.Module) -> tuple[str, int] | None:
+    """Return file and line of the class of a model, as seen from here, where it is not torch's."""
+    kind = type(unwrap(model))
+    try:
+        file, line = Path(inspect.getsourcefile(kind) or ""), inspect.getsourcelines(kind)[1]
+        return None if kind.__module__.startswith("torch.") else (file.relative_to(Path.cwd()).as_posix(), line)
+    except (OSError, TypeError, ValueError):  # made on the fly, or outside of this folder
+        return None
 
 
 def _survey(model: nn.Module, patient: Patient, data: BegunDataSet, call: Callable[..., Any] | None) -> None:
@@ -120,7 +136,7 @@ def _survey(model: nn.Module, patient: Patient, data: BegunDataSet, call: Callab
     patient.survey = found
     patient.assumed.append(
         f"experiments were made on the first batch; states were looked at in {found.batches} batches, "
-        f"{found.rows:,} rows and {found.steps:,} steps"
+        f"{found.rows:,} rows and {found.steps:,} steps{found.padding}"
     )
 
 
@@ -171,16 +187,21 @@ def _examined(patient: Patient, name: str, unwanted: frozenset[str]) -> Report:
             symptoms = [seen] if isinstance(seen, Symptom) else seen or ()
             measured_on = "" if rule.static or patient.excerpt is None else str(patient.excerpt)
             findings += [_finding(rule, symptom, measured_on) for symptom in symptoms]
+        step = "" if broken or patient.recurrent else patient[StateGivenBack].name
+    if step:
+        patient.assumed.append(f"{step} goes in and comes out of each call: the model was examined as one step")
     if unheard:  # here, since all warnings within the examination are the model's own, and silenced
         warnings.warn(f"hs.diagnose({name}): {unheard}.", HiddenStateWarning, stacklevel=3)
         patient.assumed.append(unheard)
-    if not broken and not any(finding.code in _WITHOUT for finding in findings):
+    if not broken and not step and not any(finding.code in _WITHOUT for finding in findings):
         patient.check_recurrent()  # at the end: a forgotten recurrent term is a finding, not a model without recurrence
     explained = {code for rule in RULES for finding in findings if finding.code == rule.code for code in rule.explains}
     failed = {code: why for code, why in failed.items() if code not in explained}
     # What is not wanted is left out last, so that its consequences do not take its place.
     told = [finding for finding in _told(findings) if finding.code not in unwanted]
-    return Report(told, model=name, assumed=patient.assumed, failed=failed, broken=broken, survey=patient.survey)
+    return Report(
+        told, model=name, assumed=patient.assumed, failed=failed, broken=broken, survey=patient.survey, unheard=unheard
+    )
 
 
 def _finding(rule: Rule, symptom: Symptom, measured_on: str = "") -> Finding:
@@ -217,18 +238,23 @@ def _unheard(patient: Patient, run: Outcome) -> str:
 
 
 def _told(findings: list[Finding]) -> list[Finding]:
-    """Leave out what is only the consequence of something graver that is told."""
+    """Leave out what is only the consequence of something as grave that is told."""
     explains = {rule.code: rule.explains for rule in RULES}
-    grave = list(dict.fromkeys(finding.code for finding in findings if finding.severity != "note"))
-    waiting = list(dict.fromkeys(finding.code for finding in findings))
+    rank: dict[str, int] = {}
+    for finding in findings:
+        rank[finding.code] = min(RANK[finding.severity], rank.get(finding.code, RANK["note"]))
+    waiting = list(rank)
+
+    def hides(cause: str, code: str) -> bool:
+        return code in explains[cause] and rank[cause] < RANK["note"] and rank[cause] <= rank[code]
+
     kept: set[str] = set()
     while waiting:
         # What nothing explains is told; in a circle, what the rules list first.
-        free = [c for c in waiting if not any(c in explains[w] for w in waiting if w in grave and w != c)]
+        free = [c for c in waiting if not any(hides(w, c) for w in waiting if w != c)]
         told = free or waiting[:1]
         kept |= set(told)
-        hidden = {code for cause in told if cause in grave for code in explains[cause]}
-        waiting = [code for code in waiting if code not in kept and code not in hidden]
+        waiting = [code for code in waiting if code not in kept and not any(hides(cause, code) for cause in told)]
     return [finding for finding in findings if finding.code in kept]
 
 

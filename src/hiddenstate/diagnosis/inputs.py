@@ -26,6 +26,7 @@ class Argument:
     rows: int | None = None  # the axis of rows, None where it has none
     time: int | None = None  # the axis of steps
     steps: int = 0
+    real: int | None = None  # of a mask of padding, what stands at real steps: 1 or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +237,13 @@ class ModelInputs:
         return replace(self, args=mapped(self.args, lambda at, end: value if at == path else end))
 
     def with_lengths(self, lengths: Tensor) -> ModelInputs:
-        """Return the inputs with other lengths, also among the arguments."""
+        """Return the inputs with other lengths, also among the arguments and in masks of padding."""
+        here = torch.arange(self.steps) < lengths.unsqueeze(1)  # (batch, steps)
 
         def change(argument: Argument, end: Any) -> Any:
+            if argument.real is not None and argument.rows is not None and argument.time is not None:
+                marks = here if argument.rows < argument.time else here.T
+                return (marks == bool(argument.real)).reshape(end.shape).to(end)
             if argument.kind != "lengths" or argument.rows is None:
                 return end
             return type(end)(lengths.tolist()) if numbers(end) else lengths.to(end)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ..cells import Call, EndState, Layer
+from ..cells import Call, EndState, Layer, may_be_recomputed
 from ..state import tensors
-from .advice import CLIPPING, FILLING, freezing, remembering
 from .graphs import count_nodes
 from .outcome import with_gradient
-from .probes.slopes import FADING, per_step
-from .report import Finding
-from .thresholds import Thresholds
+from .passing_on import PassingOn
+from .samples import LayerSample, SampleNumbers
 
-_SURE = 32  # steps of all rows from which some still units are worth a note
 _SAME_CALL = 1e-2  # distance of arguments up to which a call may be the same one, run again
 
 
@@ -52,9 +52,11 @@ class _ExpectedGradient:
 class Look:
     """Gathers tensors during a call and its backward; numbers are made of them once, afterwards."""
 
-    def __init__(self, step: int) -> None:
-        """Begin at this training call."""
-        self.step = step
+    def __init__(self, step: int, *, sampled: bool = False) -> None:
+        """Begin at this training call; `sampled`: a few rows are kept to be run again."""
+        self.step, self.sampled = step, sampled
+        self.samples: dict[str, LayerSample] = {}  # layer -> rows to be run again
+        self.measured: dict[str, SampleNumbers] = {}  # layer -> what they showed
         self.outputs: dict[str, list[LayerOutput]] = {}  # layer -> of each call
         self.layers: dict[str, Layer] = {}
         self.spans: dict[str, list[int]] = {}  # layer -> steps from one cut of its graph to the next
@@ -66,11 +68,14 @@ class Look:
         self.without: list[str] = []  # parameters without gradient
         self.model: nn.Module | None = None  # whose parameters they are
         self.nodes = 0
+        self.passing = PassingOn()
         self._waiting: list[_ExpectedGradient] = []  # of calls without a graph, which a backward pass may run again
 
     def enter(self, call: Call) -> Call:
         """See that gradients to the layer's input are noticed; return the call, with another input where need be."""
         sizes = self.back.setdefault(call.layer.name or "model", [])
+        with suppress(Exception):  # a cell that is called in a way of its own
+            self.passing.enter(call)
         self._see_cut(call)
         place = _ExpectedGradient(sizes, len(sizes), [] if torch.is_grad_enabled() else _arguments(call))
         sizes.append(torch.empty(0))
@@ -108,6 +113,7 @@ class Look:
         try:
             output, lengths = call.output.detach(), call.lengths
             self._ended[call.layer.name or "model"] = EndState.of(call.state_native)
+            self.passing.leave(call)
             fed = torch.isfinite(call.x.detach()).all() if call.x.is_floating_point() else None
         except Exception:  # a cell that returns something of its own: nothing to look at
             return
@@ -119,6 +125,27 @@ class Look:
             self.relu.add(name)
         elif isinstance(module, nn.RNNBase | nn.RNNCellBase) and not getattr(module, "proj_size", 0):
             self.bounded.add(name)
+        if self.sampled and LayerSample.fits(call.layer):
+            self.samples.setdefault(name, LayerSample(call.layer)).add(call)
+
+    def loop(self, name: str, layer: Layer, values: Mapping[str, list[Tensor]]) -> bool:
+        """Keep the states of a loop that was seen in the call; False where their rows are not known."""
+        parts = layer.seen.parts if layer.seen is not None else ()
+        told = [p for p in parts if p.dtype.is_floating_point and p.batch_axis is not None and values.get(p.name)]
+        if not told:
+            return False
+        axis, states = told[0].batch_axis or 0, values[told[0].name]
+        steps = [state.detach().movedim(axis, 0).flatten(1) for state in states if state.dim()]
+        if len({step.shape for step in steps}) != 1:
+            return False
+        h = torch.stack(steps, dim=1)  # (batch, time, unit)
+        self.layers[name] = layer
+        self.outputs[name] = [LayerOutput(h, None)]
+        sizes = self.back[name] = [torch.empty(0)] * len(states)
+        for step, state in enumerate(states):
+            if state.requires_grad and not may_be_recomputed(grad_before=False):
+                state.register_hook(partial(_arrived, sizes, step))  # type: ignore[no-untyped-call]
+        return True
 
     def end(self, result: Any) -> None:
         """Count the graph behind what the model, or a module of it, returned."""
@@ -132,6 +159,10 @@ class Look:
         if grads:
             self.gradient = float(torch.stack([g.norm() for g in grads]).norm())
         self.without = [name for name, p in named if p.grad is None]
+
+
+def _arrived(sizes: list[Tensor], step: int, gradient: Tensor) -> None:
+    sizes[step] = gradient.detach().norm().reshape(1)
 
 
 def _arguments(call: Call) -> list[Tensor]:
@@ -158,200 +189,17 @@ def _noticed(call: Call, place: _ExpectedGradient) -> Call:
     return call
 
 
-def judged(look: Look, limits: Thresholds) -> tuple[dict[str, float], list[Finding]]:
-    """Return the numbers of a look, and what is wrong with them."""
-    numbers: dict[str, float] = {}
-    found: list[Finding] = []
-    for name, pieces in look.outputs.items():
-        h, valid = _joined(pieces)
-        fed = all(bool(piece.fed) for piece in pieces if piece.fed is not None)
-        bad = _infinite(name, h, valid, fed=fed)
-        if bad is not None:
-            if not any(finding.code == "HS401" for finding in found):
-                found.append(bad)  # layers after the first one only pass it on
-            numbers[f"{name}.finite"] = 0.0
-            continue
-        values = h.flatten(0, 1) if valid is None else h[valid.to(h.device)]  # (steps of all rows, unit)
-        found += _states(name, values, look, numbers=numbers, limits=limits)
-        found += _same_rows(name, h, valid)
-    for name, back in look.back.items():
-        cut = _cut(name, look)
-        found += [] if cut is None else [cut]
-        gone = _back(
-            look.layers.get(name), name, [piece for piece in back if len(piece)], numbers=numbers, limits=limits
-        )
-        found += gone if cut is None else []
-    if look.gradient == look.gradient:
-        numbers["gradient"] = look.gradient
-    if look.without:
-        found.append(_without(look.without, look.model))
-    numbers["graph"] = float(look.nodes)
-    return numbers, found
-
-
-def _joined(outputs: list[LayerOutput]) -> tuple[Tensor, Tensor | None]:
-    """Return the outputs of all calls along time, and which steps are real; the last where rows or units differ."""
-    if any(output.h.shape[::2] != outputs[0].h.shape[::2] for output in outputs):
-        outputs = outputs[-1:]
-    h = torch.cat([output.h for output in outputs], dim=1)
-    if all(output.valid is None for output in outputs):
-        return h, None
-    real = [torch.ones(o.h.shape[:2], dtype=torch.bool) if o.valid is None else o.valid for o in outputs]
-    return h, torch.cat(real, dim=1)
-
-
-def _states(name: str, values: Tensor, look: Look, *, numbers: dict[str, float], limits: Thresholds) -> list[Finding]:
-    size = values.abs()
-    numbers[f"{name}.norm"] = float(values.norm(dim=1).mean())
-    spread = values.amax(0) - values.amin(0)
-    dead = float((spread < limits.dead).float().mean()) if len(values) > 1 else 0.0
-    numbers[f"{name}.dead"] = dead
-    found = []
-    if name in look.bounded:
-        share = float((size >= limits.saturated).float().mean())
-        numbers[f"{name}.saturated"] = share
-        if share > limits.saturated_share:
-            found.append(
-                Finding(
-                    "HS402",
-                    "warning",
-                    name,
-                    f"{share:.0%} of the values of |h| are ≥ {limits.saturated:g} (limit "
-                    f"{limits.saturated_share:.0%}).",
-                    "inputs or weights have become too large",
-                    CLIPPING,
-                    {"share": share, "limit": limits.saturated_share},
-                )
-            )
-    limit = limits.dead_share_relu if name in look.relu else limits.dead_share
-    some = round(dead * values.shape[1]) > 1 and dead > limits.some_dead and len(values) >= _SURE
-    if (dead > limit or some) and len(values) >= 8:
-        found.append(
-            Finding(
-                "HS403",
-                "warning" if dead > limit else "note",
-                name,
-                f"{round(dead * values.shape[1])} of {values.shape[1]} units vary by less than {limits.dead:g} over "
-                f"the batch (limit {limits.some_dead if dead <= limit else limit:.0%}).",
-                "an update pushed them where no gradient brings them back",
-                "a smaller learning rate; tanh instead of ReLU",
-                {"share": dead, "limit": limit},
-            )
-        )
-    return found
-
-
-def _infinite(name: str, h: Tensor, valid: Tensor | None, *, fed: bool) -> Finding | None:
-    if bool(torch.isfinite(h).all()):
-        return None
-    bad = (~torch.isfinite(h)).any(2).cpu()
-    if valid is not None:
-        bad &= valid
-    places = bad.T.nonzero()
-    if not len(places):
-        return None
-    step, row = int(places[0][0]), int(places[0][1])
-    return Finding(
-        "HS401",
-        "error",
-        name,
-        f"the state holds NaN or Inf, first at step {step} of row {row}; {int(bad.any(1).sum())} rows have "
-        "some (limit 0).",
-        "an update blew up" if fed else "what enters the layer holds NaN or Inf already",
-        CLIPPING if fed else FILLING,
-        {"step": step, "row": row, "limit": 0.0},
+def no_call_seen(updates: int) -> str:
+    """Say that there was no training call at all, in spite of so many updates, and why that may be."""
+    return (
+        f"{f'{updates} updates and ' if updates else ''}not a single training call: nothing was looked at. The model "
+        f"that is trained is another one, a copy of it, or in eval mode."
     )
 
 
-def _cut(name: str, look: Look) -> Finding | None:
-    """Say how far gradients reach back, where a state is handed on without its graph."""
-    spans, back, outputs = look.spans.get(name, []), look.back.get(name, []), look.outputs.get(name, [])
-    steps, reach = sum(spans), max(spans, default=0)
-    if len(back) == len(outputs) and any(len(piece) and bool(piece.any()) for piece in back):
-        first = next(place for place, piece in enumerate(back) if len(piece) and bool(piece.any()))
-        reach = min(reach, sum(output.h.shape[1] for output in outputs[first:]))
-    if reach >= steps:
-        return None
-    return Finding(
-        "HS105",
-        "note" if reach > 1 else "warning",
-        name,
-        f"gradients reach back {reach} of {steps} steps (limit: all).",
-        "the state is handed on without its graph inside forward: detach(), .data or torch.no_grad()",
-        "# hand the state on as it is within forward, and detach it between batches; or leave it as truncation",
-        {"reach": reach, "steps": steps},
-    )
-
-
-def _same_rows(name: str, h: Tensor, valid: Tensor | None) -> list[Finding]:
-    """Say that most rows of the batch are one and the same."""
-    rows, steps = h.shape[:2]
-    if valid is not None or rows < 3 or steps < 2 or not bool(h.any()):
-        return []
-    _, counts = torch.unique(h.flatten(1), dim=0, return_counts=True)
-    most = int(counts.max())
-    if most < 3 or 2 * most < rows:
-        return []
-    return [
-        Finding(
-            "HS404",
-            "note",
-            name,
-            f"{most} of {rows} rows of the batch have the same states at all {steps} steps (limit: half of them).",
-            "the batch holds one sequence several times: expanded, repeated or drawn again, or the input is constant",
-            "# look at the batch: torch.unique(x, dim=0).shape; use x.repeat only where the rows are to be alike",
-            {"rows": rows, "identical": most},
-        )
-    ]
-
-
-def _back(
-    layer: Layer | None, name: str, pieces: list[Tensor], *, numbers: dict[str, float], limits: Thresholds
-) -> list[Finding]:
-    if not pieces:
-        return []
-    sizes = torch.cat(pieces).double()
-    first, last = float(sizes[0]), float(sizes[-1])
-    numbers[f"{name}.gradient_first"], numbers[f"{name}.gradient_last"] = first, last
-    if len(sizes) < 2 or not last > 0:
-        return []
-    ratio = first / last
-    seen = f"the gradient at the first of {len(sizes)} steps is {ratio:.2g} of that at the last"
-    if ratio < limits.vanishing:
-        grave = per_step(sizes) < FADING
-        return [
-            Finding(
-                "HS501",
-                "warning" if grave else "note",
-                name,
-                f"{seen} (limit {limits.vanishing:.0e}).",
-                "each step passes on less than it gets",
-                remembering(layer),
-                {"ratio": ratio, "limit": limits.vanishing},
-            )
-        ]
-    if ratio > limits.exploding:
-        return [
-            Finding(
-                "HS502",
-                "warning",
-                name,
-                f"{seen} (limit {limits.exploding:.0e}).",
-                "the recurrent weights amplify",
-                CLIPPING,
-                {"ratio": ratio, "limit": limits.exploding},
-            )
-        ]
-    return []
-
-
-def _without(names: list[str], model: nn.Module | None) -> Finding:
-    return Finding(
-        "HS503",
-        "warning",
-        ", ".join(names[:3]) + (", …" if len(names) > 3 else ""),
-        f"{len(names)} parameters have no gradient when the optimizer steps (limit 0).",
-        "they are not used in forward, or detached on the way to the loss",
-        "# use the layer, remove it, or freeze it" if model is None else freezing(names, model),
-        {"without": len(names), "limit": 0.0},
+def nothing_seen(names: Sequence[str]) -> str:
+    """Say that no look has seen anything of these layers, and why that may be."""
+    return (
+        f"nothing of {', '.join(names)}: not called in the calls that were looked at, or run past the layer itself (by "
+        f"its weights, or `nn.LSTM.forward(layer, x)`), or returning something else than layers of its kind."
     )

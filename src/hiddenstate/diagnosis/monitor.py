@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -14,17 +14,27 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..carry import Carry
-from ..cells import Call, Listener, OuterCall, Proceed, Succession, layers, listen, unwrap
+from ..cells import Call, Listener, OuterCall, Proceed, Succession, is_sharded, layers, listen, unwrap, warn
 from ..errors import BadInput, HiddenStateWarning
-from ..state import tensors
-from .advice import detaching
+from .episodes import Episode, Episodes
 from .graphs import GraphWatch
-from .look import Look, judged
-from .patient import held_tensors
+from .judging import judged
+from .look import Look, no_call_seen, nothing_seen
+from .loop_watch import LoopWatch
 from .report import Finding
+from .samples import SampleClock
 from .thresholds import Thresholds
-from .training_watch import UpdateWatch, ValidationWatch
+from .training_watch import (
+    OptimizerWatch,
+    UpdateWatch,
+    ValidationWatch,
+    at_each_update,
+    begins_anew,
+    graph_grows,
+    has_gradients,
+    is_finite,
+    not_handed_on,
+)
 from .writers import MonitorWriter
 
 _APART = (
@@ -36,27 +46,6 @@ _APART = (
     "HS504",
     "HS505",
 )  # told by several calls, or by the optimizer alone
-_log = logging.getLogger("hiddenstate")
-
-
-@dataclass(slots=True)
-class Episode:
-    """A finding with the training step at which it began, and at which it was gone; None while it lasts."""
-
-    finding: Finding
-    began: int
-    ended: int | None = None
-
-    def __str__(self) -> str:
-        """Return one line."""
-        until = "still so" if self.ended is None else f"until step {self.ended}"
-        return f"step {self.began}, {until}: {self.finding.code} {self.finding.title} ({self.finding.where})"
-
-
-@dataclass(slots=True)
-class _History:
-    steps: list[int] = field(default_factory=list)
-    rows: list[dict[str, float]] = field(default_factory=list)
 
 
 class Monitor(Listener):
@@ -72,7 +61,8 @@ class Monitor(Listener):
 
     Args:
         model: The model in training; calls in eval mode do not count. Where modules of it are called in its place,
-            such as an encoder and then a decoder, they are one training call until one of them is called again.
+            such as an encoder and then a decoder, they are one training call until one of them is called again. Loops
+            in code of its own are looked at too; what recurs and cannot be is a warning that names it.
         optimizer: Where given, gradients are measured right before its steps, and missing parameters are named.
         every: How many training calls lie between two looks.
         writers: Where numbers and findings go as well; see `hiddenstate.diagnosis.writers`.
@@ -95,10 +85,10 @@ class Monitor(Listener):
             raise BadInput(f"every is {every!r}, but a whole number of training calls from 1 is needed.")
         self._model = unwrap(model)
         self._every, self._limits = every, Thresholds.adjusted(thresholds)
-        self._writers, self._on_finding = list(writers), on_finding
-        self._history = _History()
-        self._episodes: dict[tuple[str, str], Episode] = {}
-        self._past: list[Episode] = []
+        self._writers = list(writers)
+        self._looked_at_steps: list[int] = []
+        self._numbers: list[dict[str, float]] = []  # of each look
+        self._episodes = Episodes(self._writers, on_finding)
         self._step = -1  # of the last training call
         self._entries: set[nn.Module] = set()  # what was called from outside in it
         self._within = False  # a training call is running
@@ -107,15 +97,23 @@ class Monitor(Listener):
         self._tested = False  # whether the training call before this one began after that backward
         self._shared = 0  # nodes of calls whose backward pass had run, met in them
         self._successions: dict[nn.Module, Succession] = {}
+        self._whole: dict[nn.Module, torch.Size] = {}  # layers that run whole sequences of their own, and their input
         self._last_calls: dict[nn.Module, Call | None] = {}  # of each layer in this call; None where it had several
         self._updates, self._validation = UpdateWatch(), ValidationWatch()
         self._evaluating = False  # a call in eval mode is running
         self._updated = 0  # steps of the optimizer
-        self._layers = layers(self._model)
+        self._layers = list(layers(self._model))
+        self._heard: set[nn.Module] = set()  # layers that were called in training
+        self._loops, self._samples = LoopWatch(self._model), SampleClock()
+        self._silent: dict[str, None] = {}  # layers that get gradients, and were never called
+        self._missing = [layer.name or "model" for layer in self._layers]  # of which no look has seen anything
+        self._told: set[str] = set()  # what was said not to be looked at
         self._handles: list[Any] = [listen(self._model, self._layers, self)]
+        self._handles += self._loops.beside(self._model, self._layers, lambda: None if self._within else self._look)
         if optimizer is not None:
-            self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._before_update()))
-            self._check_optimizer(optimizer)
+            self._handles.append(at_each_update(optimizer, self._before_update))
+        self._optimized = None if optimizer is None else OptimizerWatch(self._model, optimizer)
+        self._check_optimizer()
 
     @property
     def step(self) -> int:
@@ -123,51 +121,78 @@ class Monitor(Listener):
         return self._step + 1
 
     @property
+    def model(self) -> nn.Module:
+        """The model that it watches."""
+        return self._model
+
+    @property
     def history(self) -> dict[str, np.ndarray[Any, Any]]:
         """Every number at every look as an array, `"step"` among them; NaN where a look has no such number."""
-        names = list(dict.fromkeys(name for row in self._history.rows for name in row))
-        found = {name: np.array([row.get(name, np.nan) for row in self._history.rows]) for name in names}
-        return {"step": np.array(self._history.steps, dtype=np.int64), **found}
+        names = list(dict.fromkeys(name for row in self._numbers for name in row))
+        found = {name: np.array([row.get(name, np.nan) for row in self._numbers]) for name in names}
+        return {"step": np.array(self._looked_at_steps, dtype=np.int64), **found}
 
     @property
     def findings(self) -> list[Episode]:
         """Everything found so far, in the order in which it began."""
-        return sorted([*self._past, *self._episodes.values()], key=lambda episode: episode.began)
+        return list(self._episodes)
 
     @property
-    def _infinite(self) -> bool:
-        return any(code == "HS401" for code, _ in self._episodes)
+    def unseen(self) -> list[str]:
+        """What recurs in the model, or may, and is not looked at: nothing found there means nothing."""
+        return [*self._loops.unseen, *(f"{label}, which gets gradients and was never called" for label in self._silent)]
 
     def flush(self) -> None:
         """Bring the last look to its end, without waiting for the next call."""
         look, self._look = self._look, None
         if look is None:
             return
+        look.measured = self._samples.taken(look.samples) if look.sampled else {}
         numbers, found = judged(look, self._limits)
-        self._history.steps.append(look.step)
-        self._history.rows.append(numbers)
+        self._missing = [name for name in self._missing if name not in look.outputs]
+        self._looked_at_steps.append(look.step)
+        self._numbers.append(numbers)
         for writer in self._writers:
             writer.write(look.step, numbers)
-        self._settle(look.step, found)
+        # What several calls tell, or the optimizer alone, or a sample that this look has not taken, it has not judged.
+        self._episodes.settle(
+            look.step,
+            found,
+            lambda finding: finding.code not in _APART and ("gates" not in finding.numbers or look.sampled),
+        )
+
+    def report(self, path: str | PathLike[str] = "monitor.html") -> Path:
+        """Write one page about the run so far, as `hs.report(monitor, path=path)` does, and return its path."""
+        # Pages stand on a floor above: the roof, which knows all floors, is asked when somebody wants one.
+        return Path(sys.modules[__name__.partition(".")[0]].report(self, path=path))
 
     def close(self) -> None:
         """Bring the last look to its end, listen no longer, and close the writers."""
         self.flush()
-        self._begin_once(self._updates.after())
+        self._see_update()
+        self._warn_unseen()
         for handle in self._handles:
             handle.remove()
-        if self._handles and self._step < 0 and sys.exc_info()[0] is None:
-            seen = f"{self._updated} updates and " if self._updated else ""
-            warnings.warn(
-                f"hs.Monitor({type(self._model).__name__}) saw {seen}not a single training call: nothing was looked "
-                f"at. The model that is trained is another one, a copy of it, or in eval mode.",
-                HiddenStateWarning,
-                stacklevel=2,
-            )
+        if self._handles and sys.exc_info()[0] is None and (missed := self._missed()):
+            warnings.warn(f"hs.Monitor({type(self._model).__name__}) {missed}", HiddenStateWarning, stacklevel=2)
         self._handles = []
         for writer in self._writers:
             writer.close()
-        self._writers = []
+        self._writers.clear()
+
+    def _missed(self) -> str:
+        """Say that nothing at all was looked at, "" where something was."""
+        if self._step < 0:
+            return f"saw {no_call_seen(self._updated)}"
+        ended = any(row["graph"] for row in self._numbers)  # no call that raised
+        if ended and 0 < len(self._missing) == len(self._layers) and not self._loops.seen and not self._silent:
+            return f"saw {nothing_seen(self._missing)}"
+        if self._heard or self._loops.seen or self.unseen:
+            return ""
+        return (
+            f"heard no recurrent layer in {self.step} training calls, and saw nothing recur in them: no state was "
+            f"looked at. hs.layers(model, *inputs).explain() says more."
+        )
 
     def __enter__(self) -> Monitor:
         """Return itself."""
@@ -181,8 +206,9 @@ class Monitor(Listener):
 
     def __str__(self) -> str:
         """Return one line for each finding."""
-        lines = [f"{self.step} training calls, {len(self._history.steps)} looks, {len(self.findings)} findings"]
-        return "\n".join([*lines, *map(str, self.findings)])
+        lines = [f"{self.step} training calls, {len(self._looked_at_steps)} looks, {len(self.findings)} findings"]
+        lines += [nothing_seen(self._missing)] if self._missing and self._looked_at_steps else []
+        return "\n".join([*lines, *map(str, self.findings), *(f"not looked at: {each}" for each in self.unseen)])
 
     __repr__ = __str__
 
@@ -198,7 +224,11 @@ class Monitor(Listener):
         if module is self._model or module in self._entries or not self._entries:
             self._begin()
         self._entries.add(module)
+        if self._look is not None:
+            self._look.passing.called(entry)
         self._within = True
+        if self._look is not None:
+            run = self._loops.around(entry, run, self._look)
         try:
             result = run()
         except BaseException:
@@ -208,60 +238,55 @@ class Monitor(Listener):
             self._within = False
         if self._look is not None:
             self._look.end(result)
+            self._hear_cells()
         if self._graphs is not None:
             self._follow(entry, result)
         self._end_calls()
         return result
 
+    def _hear_cells(self) -> None:
+        """Listen from now on to modules that a watched call has shown to be cells."""
+        new = [cell for cell in self._loops.cells if cell.module not in {layer.module for layer in self._layers}]
+        if new:
+            self._layers += new
+            self._heard |= {cell.module for cell in new}
+            before, self._handles[0] = self._handles[0], listen(self._model, self._layers, self)
+            before.remove()
+        self._warn_unseen()
+
+    def _warn_unseen(self) -> None:
+        """Say by name what recurs and is not looked at."""
+        new = [each for each in self.unseen if each not in self._told]
+        self._told.update(new)
+        if new and sys.exc_info()[0] is None:
+            warn(
+                f"hs.Monitor({type(self._model).__name__}) does not look at: {'; '.join(new)}. That nothing is found "
+                f"there means nothing. hs.layers(model, *inputs).explain() says more.",
+                HiddenStateWarning,
+            )
+
     def _follow(self, entry: OuterCall, result: Any) -> None:
         """See whether the graph of a call reaches into what a backward pass has gone through."""
         assert self._graphs is not None
         shared = self._graphs.call((entry.args, entry.kwargs), result)
-        if shared and not self._shared:
-            held = [name for name, tensor in held_tensors(self._model).items() if tensor.grad_fn is not None]
-            finding = Finding(
-                "HS203",
-                "error",
-                ", ".join(held) or "the state that the model is handed",
-                f"the graph of this call holds {shared} nodes of calls whose backward pass has run (limit 0): the next "
-                f"backward fails, or with retain_graph=True takes ever longer.",
-                "a state is kept from call to call with its graph",
-                detaching(held, self._layers),
-                {"shared": shared, "limit": 0.0},
-            )
-            if not any(code == "HS203" for code, _ in self._episodes):
-                self._start(Episode(finding, self._step))
+        if shared and not self._shared and not self._episodes.lasts("HS203"):
+            self._episodes.begin(graph_grows(shared, self._model, self._layers), self._step)
         self._shared = max(self._shared, shared)
 
     def _end_calls(self) -> None:
         """Remember what each layer ended in, and tell where states are not handed on from outside."""
         for module, call in self._last_calls.items():
-            succession = self._successions[module]
+            succession = self._successions.get(module)
+            if succession is None:
+                continue
             if call is None:
                 self._successions[module] = Succession()
                 continue
             succession.ended(call, self._step)
-            self._judge_handing_on(call.layer.name or "model", succession)
+            finding = not_handed_on(call.layer.name or "model", succession)
+            if finding is not None:
+                self._episodes.begin(finding, self._step, anew=True)  # with the number of calls so far
         self._last_calls = {}
-
-    def _judge_handing_on(self, where: str, succession: Succession) -> None:
-        complaint = succession.complaint()
-        if complaint is None:
-            return
-        key = ("HS101" if complaint.mixes_rows else "HS103", where)
-        finding = Finding(
-            key[0],
-            "warning",
-            where,
-            f"{complaint.seen} (limit 0).",
-            complaint.cause,
-            f"# {complaint.way_out}",
-            {"calls": complaint.calls, "limit": 0.0},
-        )
-        if key in self._episodes:
-            self._episodes[key].finding = finding  # with the number of calls so far
-        else:
-            self._start(Episode(finding, self._step))
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
         """Look at a layer where it is its turn, and else see that what it gives is finite."""
@@ -274,11 +299,23 @@ class Monitor(Listener):
         module = call.layer.module
         first = module not in self._last_calls
         if first:
-            self._begin_once(self._validation.trained(call))
-            self._successions.setdefault(module, Succession()).goes_on(call, self._step)
+            self._heard.add(module)
+            if self._validation.waits(call):
+                self._begin_or_end("HS208", self._validation.trained(call), call.layer.name or "model")
+            self._see_start(call)
         done = self._looked_at(call, proceed)
         self._last_calls[module] = done if first else None
         return done
+
+    def _see_start(self, call: Call) -> None:
+        """See what a layer is handed; one that never was handed anything, and runs whole sequences, begins anew."""
+        module, shape = call.layer.module, getattr(call.args[0], "shape", None) if len(call.args) == 1 else None
+        if shape is not None and not call.kwargs and self._whole.get(module) == shape:
+            return  # as the call before: asking what it was handed, and how many steps it makes, takes time
+        if module in self._successions or not begins_anew(call):
+            self._successions.setdefault(module, Succession()).goes_on(call, self._step)
+        elif shape is not None:
+            self._whole[module] = shape
 
     def _looked_at(self, call: Call, proceed: Proceed) -> Call:
         if self._look is not None:
@@ -286,7 +323,7 @@ class Monitor(Listener):
             self._look.leave(done)
             return done
         done = proceed(call)
-        if not self._infinite and not _finite(done.result):
+        if not is_finite(done.result) and not self._episodes.lasts("HS401"):
             # Out of turn: a NaN spreads to all weights within one update, and then its origin is lost.
             self._look = Look(self._step)
             self._look.leave(done)
@@ -296,28 +333,36 @@ class Monitor(Listener):
         """Be told of gradients that come back to a call which had no graph when it was looked at."""
         return proceed(call if self._look is None else self._look.again(call))
 
-    def _begin_once(self, finding: Finding | None) -> None:
-        """Begin what no look ends, where it is new."""
-        if finding is not None and (finding.code, finding.where) not in self._episodes:
-            self._start(Episode(finding, self._step))
+    def _begin_or_end(self, code: str, finding: Finding | None, where: str | None = None) -> None:
+        """Begin what no look judges, where it is new, or end it."""
+        if finding is not None:
+            self._episodes.begin(finding, self._step)
+        else:
+            self._episodes.end(code, self._step, where)
+
+    def _see_update(self) -> None:
+        """See what became of the gradients that the last update used, where they were looked at."""
+        if self._updates.waits:
+            self._begin_or_end("HS505", self._updates.after())
 
     def _begin(self) -> None:
         self.flush()
-        self._begin_once(self._updates.after())
+        self._see_update()
         self._step += 1
         self._entries = set()
         if self._graphs is not None and self._graphs.spent and self._tested:
             self._conclude()
         self._tested = self._graphs is not None and self._graphs.spent
         if self._step % self._every == 0:
-            self._look = Look(self._step)
+            self._check_optimizer()  # again: a Carry may have been opened since
+            sharded = any(map(is_sharded, self._model.modules()))  # their weights are there during a call alone
+            self._look = Look(self._step, sampled=not sharded and self._samples.due())
             self._graphs = self._graphs or GraphWatch()
 
     def _conclude(self) -> None:
         """End what was found of graphs where the calls since the last backward pass share no node with those before."""
         if not self._shared:
-            for key in [key for key in self._episodes if key[0] == "HS203"]:
-                self._stop(key, self._step)
+            self._episodes.end("HS203", self._step)
         self._graphs, self._shared = None, 0
 
     def _before_update(self) -> None:
@@ -325,70 +370,11 @@ class Monitor(Listener):
         if self._look is not None:
             self._look.update(self._model)
             self._updates.before(self._model)
+            silent = [layer for layer in self._layers if layer.module not in self._heard]
+            self._silent.update({layer.label: None for layer in silent if has_gradients(layer.module)})
+            self._warn_unseen()
 
-    def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        self._check_learned(held)
-        missing = [n for n, p in self._model.named_parameters() if p.requires_grad and id(p) not in held]
-        if missing:
-            finding = Finding(
-                "HS504",
-                "error",
-                ", ".join(missing[:3]) + (", …" if len(missing) > 3 else ""),
-                f"{len(missing)} parameters that want a gradient are in no group of the optimizer (limit 0).",
-                "the optimizer was made before these layers, or of an older copy of the model",
-                "optimizer = torch.optim.Adam(model.parameters()), after the model is complete",
-                {"missing": len(missing), "limit": 0.0},
-            )
-            self._start(Episode(finding, 0))
-
-    def _check_learned(self, held: set[int]) -> None:
-        """See that an `hs.Learned` that the model is carried from is optimized too."""
-        carry = Carry.of(self._model) if self._layers else None
-        learned = None if carry is None else carry.init
-        missing = [] if not isinstance(learned, nn.Module) else [p for p in learned.parameters() if id(p) not in held]
-        if missing:
-            finding = Finding(
-                "HS206",
-                "error",
-                f"init of the Carry, {type(learned).__name__}",
-                f"{len(missing)} of its parameters are in 0 of the optimizer's groups (needed: 1).",
-                "it is a module of its own, beside the model: model.parameters() does not hold it",
-                "optimizer = torch.optim.Adam([*model.parameters(), *learned.parameters()])",
-                {"missing": len(missing), "limit": 0.0},
-            )
-            self._start(Episode(finding, 0))
-
-    def _settle(self, step: int, found: list[Finding]) -> None:
-        """Begin what is new, end what is gone, but for what is not judged by one look."""
-        now = {(finding.code, finding.where) for finding in found}
-        for finding in found:
-            if (finding.code, finding.where) not in self._episodes:
-                self._start(Episode(finding, step))
-        for key in list(self._episodes):
-            if key not in now and key[0] not in _APART:
-                self._stop(key, step)
-
-    def _stop(self, key: tuple[str, str], step: int) -> None:
-        episode = self._episodes.pop(key)
-        episode.ended = step
-        self._past.append(episode)
-        self._tell(episode)
-
-    def _start(self, episode: Episode) -> None:
-        self._episodes[episode.finding.code, episode.finding.where] = episode
-        _log.log(logging.INFO if episode.finding.severity == "note" else logging.WARNING, "%s", episode)
-        self._tell(episode)
-
-    def _tell(self, episode: Episode) -> None:
-        for writer in self._writers:
-            writer.finding(episode.began if episode.ended is None else episode.ended, episode)
-        if self._on_finding is not None:
-            self._on_finding(episode)
-
-
-def _finite(result: Any) -> bool:
-    """Say whether a layer's result is finite, judged by its final state; on a GPU asking would cost a wait."""
-    state = result[1:] or result if isinstance(result, tuple | list) else result
-    asked = [t.detach() for t in tensors(state).values() if t.is_floating_point() and not t.is_cuda]
-    return all(bool(torch.isfinite(t.sum())) for t in asked)
+    def _check_optimizer(self) -> None:
+        """Begin and end what is told by the optimizer's groups, as they are now."""
+        found = [] if self._optimized is None else list(self._optimized.found())
+        self._episodes.settle(max(0, self._step), found, lambda finding: finding.code in OptimizerWatch.codes)

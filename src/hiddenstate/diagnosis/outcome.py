@@ -251,6 +251,17 @@ def line() -> str:
     return ""
 
 
+def line_of(error: BaseException) -> str:
+    """Return the line of the user's code that raised."""
+    trace, found = error.__traceback__, ""
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if is_users(name):
+            found = f"{FilePath(name).name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
 def is_users(file: str) -> bool:
     """Say whether a file is neither torch's nor ours."""
     return not file.startswith((*_OURS, "<frozen"))

@@ -7,9 +7,10 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +33,7 @@ from ..cells import (
 from ..errors import NotRecurrent
 from ..measure import Survey
 from ..state import Path, mapped
+from .calling import Called
 from .inputs import Excerpt, ModelInputs
 from .outcome import LayerCalls, Operations, Outcome, Tracer, collected
 from .thresholds import Thresholds
@@ -148,12 +150,19 @@ class Patient:
             )
         self.assumed += [f"not examined: {doubt}" for doubt in self.doubts]
 
+    @property
+    def recurrent(self) -> bool:
+        """Whether anything in the model was seen to recur, or may."""
+        return bool(self.layers or self.seen or self.doubts or self.unregistered)
+
     def check_recurrent(self) -> None:
         """Refuse a model in which nothing recurrent was seen."""
-        if not (self.layers or self.seen or self.doubts or self.unregistered):
+        if not self.recurrent:
             raise NotRecurrent(
                 f"nothing recurrent was seen in {type(self.model).__name__}, so there is no hidden state to examine. "
-                f"hs.layers(model, *inputs).explain() shows what was looked at; hs.register teaches a new kind."
+                f"A state that goes in and comes out of each call is seen where both are given and have one shape: "
+                f"hs.diagnose(model, x, hidden). hs.layers(model, *inputs).explain() shows what was looked at; "
+                f"hs.register teaches a new kind."
             )
 
     @contextmanager
@@ -206,10 +215,10 @@ class Patient:
             result = inputs.calling(self.model, inputs.args if own else inputs.own_args())
         return Outcome(readable(result), inputs, calls, tracer.trace if tracer is not None else Operations())
 
-    def call_after_reset(self) -> Outcome:
+    def call_after_reset(self, **how: Any) -> Outcome:
         """Call the model once more, after the methods by which a new sequence begins."""
         self._reset(self.inputs.batch)
-        return self.call()
+        return self.call(**how)
 
     def run(self, inputs: ModelInputs | None = None, **how: Any) -> Outcome:
         """Call the model once, from the state it was found in."""
@@ -281,13 +290,14 @@ class Unregistered:
 
 
 def unregistered(model: nn.Module) -> list[Unregistered]:
-    """Return what is held in plain attributes, lists, dicts and objects, and registered nowhere."""
+    """Return what is held in plain attributes, lists, dicts, objects and functions, and registered nowhere."""
     known = {id(module) for module in model.modules()}
     known |= {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     found: list[Unregistered] = []
     seen: set[int] = set()
     for prefix, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):  # it keeps all it holds out of sight
+        # A scripted module keeps all it holds out of sight; what the user's call reads is no part of the model.
+        if isinstance(module, torch.jit.ScriptModule | Called):
             continue
         for attribute, value in attributes(module).items():
             if attribute in _TORCH_OWN or attribute.startswith("_flat_weight"):
@@ -316,6 +326,14 @@ def _inside(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any, bool]
             yield from _inside(inner, f"{name}[{place}]", depth + 1)
     elif isinstance(value, partial):
         yield from _inside((*value.args, *value.keywords.values()), f"{name}.args", depth + 1)
+    elif isinstance(value, FunctionType):  # a lambda keeps what it reads from around it
+        for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with suppress(ValueError):  # not yet bound
+                found = _inside(cell.cell_contents, f"{name} ({variable})", depth + 1)
+                # A constant of a function is as good as one that is written down there.
+                yield from (each for each in found if isinstance(each[1], nn.Module) or each[1].requires_grad)
+    elif isinstance(value, MethodType):
+        yield from _inside(value.__self__, f"{name}.__self__", depth + 1)
     elif plain_object(value):
         for attribute, inner in vars(value).items():
             yield from _inside(inner, f"{name}.{attribute}", depth + 1)

@@ -76,13 +76,17 @@ class Report(Sequence[Finding]):
         failed: Mapping[str, str] | None = None,
         broken: str = "",
         survey: Survey | None = None,
+        source: tuple[str, int] | None = None,
+        unheard: str = "",
     ) -> None:
         """Take what was found, what was assumed, and which checks could not run and why."""
+        self.source = source  # file and line of the model's class, where it is the user's own
         self.findings = tuple(sorted(findings, key=lambda finding: RANK[finding.severity]))
         self.model = model
         self.assumed = tuple(assumed)
         self.failed = dict(failed or {})
         self.survey = survey  # the states of all batches, where a data set was examined
+        self.unheard = unheard  # which layers nothing can be told of, and why
         self.broken = broken  # why the plain call itself failed, "" where it did not
 
     @property
@@ -139,7 +143,7 @@ class Report(Sequence[Finding]):
         if self.broken:
             return f"{name} could not be examined: {self.broken}"
         if not self.findings:
-            return f"{name}: nothing found"
+            return f"{name}: nothing found{' in what was heard' if self.unheard else ''}"
         counts = [(kind, sum(f.severity == kind for f in self.findings)) for kind in RANK]
         return f"{name}: " + ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in counts if n)
 
@@ -207,7 +211,7 @@ class Report(Sequence[Finding]):
             }
             for code in self.codes
         ]
-        results = [_sarif_result(finding, list(self.codes)) for finding in self.findings]
+        results = [_sarif_result(finding, list(self.codes), self.source) for finding in self.findings]
         driver = {"name": "hiddenstate", "rules": rules}
         return {
             "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
@@ -216,14 +220,13 @@ class Report(Sequence[Finding]):
         }
 
 
-def _sarif_result(finding: Finding, codes: list[str]) -> dict[str, Any]:
+def _sarif_result(finding: Finding, codes: list[str], source: tuple[str, int] | None) -> dict[str, Any]:
     location: dict[str, Any] = {"logicalLocations": [{"fullyQualifiedName": finding.where}]}
     file, _, number = finding.where.strip("()").rpartition(" (")[-1].partition(":")
-    if file.endswith(".py") and number.isdigit():
-        location["physicalLocation"] = {
-            "artifactLocation": {"uri": file},
-            "region": {"startLine": int(number)},
-        }
+    # Code hosts refuse a result without a file: where a finding names no line, it stands at the model's class.
+    place = (file, int(number)) if file.endswith(".py") and number.isdigit() else source
+    if place is not None:
+        location["physicalLocation"] = {"artifactLocation": {"uri": place[0]}, "region": {"startLine": place[1]}}
     return {
         "ruleId": finding.code,
         "ruleIndex": codes.index(finding.code),

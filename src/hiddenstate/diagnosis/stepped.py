@@ -67,10 +67,12 @@ def takes_one_step(layer: Layer, inputs: tuple[Any, ...]) -> bool:
         return True
     try:
         with untouched(layer.module), unheard(), torch.no_grad():
-            layer.module(*inputs)
+            state = layer.to_state(layer.split(layer.module(*inputs))[1], batch=len(x))
+            first = layer.initial(len(x))
     except Exception:  # it takes one step at a time, so it is given one
         return True
-    return False
+    # Numbers may add up over the rows and steps of a sequence, but what comes out is no state then.
+    return any(part.shape != first[name].shape for name, part in state.items())
 
 
 def stepped(
@@ -148,6 +150,6 @@ class Stepped(nn.Module):
         native = layer.to_native(layer.initial(x.shape[1 - self.time_axis])) if state is None else state
         outputs = []
         for x_t in x.unbind(self.time_axis):
-            output, native = layer.split(layer.module(x_t, native))
+            output, native = layer.call(x_t, native)
             outputs.append(output)
         return torch.stack(outputs, dim=self.time_axis), native

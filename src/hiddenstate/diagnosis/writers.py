@@ -10,7 +10,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from .monitor import Episode
+    from .episodes import Episode
 
 
 class MonitorWriter(Protocol):

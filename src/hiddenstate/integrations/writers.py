@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from ..diagnosis import Episode
+from ..plot import heatmap
+from ..recording import Recording
 
 
 class TensorBoardWriter:
@@ -24,6 +28,16 @@ class TensorBoardWriter:
         """Add the finding as text."""
         event = "began" if episode.ended is None else "ended"
         self._writer.add_text(f"{self._prefix}findings", f"{event}: {episode.finding}", step)
+
+    def states(self, recording: Recording, step: int, *, row: int = 0) -> None:
+        """Add a histogram of every part and gate of each track, over all runs, and a heatmap of `h` of one row."""
+        for track in recording:
+            runs = recording.runs(track)
+            for name in (*runs[0].states, *runs[0].gates):
+                values = torch.cat([run.real(name) for run in runs])
+                self._writer.add_histogram(f"{self._prefix}{track}/{name}", values, step)
+            figure = heatmap(runs[-1], row=row, order="similar").figure
+            self._writer.add_figure(f"{self._prefix}{track}", figure, step)
 
     def close(self) -> None:
         """Write out what is waiting."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ..cells import is_data_set, layers, unwrap
+from ..cells import given_call, is_data_set, layers, unwrap_to_call
 from ..errors import BadInput
 from ..recording import record
 from ..state import shown_in_short
@@ -47,7 +47,9 @@ class AttentionWeights:
         )
 
 
-def attention(model: nn.Module, *inputs: Any, **kwargs: Any) -> tuple[AttentionWeights, ...]:
+def attention(
+    model: nn.Module, *inputs: Any, call: Callable[..., Any] | None = None, **kwargs: Any
+) -> tuple[AttentionWeights, ...]:
     """Return all weights over time that one call of `model` makes, in the order of the code that makes them.
 
     The call is watched: a value that is not negative, and is 1 when summed over an axis as long as the recurrent
@@ -57,7 +59,8 @@ def attention(model: nn.Module, *inputs: Any, **kwargs: Any) -> tuple[AttentionW
     Args:
         model: Any model with recurrent layers; it is called in eval mode, without gradients, and comes back untouched.
         *inputs: What it is called with.
-        **kwargs: Likewise.
+        call: How it is called, where that is not by its forward: `call=lambda model: model.decode(x)`.
+        **kwargs: What it is called with by name.
 
     >>> class Reader(torch.nn.Module):
     ...     def __init__(self):
@@ -70,18 +73,19 @@ def attention(model: nn.Module, *inputs: Any, **kwargs: Any) -> tuple[AttentionW
     >>> found.weights.shape
     torch.Size([3, 1, 7])
     """
-    inner = unwrap(model)
     if len(inputs) == 1 and is_data_set(inputs[0]):
         raise BadInput(f"weights are those of one call, but this is {type(inputs[0]).__name__}: give one batch of it.")
+    given = given_call(attention, model, inputs, kwargs=kwargs, call=call, options={})
+    inner = unwrap_to_call(given.model)
     with at_rest(inner), torch.no_grad(), record(inner) as recording:
-        model(*inputs, **kwargs)
+        given.model(*given.args)
     sizes = [tuple(run.h.shape[:2]) for track in recording for run in recording.runs(track)]
     if not sizes:
         names = ", ".join(layer.label for layer in layers(inner)) or "none"
         raise BadInput(f"no recurrent layer was called (found: {names}), so there are no steps to look at.")
     batch, times = sizes[0][0], {time for _, time in sizes if time > 1}
     with at_rest(inner), torch.no_grad(), _Weights(batch, times) as watch:
-        model(*inputs, **kwargs)
+        given.model(*given.args)
     found = tuple(watch.found())
     if not found:
         raise BadInput(

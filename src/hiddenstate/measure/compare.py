@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ..cells import as_layer, input_axes, is_step, layers, started, unwrap
-from ..errors import BadInput, MissingExtra, NotRecurrent
+from ..cells import as_layer, input_axes, is_step, layers, started, unwrap_to_call
+from ..errors import BadInput, HiddenStateError, MissingExtra, NotRecurrent
 from ..recording import Recording, Trajectory, record
 from ..state import shown_in_short
 from ..unrolling import unroll
@@ -37,12 +37,15 @@ class Comparison:
     agreement: float | None  # share of rows whose nearest neighbor has their label; None where no two rows share one
     method: str
     clusters: Tensor | None = None  # (batch,) the number of each row's cluster, the largest is 0
+    taken: str = ""  # what was taken for a row's state, where a plain tensor does not tell
 
     def __str__(self) -> str:
         """Return one line."""
         rows = len(self.states)
         how = "t-SNE" if self.method == "tsne" else f"PCA holds {float(self.explained.sum()):.1%} of the variance"
-        line = f"{rows} states in {self.coordinates.shape[1]} dimensions ({how})"
+        line = (
+            f"{rows} states{f' ({self.taken})' if self.taken else ''} in {self.coordinates.shape[1]} dimensions ({how})"
+        )
         if rows > 1:
             nearest, away = self.neighbors[:, 0], self.distances.masked_fill(self._same(), torch.inf)
             a = int(away.amin(1).argmin())
@@ -80,8 +83,9 @@ def compare(
 
     Give a trajectory (or states (batch, time, unit) with lengths, or final states (batch, unit), as h_n[-1]), or a
     model with inputs of any lengths, each run on its own: tensors (time, ...), or whatever `tokenize` turns into
-    them. Each row's last real step counts, or the mean or maximum over its steps. t-SNE needs scikit-learn:
-    `pip install hiddenstate[analysis]`.
+    them. Each row's last real step counts, or the mean or maximum over its steps. A plain tensor of three axes may be
+    stacked final states, h_n, as well: the result says what was taken, and where labels fit both it is refused. t-SNE
+    needs scikit-learn: `pip install hiddenstate[analysis]`.
 
     Args:
         traj: States of several sequences: also a recording of one track or its runs, such as the batches of a data set,
@@ -108,8 +112,11 @@ def compare(
         raise BadInput("compare takes a trajectory, or model= and inputs=: one of the two.")
     if pool not in ("last", "mean", "max"):
         raise BadInput(f"pool is one of last, mean and max, but is {pool!r}.")
+    taken = ""
     if traj is not None:
         rows = None if labels is None else len(labels)
+        if lengths is None:
+            taken = _taken(as_tensor(traj), rows, pool)
         states = _final_states_of(traj, rows, lengths, part=part, pool=pool)
     else:
         assert model is not None
@@ -126,7 +133,7 @@ def compare(
         agreement = sum(names[row] == names[near] for row, near in enumerate(neighbors[:, 0].tolist())) / len(names)
     distances = distances.to(states.dtype)
     parted = None if clusters is None else k_means(states, clusters, seed=seed).numbers
-    return Comparison(coordinates, explained, distances, neighbors, states, names, agreement, method, parted)
+    return Comparison(coordinates, explained, distances, neighbors, states, names, agreement, method, parted, taken)
 
 
 def _final_states_of(traj: Any, rows: int | None, lengths: Tensor | None, *, part: str, pool: PoolName) -> Tensor:
@@ -136,6 +143,22 @@ def _final_states_of(traj: Any, rows: int | None, lengths: Tensor | None, *, par
         each = [_final_states(run, part=part, pool=pool) for run, _ in several(traj, part=part)]
         return torch.cat([states.to(each[0].device) for states in each])
     return _final_states(_with_time(traj, rows), lengths, part=part, pool=pool)
+
+
+def _taken(traj: Any, labels: int | None, pool: PoolName) -> str:
+    """Say what is taken of a plain tensor of three axes, which may be h_n as well; refuse where labels fit both."""
+    if not isinstance(traj, Tensor) or traj.dim() != 3 or traj.shape[1] < 2:
+        return ""
+    rows, steps = traj.shape[:2]
+    if labels == rows == steps:
+        raise BadInput(
+            f"this tensor {tuple(traj.shape)} may be {rows} sequences of {steps} steps, or stacked final states, h_n, "
+            f"of {rows} layers and {steps} sequences, and {labels} labels fit both. Give h_n[-1] for the last layer's "
+            f"final states; states along time tell it by lengths=torch.full(({rows},), {steps}), or as rec[track]."
+        )
+    if labels == rows or (rows == 1 and labels == steps):
+        return ""
+    return f"of each row of {tuple(traj.shape)}, the {pool} of {steps} steps; of h_n give h_n[-1]"
 
 
 def _with_time(traj: Any, labels: int | None) -> Any:
@@ -185,7 +208,7 @@ def _runs(
     model: nn.Module, inputs: Sequence[Any], *, tokenize: Callable[[Any], Any] | None, time_axis: int | None
 ) -> Iterator[Recording]:
     """Run each input alone, as it is, and yield what was recorded."""
-    model = unwrap(model)
+    model = unwrap_to_call(model)
     if not layers(model):
         raise NotRecurrent(f"{type(model).__name__} has no recurrent layer, so it has no states to compare.")
     if not len(inputs):
@@ -196,8 +219,22 @@ def _runs(
     for number, one in enumerate(inputs):
         x = _numbers(one, tokenize, number).to(device).unsqueeze(1 - time)
         with at_rest(model), torch.no_grad(), record(model) as recording:
-            call(x)
+            try:
+                call(x)
+            except HiddenStateError:
+                raise
+            except Exception as error:
+                raise BadInput(_not_taken(model, x.squeeze(1 - time), number, error)) from error
         yield recording
+
+
+def _not_taken(model: nn.Module, x: Tensor, number: int, error: Exception) -> str:
+    single = [axis for axis, size in enumerate(x.shape[:2]) if size == 1 and x.dim() > 1]
+    hint = f" It may have one already: give x.squeeze({single[0]})." if single else ""
+    return (
+        f"input {number} has shape {tuple(x.shape)}, and {type(model).__name__} does not take it as one row "
+        f"({type(error).__name__}: {error}). Inputs are single sequences, (time, ...), without a batch axis.{hint}"
+    )
 
 
 def _called(model: nn.Module, x: Tensor, time_axis: int | None) -> tuple[Callable[[Tensor], Any], int]:

@@ -12,6 +12,8 @@ from ..errors import BadInput
 from ..state import shown_in_short
 from .series import ManyStates, pieces, refuse_bad
 
+_STATES_PER_UNIT = 10  # from here on a full ball is told within a tenth
+
 
 @shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,6 +22,7 @@ class Dimension:
 
     value: float  # (Σ λ)² / Σ λ²: 1 for a line, `unit` for a ball
     spectrum: Tensor  # (unit,) eigenvalues of the covariance, falling
+    states: int  # how many were measured
 
     def __str__(self) -> str:
         """Return one line."""
@@ -27,16 +30,28 @@ class Dimension:
         needed = int((shares < 0.9).sum()) + 1 if self.value else 0
         return (
             f"{self.value:.2f} of {len(self.spectrum)} dimensions (participation ratio); "
-            f"{needed} hold 90% of the variance"
+            f"{needed} hold 90% of the variance{self._limit()}"
+        )
+
+    def _limit(self) -> str:
+        """Say so where there are too few states to fill the dimensions that they may have."""
+        units = len(self.spectrum)
+        if units < 2 or self.states >= _STATES_PER_UNIT * units:
+            return ""
+        ball = units * (self.states - 1) / (units + self.states)  # what that many states of a ball give on average
+        return (
+            f"; a lower bound, since {self.states:,} states of a full ball would show {ball:.1f}: measure more of them"
         )
 
 
 def dimension(traj: ManyStates, *, lengths: Tensor | None = None, part: str = "h") -> Dimension:
     """Return the participation ratio of all real states: 1 on a line, the number of units in a ball; 0 at one point.
 
+    A few states cannot fill many dimensions: below ten states for each unit the result says how little they could show.
+
     Many runs of unequal length, `recording.runs("l0")` or an iterator of them, are measured one at a time, as one.
 
-    >>> line = torch.linspace(0, 1, 20).reshape(1, 20, 1) * torch.ones(3)
+    >>> line = torch.linspace(0, 1, 30).reshape(1, 30, 1) * torch.ones(3)
     >>> print(dimension(line))
     1.00 of 3 dimensions (participation ratio); 1 hold 90% of the variance
     """
@@ -62,4 +77,4 @@ def dimension(traj: ManyStates, *, lengths: Tensor | None = None, part: str = "h
     spectrum = found.new_zeros(factor.shape[1])
     spectrum[: len(found)] = found[: len(spectrum)]
     square = float((spectrum**2).sum())
-    return Dimension(float(spectrum.sum()) ** 2 / square if square else 0.0, spectrum.to(dtype))
+    return Dimension(float(spectrum.sum()) ** 2 / square if square else 0.0, spectrum.to(dtype), count)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from ..cells import as_layer, invented_inputs, layers, unwrap
+from ..cells import as_layer, invented_inputs, layers, unwrap_to_call
 from ..errors import BadInput, HiddenStateError
 from .system import at_rest
 
 
-def invented(model: nn.Module, rows: int, steps: int, *, time_axis: int, args: Sequence[Any]) -> Tensor:
+def invented(model: nn.Module, rows: int, steps: int, *, time_axis: int) -> Tensor:
     """Return the first made-up input, (rows, steps, ...) or with time first, that the model can be called with."""
     if min(rows, steps) < 1:
         raise BadInput(f"{rows} trials of {steps} steps are asked for, but there is at least one of each.")
-    model = unwrap(model)
+    model = unwrap_to_call(model)
     found = layers(model)
     width = found[0].spec.input_size if len(found) == 1 and found[0].module is model else None
     if width is not None:  # a layer by itself says what it takes
@@ -28,21 +25,21 @@ def invented(model: nn.Module, rows: int, steps: int, *, time_axis: int, args: S
         given = x.transpose(0, 1) if time_axis == 0 else x
         try:
             with at_rest(model), torch.no_grad():
-                _called(model, given, x, args)
+                _called(model, given, x)
         except Exception:  # another size may do
             continue
         return given
     raise BadInput(f"no input could be made up that {type(model).__name__} takes: give x.")
 
 
-def _called(model: nn.Module, given: Tensor, x: Tensor, args: Sequence[Any]) -> None:
+def _called(model: nn.Module, given: Tensor, x: Tensor) -> None:
     try:
-        model(given, *args)
+        model(given)
     except Exception:
         try:
             layer = as_layer(model, x[:, 0])
         except HiddenStateError:
             layer = None
-        if layer is None or layer.fused or args:
+        if layer is None or layer.fused:
             raise
-        layer.module(x[:, 0], layer.to_native(layer.initial(len(x))))  # a cell, and one step of its input
+        layer.call(x[:, 0], layer.to_native(layer.initial(len(x))))  # a cell, and one step of its input

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,27 +13,35 @@ from torch.nn import functional
 
 from ..cells import (
     Call,
+    GivenCall,
     InputAxes,
     Layer,
     as_layer,
+    cell_along,
+    given_call,
     input_axes,
+    is_around_cells,
     is_data_set,
     is_step,
     layer_axes,
     layers,
     read_batch,
     started,
-    unwrap,
+    unwrap_to_call,
 )
 from ..errors import BadInput, NotRecurrent
 from ..state import shown_in_short
 from ..unrolling import Recurrent, unroll
 from .invented import invented
+from .lag_curve import band, by_lag, half_life, reach
+from .output_steps import steps_second
 from .progress import tracked
-from .sensitivity import Leaf, Sensitivity, at_steps, by_autograd, by_closed_form, has_steps, tensor_of
+from .sensitivity import Leaf, Sensitivity, at_steps, by_autograd, by_closed_form, tensor_of
 from .series import valid_steps
 from .system import System, at_rest, check_sequence
 from .torch_system import TorchSystem, as_system
+
+_JACOBIANS = 256  # a state's size up to which whole Jacobians are quicker than going back once for each direction
 
 
 @shown_in_short
@@ -81,9 +89,8 @@ class Memory:
 
 def memory(
     model: nn.Module,
-    x: Tensor | Iterable[Any] | None = None,
+    *inputs: Any,
     threshold: float = 0.01,
-    *,
     steps: int = 100,
     trials: int = 8,
     lengths: Tensor | None = None,
@@ -91,30 +98,34 @@ def memory(
     time_axis: int | None = None,
     batch_axis: int | None = None,
     output: Callable[[Any], Tensor] | None = None,
-    args: Sequence[Any] = (),
     probes: int | None = None,
+    call: Callable[..., Any] | None = None,
+    **kwargs: Any,
 ) -> Memory:
     """Return the norm of d output / d input at each distance back in time: a curve, its length and its half-life.
 
-    `model` is a whole model or a recurrent layer, and `x` is as it takes it: which axis is time is deduced as in
-    `check_split`, and the result's `axes` say what was found. Tokens are followed back to the model's embedding of
-    them. The norm is that of the whole matrix (Frobenius); for an output of more than 64 units it is estimated without
-    bias in its square from 16 random directions, or from `probes` of them where given.
+    `model` is a whole model or a recurrent layer, called as `model(*inputs, **kwargs)`: which axis of its sequence is
+    time is deduced as in `check_split`, and the result's `axes` say what was found. Tokens are followed back to the
+    model's embedding of them. The norm is that of the whole matrix (Frobenius); for an output of more than 64 units it
+    is estimated without bias in its square from 16 random directions, or from `probes` of them where given.
 
     Args:
         model: A model or a layer; it is measured in eval mode and comes back untouched.
-        x: Its input; more arguments of the model go into `args`. Without it random numbers or tokens are made up. Of a
-            DataLoader all rows count, one batch at a time.
-        steps: How many steps of input are made up, where there is no x.
+        inputs: What it is called with. Without them random numbers or tokens are made up. Of a DataLoader all rows
+            count, one batch at a time.
+        steps: How many steps of input are made up, where there is none.
         trials: How many rows of it.
         threshold: The share of the peak down to which the memory's length is counted.
-        lengths: The real steps of each row; what lies behind them never counts.
+        lengths: The real steps of each row; what lies behind them never counts. Lengths or a mask among the inputs
+            tell it as well.
         at: The step whose output is asked about, counted from each row's start, or from its end where negative.
         time_axis: Which axis is time in the model's input and output, 0 or 1, where it is not to be deduced.
         batch_axis: Which axis holds the rows.
         output: Takes what the model returns and gives the tensor that is meant.
-        args: Further arguments for the model.
         probes: Random directions of the output, instead of all its units.
+        call: How the model is called, where that is not by its forward: `call=lambda model: model.act(x, state)`; or
+            `call(model, *inputs)`, of a DataLoader `call(model, batch)`.
+        kwargs: What it is called with by name.
 
     >>> leaky = torch.nn.RNN(1, 1, nonlinearity="relu", bias=False, batch_first=True)
     >>> _ = torch.nn.init.constant_(leaky.weight_ih_l0, 0.1), torch.nn.init.constant_(leaky.weight_hh_l0, 0.9)
@@ -123,37 +134,67 @@ def memory(
     """
     if not isinstance(model, nn.Module):
         raise NotRecurrent(f"memory is measured of an nn.Module, but this is {type(model).__name__}.")
-    if is_data_set(x):
-        told = {"at": at, "time_axis": time_axis, "batch_axis": batch_axis, "output": output, "probes": probes}
-        return _over_batches(model, x, threshold, told)  # type: ignore[arg-type]
-    if x is None:
+    told: dict[str, Any] = {
+        "at": at,
+        "time_axis": time_axis,
+        "batch_axis": batch_axis,
+        "output": output,
+        "probes": probes,
+    }
+    if len(inputs) == 1 and is_data_set(inputs[0]):
+        return _over_batches(model, inputs[0], call, threshold=threshold, told=told)
+    if not inputs and not kwargs and call is None:
         first = any(each.fused and not each.spec.batch_first for each in layers(model))
         turned = time_axis == 0 or batch_axis == 1 or (time_axis is None and batch_axis is None and first)
-        x = invented(model, trials, steps, time_axis=0 if turned else 1, args=args)
+        inputs = (invented(model, trials, steps, time_axis=0 if turned else 1),)
+    options = {"lengths": lengths, "threshold": threshold, "steps": steps, "trials": trials, **told}
+    given = given_call(memory, model, inputs, kwargs=kwargs, call=call, options=options)
+    return _measured(given, lengths, threshold=threshold, **told)
+
+
+def _measured(
+    given: GivenCall,
+    lengths: Tensor | None,
+    *,
+    threshold: float,
+    at: int,
+    time_axis: int | None,
+    batch_axis: int | None,
+    output: Callable[[Any], Tensor] | None,
+    probes: int | None,
+) -> Memory:
+    """Return the memory of a model in one call of it."""
+    x = given.x
     if not isinstance(x, Tensor) or x.dim() < 2:
         seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise BadInput(f"the input is (batch, time, ...), but this is {seen}. One sequence wants x.unsqueeze(0).")
-    model = unwrap(model)
-    layer = _itself_a_layer(model, x, turned=time_axis == 0 or batch_axis == 1) if not args else None
-    call = _called(model, x, args) if layer is None else model
-    axes = _axes(layer, model, x, call, time_axis=time_axis, batch_axis=batch_axis)
-    time_axis = axes.time
+    inner = unwrap_to_call(given.model)
+    layer = _itself_a_layer(inner, x, turned=time_axis == 0 or batch_axis == 1) if given.alone else None
+    run = given if layer is not None or not given.alone else started(inner, x)
+    axes = _axes(layer, inner, x, run, time_axis=time_axis, batch_axis=batch_axis)
+    lengths = lengths if lengths is not None else given.lengths(axes)
+    time = axes.time
     if layer is not None:  # layers are run batch-first here, whatever their own layout
-        x, time_axis = axes.rows_first(x), 1
-    with at_rest(model):
-        valid, ends = _last_steps(x, lengths, at=at, time_axis=time_axis)
-        leaf = Leaf(x, valid, time_axis=time_axis)
-        system = None if layer is None or layer.spec.bidirectional else as_system(model, x)
+        x, time = axes.rows_first(x), 1
+    with at_rest(inner):
+        valid, ends = _last_steps(x, lengths, at=at, time_axis=time)
+        leaf = Leaf(x, valid, time_axis=time)
+        system = None if layer is None or layer.spec.bidirectional else as_system(inner, x)
         by_step = True
-        if isinstance(system, TorchSystem) and output is None:
-            inputs = check_sequence(system, leaf.x)
-            found, dtype = by_closed_form(system, inputs, valid, ends, probes=probes), inputs.dtype
+        sequence = leaf.x if system is None else check_sequence(system, leaf.x)
+        if isinstance(system, TorchSystem) and output is None and system.size <= _JACOBIANS:
+            found, dtype = by_closed_form(system, sequence, valid, ends, probes=probes), sequence.dtype
         else:
-            with leaf.attached(model):
-                result = _run_layer(layer, leaf.x, valid.sum(1)) if layer is not None else call(leaf.x)
-            result = tensor_of(result) if output is None else output(result)
-            by_step = isinstance(result, Tensor) and has_steps(result, valid, time_axis=time_axis)
-            y = at_steps(result, ends, valid, time_axis=time_axis)  # (batch, unit)
+            go = _runner(layer, run, valid.sum(1), output)
+            with leaf.attached(inner):
+                result = go(leaf.x)
+            if layer is None or output is not None:
+
+                def again(steps: int) -> Tensor:
+                    return go(leaf.x.detach().narrow(time, 0, steps))
+
+                result, by_step = steps_second(result, valid, time_axis=time, again=again)
+            y = at_steps(result, ends, valid, time_axis=1 if by_step else time)  # (batch, unit)
             found, dtype = by_autograd(y, leaf, probes), y.dtype
         rows = by_lag(found.squares.sqrt().to(dtype), ends)
         rows, tap = from_tap(rows, found, ends, wanted=at == -1 and not by_step)
@@ -163,14 +204,26 @@ def memory(
     return replace(_memory(rows, threshold, found, own), axes=axes, tap=tap)
 
 
-def _over_batches(model: nn.Module, batches: Iterable[Any], threshold: float, told: dict[str, Any]) -> Memory:
+def _over_batches(
+    model: nn.Module,
+    batches: Iterable[Any],
+    call: Callable[..., Any] | None,
+    *,
+    threshold: float,
+    told: dict[str, Any],
+) -> Memory:
     """Return the memory over all rows of a data set; Ctrl-C keeps the batches that are done."""
     found: list[Memory] = []
     interrupted = False
     try:
         for batch in tracked(batches, "memory", len(batches) if isinstance(batches, Sized) else 0):
-            read = read_batch(model, batch)
-            found.append(memory(model, read.args[0], threshold, lengths=read.lengths, args=read.args[1:], **told))
+            if call is not None:
+                inputs, lengths = (batch,), None
+            else:
+                read = read_batch(model, batch)
+                inputs, lengths = read.args, read.lengths
+            given = given_call(memory, model, inputs, kwargs={}, call=call, options={})
+            found.append(_measured(given, lengths, threshold=threshold, **told))
             interrupted = found[-1].interrupted
             if interrupted:
                 break
@@ -203,11 +256,6 @@ def _last_steps(x: Tensor, lengths: Tensor | None, *, at: int, time_axis: int) -
     return valid, ends
 
 
-def _called(model: nn.Module, x: Tensor, args: Sequence[Any]) -> Callable[[Tensor], Any]:
-    """Return what is called with the sequence alone."""
-    return (lambda some: model(some, *args)) if args else started(model, x)
-
-
 def _axes(
     layer: Layer | None, model: nn.Module, x: Tensor, call: Callable[[Tensor], Any], **told: int | None
 ) -> InputAxes:
@@ -227,16 +275,28 @@ def _axes(
 
 def _itself_a_layer(model: nn.Module, x: Tensor, *, turned: bool) -> Layer | None:
     """Return the model as a layer where it is one itself, rather than holding some."""
-    found = layers(model)
     sample = (x[0] if turned else x[:, 0]) if x.numel() else None
-    if (len(found) == 1 and found[0].module is model) or (is_step(model) and _has_size(model)):
+    cell = cell_along(model, x)
+    found = layers(model)
+    if (
+        cell is not None
+        or (len(found) == 1 and found[0].module is model)
+        or (is_step(model) and is_around_cells(model))
+    ):
         return as_layer(model, sample)
     return None
 
 
-def _has_size(model: nn.Module) -> bool:
-    # A cell made of torch's cells looks like a model that holds them, but cannot be called with x alone.
-    return hasattr(model, "hidden_size") or hasattr(model, "initial_state")
+def _runner(
+    layer: Layer | None, call: Callable[[Tensor], Any], lengths: Tensor, output: Callable[[Any], Tensor] | None
+) -> Callable[[Tensor], Tensor]:
+    """Return what is called with an input and gives the output that is meant."""
+
+    def run(x: Tensor) -> Tensor:
+        result = call(x) if layer is None else _run_layer(layer, x, lengths.clamp(max=x.shape[1]))
+        return tensor_of(result) if output is None else output(result)
+
+    return run
 
 
 def _run_layer(layer: Layer, x: Tensor, lengths: Tensor) -> Tensor:
@@ -256,7 +316,7 @@ def _run_cell(layer: Layer, x: Tensor) -> Tensor:
     native = layer.to_native(layer.initial(len(x)))
     outputs = []
     for step in x.unbind(1):  # not x[:, t]: the backward of each slice would be as large as x
-        output, native = layer.split(layer.module(step, native))
+        output, native = layer.call(step, native)
         outputs.append(tensor_of(output).flatten(1))
     return torch.stack(outputs, dim=1)
 
@@ -302,49 +362,6 @@ def _memory(rows: Tensor, threshold: float, found: Sensitivity, own_half_life: f
     )
 
 
-def band(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ends of a 95% confidence band of the mean over `rows (batch, lag)`, (lag,) each; NaN is left out.
-
-    It is one of the mean's logarithm (delta method): influence is positive, and so is all that its mean could be.
-    """
-    curve = rows.nanmean(0)
-    count = (~rows.isnan()).sum(0)
-    spread = ((rows - curve) ** 2).nansum(0) / (count - 1).clamp(min=1)
-    margin = torch.where(curve > 0, 1.96 * (spread / count).sqrt() / curve, 0.0)
-    return curve * torch.exp(-margin), curve * torch.exp(margin)
-
-
-def reach(curve: Tensor, threshold: float) -> int:
-    """Return how many lags, from 0 on, lie within the last one that has `threshold` of the peak or more."""
-    felt = (curve >= threshold * curve.max()) & (curve > 0)
-    return int(felt.nonzero()[-1]) + 1 if bool(felt.any()) else 0
-
-
-def half_life(curve: Tensor) -> float:
-    """Return the lag at which the curve has fallen to half its peak, exact for an exponential; inf if it never falls.
-
-    Between two lags the logarithm is taken to be straight, and so it is beyond the last one, where the curve ends
-    above the half. NaN for a curve that is zero throughout.
-
-    >>> half_life(torch.tensor([8.0, 4.0, 2.0]))
-    1.0
-    """
-    values = curve.double()
-    peak = int(values.argmax())
-    half = float(values[peak]) / 2
-    if not half > 0:
-        return math.nan
-    below = (values[peak:] <= half * (1 + 1e-9)).nonzero()  # the curve may meet the half exactly, but for rounding
-    if not len(below):
-        lost = math.log(float(values[peak]) / float(values[-1]))
-        return peak + math.log(2) * (len(values) - 1 - peak) / lost if lost > 0 else math.inf
-    lag = peak + int(below[0])
-    high, low = float(values[lag - 1]), float(values[lag])
-    if low <= 0:
-        return lag - 1 + (high - half) / high
-    return lag - 1 + math.log(high / half) / math.log(high / low)
-
-
 def from_tap(rows: Tensor, found: Sensitivity, ends: Tensor, *, wanted: bool) -> tuple[Tensor, int | None]:
     """Return the curves counted from the last step that moves any row's output, where that is not its end, and it."""
     moved = (found.squares > 0).any(0).nonzero().flatten()
@@ -352,10 +369,3 @@ def from_tap(rows: Tensor, found: Sensitivity, ends: Tensor, *, wanted: bool) ->
         return rows, None
     tap = int(moved[-1])
     return by_lag(found.squares.sqrt().to(rows.dtype), ends.clamp(max=tap)), tap
-
-
-def by_lag(norms: Tensor, ends: Tensor) -> Tensor:
-    """Turn `norms (batch, time)` by step into (batch, lag) by distance from each row's end; NaN before its start."""
-    lags = torch.arange(int(ends.max()) + 1, device=norms.device)
-    steps = ends.unsqueeze(1) - lags  # (batch, lag)
-    return norms.gather(1, steps.clamp(min=0)).masked_fill(steps < 0, torch.nan)

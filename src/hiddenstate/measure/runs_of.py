@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..cells import as_layer, is_step, read_batch, unwrap
+from ..cells import as_layer, cell_along, read_batch, unwrap, unwrap_to_call
 from ..errors import BadInput
 from ..recording import Recording, Trajectory, record
 from ..unrolling import unroll
@@ -62,7 +62,7 @@ def recordings_of(
     """Yield a recording of each batch, and the real steps of its rows where they are known."""
     if isinstance(batches, Tensor | str | Mapping):
         raise BadInput(f"batches are a DataLoader or a list of batches, but this is {type(batches).__name__}: [batch].")
-    inner = unwrap(model)
+    inner = unwrap_to_call(model)
     total = len(batches) if isinstance(batches, Sized) else 0
     for number, batch in enumerate(tracked(batches, "states", total)):
         told = None if lengths is None else lengths(batch)
@@ -91,7 +91,7 @@ def recordings_of(
 def _call(model: nn.Module, args: tuple[Any, ...]) -> None:
     """Call a model, or step a cell along (batch, time, ...)."""
     inner = unwrap(model)
-    if len(args) == 1 and isinstance(args[0], Tensor) and args[0].dim() > 2 and is_step(inner):
+    if len(args) == 1 and isinstance(args[0], Tensor) and cell_along(inner, args[0]) is not None:
         unroll(as_layer(inner, args[0][:, 0]).module, args[0], time_axis=1)
     else:
         model(*args)

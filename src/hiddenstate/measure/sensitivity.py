@@ -192,11 +192,17 @@ def _directions(y: Tensor, count: int, exact: bool) -> Iterator[Tensor]:
 
 
 def tensor_of(output: Any) -> Tensor:
-    """Return the tensor in what a model returned: itself, the first of a tuple, or the usual entry of a mapping."""
+    """Return the tensor in what a model returned: itself, the first of a tuple, or the usual entry of a mapping.
+
+    Whole numbers before it, as an action that was drawn, have no gradient and are passed over.
+    """
     if isinstance(output, Tensor):
         return output
     if isinstance(output, tuple | list) and output:
-        return tensor_of(output[0])
+        real = [each for each in output if isinstance(each, Tensor) and each.is_floating_point()]
+        first = output[0]
+        whole = isinstance(first, Tensor) and not first.is_floating_point() and not first.is_complex()
+        return tensor_of(real[0] if whole and real else first)
     for name in ("logits", "last_hidden_state", "output"):
         found = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
         if isinstance(found, Tensor):

@@ -26,8 +26,19 @@ class Survey:
     first_bad: Mapping[str, tuple[int, int, int]]  # (batch, row, step) of the first NaN or Inf of a track
     batches: int
     rows: int
-    steps: int  # real ones, of all rows of the longest track together
+    steps: int  # of all rows of the longest track together, as far as lengths tell the real ones
     interrupted: bool = False  # stopped by Ctrl-C: of the batches until then
+    untold: int = 0  # batches of whose rows nothing tells the lengths: if they are padded, padding was counted
+
+    @property
+    def padding(self) -> str:
+        """What is said where padding may have been counted, "" where it was not."""
+        if not self.untold:
+            return ""
+        where = "" if self.untold == self.batches else f" of {self.untold} batches"
+        return (
+            f" (nothing tells the lengths of rows{where}: padding, where there is any, counts; lengths= leaves it out)"
+        )
 
     def still(self, track: str, threshold: float = 1e-5) -> Tensor:
         """Return the units that vary by less than `threshold` over the whole data set: (n,) numbers."""
@@ -37,7 +48,8 @@ class Survey:
     def __str__(self) -> str:
         """Return one line, and one for each track."""
         stopped = "; interrupted, of the batches until then" if self.interrupted else ""
-        lines = [f"{self.batches} batches, {self.rows:,} rows, {self.steps:,} real steps{stopped}"]
+        real = "" if self.untold else "real "
+        lines = [f"{self.batches} batches, {self.rows:,} rows, {self.steps:,} {real}steps{self.padding}{stopped}"]
         for track, found in self.statistics.items():
             pressed = self.saturation.get(track)
             share = f", {pressed.share:.1%} saturated" if pressed is not None else ""
@@ -77,11 +89,11 @@ def survey(
         raise BadInput(f"the threshold is a share of the range, above 0 and up to 1, but is {threshold!r}.")
     tracks: dict[str, tuple[RunningStatistics, RunningSaturation]] = {}
     bad: dict[str, tuple[int, int, int]] = {}
-    done = rows = 0
+    done = rows = untold = 0
     interrupted = False
     try:
         for recording, real in recordings_of(model, batches, call=call, lengths=lengths, gates=gates):
-            most = 0
+            most, told = 0, real is not None
             for track in recording:
                 for run in recording.runs(track):
                     if not run.h.is_floating_point():
@@ -90,13 +102,13 @@ def survey(
                     series = as_series(cut)
                     numbers, pressed = tracks.setdefault(track, (RunningStatistics(), RunningSaturation(threshold)))
                     numbers.add(series)
-                    most = max(most, len(series.values))
+                    most, told = max(most, len(series.values)), told or not bool(series.valid.all())
                     where = first_bad(series.values, series.valid)
                     if where is None:
                         pressed.add(cut, series)
                     else:
                         bad.setdefault(track, (done, *where[:2]))
-            done, rows = done + 1, rows + most
+            done, rows, untold = done + 1, rows + most, untold + (not told and most > 1)
     except KeyboardInterrupt:
         if not done:
             raise
@@ -106,4 +118,4 @@ def survey(
     found = {track: numbers.result() for track, (numbers, _) in tracks.items()}
     shares = {track: pressed.result() for track, (_, pressed) in tracks.items() if pressed.any}
     most_steps = max(one.count for one in found.values())
-    return Survey(found, shares, bad, done, rows, most_steps, interrupted)
+    return Survey(found, shares, bad, done, rows, most_steps, interrupted, untold)

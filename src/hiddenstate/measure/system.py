@@ -114,8 +114,8 @@ class System:
             x = x.unsqueeze(1 if self.spec.batch_first else 0)
         # Compiling would not pay for single steps.
         options = {"engine": "loop"} if isinstance(layer.module, Recurrent) else {}
-        result = layer.module(x, native, **options)
-        return self.pack(layer.to_state(layer.split(result)[1], batch=len(vectors)))
+        _, after = layer.call(x, native, **options)
+        return self.pack(layer.to_state(after, batch=len(vectors)))
 
     def walk(self, x: Tensor, start: Tensor | None = None) -> Tensor:
         """Return the state after each step of `x (batch, time, feature)`: (batch, time, entry)."""
@@ -215,6 +215,11 @@ def check_sequence(system: System, x: Tensor, *, at_least: int = 1) -> Tensor:
         raise BadInput(f"x is (batch, time, feature), but this is {seen}. One sequence wants x.unsqueeze(0).")
     if not len(x):
         raise BadInput("x has no rows: there is nothing to measure.")
+    if x.dim() == 2 and x.is_floating_point() and system.spec.input_size is not None:
+        raise BadInput(
+            f"x is (batch, time, feature), but this is {tuple(x.shape)}. One sequence (time, feature) wants "
+            f"x.unsqueeze(0), numbers without features x.unsqueeze(-1)."
+        )
     if x.shape[1] < at_least:
         raise BadInput(f"x has {x.shape[1]} steps, but {at_least} or more are needed: give longer sequences.")
     width = system.spec.input_size

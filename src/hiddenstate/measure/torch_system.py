@@ -44,7 +44,7 @@ def driven(
     system = as_system(layer, first)
     if isinstance(x, Tensor) and x.dim() > 1:
         axes = layer_axes(system.layer, x, time_axis=time_axis, batch_axis=batch_axis)
-        x = x if axes.batch is None else axes.rows_first(x)
+        x = axes.rows_first(x)
     return system, check_sequence(system, x, at_least=at_least)
 
 

@@ -10,7 +10,7 @@ import torch
 from ..errors import BadInput
 from ..recording import Trajectory
 from .canvas import COLORS, STYLES, label_steps, new_ax, tidy
-from .picture_data import STEPS, averaged, one_row, readable
+from .picture_data import STEPS, averaged, one_row, readable, which_row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,8 +53,9 @@ def gates(
         ax.plot(at, middle.numpy(), color=color, linestyle=STYLES[number % len(STYLES)], label=name)
     if all(bool(((values >= 0) & (values <= 1) | values.isnan()).all()) for values in bands.values()):
         ax.set_ylim(-0.02, 1.02)
-    tidy(ax, title=traj.track, x=f"step ({note})" if note else "step", y="opening: median, middle half of units")
-    ax.legend(frameon=False, ncols=len(bands), loc="lower left", bbox_to_anchor=(0.0, 1.0 if not traj.track else 1.08))
+    title = " · ".join(text for text in (traj.track, which_row(traj, row)) if text)
+    tidy(ax, title=title, x=f"step ({note})" if note else "step", y="opening: median, middle half of units")
+    ax.legend(frameon=False, ncols=len(bands), loc="lower left", bbox_to_anchor=(0.0, 1.08 if title else 1.0))
     if labels:
         label_steps(lambda at, text, **how: ax.set_xticks([place * traj.every for place in at], text, **how), labels)
     return ax

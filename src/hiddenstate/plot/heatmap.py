@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import BadInput
 from ..recording import Trajectory
 from .canvas import DIVERGING, SEQUENTIAL, color_bar, label_steps, new_ax, tidy
-from .picture_data import STEPS, UNITS, averaged, bounds_of, one_row, picked, readable
+from .picture_data import STEPS, UNITS, averaged, bounds_of, one_row, picked, readable, which_row
 from .projection import principal
 
 if TYPE_CHECKING:
@@ -69,7 +69,12 @@ def heatmap(
         shown = shown.abs().clamp(min=scale["norm"].vmin)
     drawn = _image(ax, shown, scale, steps=len(values) * every, units=values.shape[1])
     name = traj.track if isinstance(traj, Trajectory) else ""
-    tidy(ax, title=_title(name, part, values), x="step", y="unit" if order is None else f"unit, {_order(order)}")
+    tidy(
+        ax,
+        title=_title(name, part, which_row(traj, row), values),
+        x="step",
+        y="unit" if order is None else f"unit, {_order(order)}",
+    )
     ax.set_xlabel(f"step ({steps.note})" if steps.note else "step")
     ax.set_ylabel(f"{ax.get_ylabel()} ({units.note})" if units.note else ax.get_ylabel())
     color_bar(ax, drawn, f"|{part}|" if log else part)
@@ -155,10 +160,10 @@ def _image(ax: Axes, shown: Tensor, scale: dict[str, Any], *, steps: int, units:
     )
 
 
-def _title(track: str, part: str, values: Tensor) -> str:
+def _title(track: str, part: str, row: str, values: Tensor) -> str:
     bad = int((~values.isfinite()).sum())
     said = f"{bad:,} of {values.numel():,} values are NaN or Inf (black)" if bad else ""
-    return " · ".join(text for text in (track, part if track else "", said) if text)
+    return " · ".join(text for text in (track, part if track else "", row, said) if text)
 
 
 def _order(order: Order | Sequence[int]) -> str:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def memory(result: Memory, ax: Axes | None = None, *, label: str = "") -> Axes:
     """Draw the influence of an input over its distance, with threshold and effective length; return the `ax`.
 
-    The band holds the middle 80 % of the rows.
+    The curve is the mean over rows, the band holds the middle 80 % of them; where a few rows make up most of the mean,
+    it lies beyond the band, and the picture says so.
     Draw several models into one `ax` to compare them, each with a `label`.
 
     Args:
@@ -49,6 +50,14 @@ def memory(result: Memory, ax: Axes | None = None, *, label: str = "") -> Axes:
     if felt:
         ax.set_yscale("log")
         _marks(ax, result, peak=peak, color=color, write=first)
+    if felt and bool(((curve > high) & (curve > floor)).any()):
+        ax.annotate(
+            "above the band a few rows make up the mean",
+            (0.02, 0.02),
+            xycoords="axes fraction",
+            color=MUTED,
+            fontsize="small",
+        )
     tidy(ax, x="lag: steps before the output", y="influence ‖d output / d input‖", title=_title(result, felt, label))
     if label:
         ax.legend(frameon=False)

@@ -50,6 +50,16 @@ def one_row(traj: Trajectory | Tensor | np.ndarray[Any, Any], *, part: str = "h"
     return values[row, :steps].detach().to("cpu", torch.float32, copy=True)  # (time, unit)
 
 
+def which_row(traj: Trajectory | Tensor | np.ndarray[Any, Any], row: int) -> str:
+    """Return the name of a row for a title, where there are others.
+
+    >>> which_row(torch.zeros(3, 5, 2), 2), which_row(torch.zeros(5, 2), 0)
+    ('row 2', '')
+    """
+    rows = len(traj.h) if isinstance(traj, Trajectory) else len(traj) if traj.ndim == 3 else 1
+    return f"row {row % rows}" if rows > 1 else ""
+
+
 def of_kind(result: object, name: str, source: str) -> None:
     """Refuse what is no result of that measure, whatever fields it happens to share with one."""
     from .. import measure

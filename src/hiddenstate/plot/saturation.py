@@ -46,10 +46,15 @@ def saturation(result: Saturation, ax: Axes | None = None, *, by: Literal["unit"
             label = f"{len(shares):,} units, most saturated first"
         ax.fill_between(places, shares.nan_to_num().numpy(), color=COLORS[0], alpha=0.35, step="mid", linewidth=0)
         ax.step(places, shares.numpy(), color=COLORS[0], where="mid")
-    ax.axhline(result.share, color=COLORS[1], linestyle="--", linewidth=1)
+    if result.share > 0:
+        ax.axhline(result.share, color=COLORS[1], linestyle="--", linewidth=1)
     ax.set_ylim(0, 1.02)
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     beyond = f" (beyond {result.threshold:g} of the range)"
-    share = f"{result.share:.1%} saturated over all (dashed)"
+    share = (
+        f"{result.share:.1%} saturated over all (dashed)"
+        if float(shares.nan_to_num().max()) > 0
+        else "nothing is saturated"
+    )
     tidy(ax, x=label, y=f"saturated {'steps' if by == 'unit' else 'units'}{beyond}", title=share)
     return ax

@@ -60,6 +60,8 @@ def trajectories(
     longest = max(len(path) for path in paths)
     tangled = jumps(paths)
     notes = [shown.note, plane.note, "no lines: states jump from step to step" if tangled else ""]
+    if all(bool((path == path[0]).all()) for path in paths):
+        notes.append("no path: the states do not move")
     for row in shown.values.tolist():
         points = picked(paths[row], _POINTS, what="steps")
         notes.append(points.note)

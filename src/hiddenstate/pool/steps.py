@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from .._torch_names import lookup
 from ..errors import BadInput
-from ..recording import Trajectory
+from ..recording import Trajectory, trainable
 
 Source: TypeAlias = "Tensor | Trajectory | PackedSequence"
 Lengths: TypeAlias = "Tensor | Sequence[int]"
@@ -90,7 +90,7 @@ def traced() -> bool:
 def read_steps(h: Source, lengths: Lengths | None) -> Steps:
     """Return tensor, trajectory or packed sequence as steps, or say what is wrong with them."""
     if isinstance(h, Tensor):
-        _check_states(h)
+        _check_states(trainable(h))
         return Steps(h, None if lengths is None else _read_lengths(lengths, h))
     if lengths is not None:
         raise BadInput(

@@ -3,7 +3,7 @@
 from .api import load_recording, record
 from .frames import tap
 from .recording import Recording
-from .trajectory import Trajectory
+from .trajectory import Trajectory, trainable
 
 __all__ = [
     "Recording",
@@ -11,4 +11,5 @@ __all__ = [
     "load_recording",
     "record",
     "tap",
+    "trainable",
 ]

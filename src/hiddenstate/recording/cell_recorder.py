@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cells import Call, Layer, Proceed, may_be_recomputed, untouched
+from ..cells import Call, Layer, OpenRun, Proceed, may_be_recomputed, untouched
 from ..errors import NotRecurrent, StateMismatch
 from ..unrolling import Places, places
 from . import cpu_loop
@@ -17,7 +17,7 @@ from .frames import CELL_STEPS, GATES, Frame, Intercept, TrackWeights, innermost
 from .layerwise import judge, same_bits, trusted
 from .padded import activated_gates
 from .recording import Options
-from .runs import Arranged, OpenRuns, RecordedRun, RunValues, warn_and_go_on
+from .runs import Arranged, Keep, ModelCalls, OpenRuns, RecordedRun, RunValues, warn_and_go_on
 from .step_buffer import Named, Placed, StepBuffer
 
 _TORCH_CELLS = ("lstm_cell", "gru_cell", "rnn_cell")
@@ -76,13 +76,21 @@ class CellStep:
 class CellRuns(OpenRuns[tuple[CellTrack, StepBuffer]]):
     """Joins a cell's steps along time: each is handed the state in which the one before ended."""
 
-    def add(self, cell: CellTrack, step: CellStep, after: dict[str, Placed], *, goes_on: bool) -> None:
-        """Add one step to a cell's run, or start a new one."""
-        key = threading.current_thread(), cell.name
+    def __init__(self, options: Options, keep: Keep, calls: ModelCalls | None = None) -> None:
+        """Start with none."""
+        super().__init__(options, keep, calls)
+        self.of_stack: dict[tuple[threading.Thread, str], OpenRun] = {}  # which run of its stack a stacked cell is in
+
+    def add(
+        self, cell: CellTrack, step: CellStep, after: dict[str, Placed], *, run: OpenRun | None, goes_on: bool
+    ) -> None:
+        """Add one step to a cell's run, or start it anew; a stacked cell is in the run of its stack."""
+        here = threading.current_thread()
+        key = here, cell.name, self.of_stack.setdefault((here, cell.name), OpenRun(())) if run is None else run
         rows = next(iter(after.values())).rows
         _, steps = self.open.get(key, (cell, None))
         if steps is not None and not (goes_on and steps.fits(after) and steps.places is places()):
-            self.close(cell.name)
+            self.close_one(key)
             steps = None
         if steps is None:
             given = step.given()
@@ -96,16 +104,18 @@ class CellRuns(OpenRuns[tuple[CellTrack, StepBuffer]]):
         steps.add(after, step.gates)
         streamed = self.options.to is not None and not self.options.grads and not cell.stacked
         if streamed and steps.nbytes > self.piece_bytes:
-            self.keep(self.recorded(cell.name, (cell, steps.split())), last=False)
+            piece = self.recorded(cell.name, (cell, steps.split()))
+            self.keep(piece, last=False)
+            steps.number = piece.number
 
-    def may_go_on(self, cell: CellTrack) -> bool:
+    def may_go_on(self, cell: CellTrack, run: OpenRun) -> bool:
         """Say whether a stacked cell's run may go on in the next call: its rows and steps are in the user's order."""
-        _, steps = self.open.get((threading.current_thread(), cell.name), (cell, None))
+        _, steps = self.open.get((threading.current_thread(), cell.name, run), (cell, None))
         return steps is not None and steps.places is None and not cell.reverse and self.options.to is None
 
-    def drop(self, track: str) -> None:
-        """Forget a track's run in this thread."""
-        self.open.pop((threading.current_thread(), track), None)
+    def drop(self, track: str, run: OpenRun) -> None:
+        """Forget one of a track's runs in this thread."""
+        self.open.pop((threading.current_thread(), track, run), None)
 
     def recorded(self, track: str, run: tuple[CellTrack, StepBuffer]) -> RecordedRun:
         """Return the steps of a run so far, in the user's order."""
@@ -119,7 +129,9 @@ class CellRuns(OpenRuns[tuple[CellTrack, StepBuffer]]):
             source = arranged = Arranged(steps, where, lengths, reverse=cell.reverse, every=steps.options.every)
             lengths, initial = arranged.lengths, {name: arranged.rows(part) for name, part in initial.items()}
         thinned = not cell.reverse
-        return RecordedRun(track, cell.kind, self.options, lengths, initial, source, thinned, piece=steps.pieces)
+        return RecordedRun(
+            track, cell.kind, self.options, lengths, initial, source, thinned, piece=steps.pieces, number=steps.number
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -136,17 +148,18 @@ class CellRecorder:
     def record(self, call: Call, proceed: Proceed) -> Call:
         """Run a call as one step; torch's own cells run theirs so that their gates are seen, where these are wanted."""
         frame = Frame(self.layer.module, self.options)
-        goes_on = self.track.stacked or (not self.refused and self.runs.goes_on(call))
+        alone = not self.track.stacked and not self.refused
+        run, goes_on = self.runs.run_of(call) if alone else (None, True)
         watched = self.options.gates and self.layer.kind in ("lstm_cell", "gru_cell")
         done: Call = run_in(frame, lambda: proceed(call), Intercept(CELL_STEPS, _step) if watched else None)
         gates: dict[Named, Tensor] = {name: value for name, value in frame.taps.items()}
         for kind, activated in frame.notes if self.options.gates else ():
             gates[GATES[kind]] = activated  # split when they are read
         if not self.refused:
-            self._keep(CellStep(done, gates), goes_on)
+            self._keep(CellStep(done, gates), run, goes_on)
         return done
 
-    def _keep(self, step: CellStep, goes_on: bool) -> None:
+    def _keep(self, step: CellStep, run: OpenRun | None, goes_on: bool) -> None:
         try:
             after = step.after(first=not self.heard)
         except (NotRecurrent, StateMismatch) as error:  # it only looked like a cell: the run goes on without us
@@ -154,9 +167,9 @@ class CellRecorder:
             warn_and_go_on(f"{self.track.name!r} is not recorded: {error}")
         else:
             self.heard = True
-            self.runs.add(self.track, step, after, goes_on=goes_on)
-            if not self.track.stacked:
-                self.runs.ended(step.call)
+            self.runs.add(self.track, step, after, run=run, goes_on=goes_on)
+            if run is not None:
+                self.runs.ended(step.call, run)
 
 
 @dataclass(slots=True, eq=False)
@@ -169,25 +182,27 @@ class StackRecorder:
     def record(self, call: Call, proceed: Proceed) -> Call:
         """Let the cells' runs go on with the call, or begin; where it fails, sorted rows stay out of order."""
         runs = self.cells[0].runs
-        goes_on = runs.goes_on(call)
+        run, goes_on = runs.run_of(call)
+        here = threading.current_thread()
+        runs.of_stack |= {(here, cell.track.name): run for cell in self.cells}
         if not goes_on:
-            self._close()
+            self._close(run)
         try:
             done = proceed(call)
         except BaseException:
             for cell in self.cells:
-                if not (goes_on and runs.may_go_on(cell.track)):
-                    runs.drop(cell.track.name)
-            self._close()
+                if not (goes_on and runs.may_go_on(cell.track, run)):
+                    runs.drop(cell.track.name, run)
+            self._close(run)
             raise
-        if not all(runs.may_go_on(cell.track) for cell in self.cells):
-            self._close()
-        runs.ended(done)
+        if not all(runs.may_go_on(cell.track, run) for cell in self.cells):
+            self._close(run)
+        runs.ended(done, run)
         return done
 
-    def _close(self) -> None:
+    def _close(self, run: OpenRun) -> None:
         for cell in self.cells:
-            cell.runs.close(cell.track.name)
+            cell.runs.close(cell.track.name, run)
 
 
 def _step(function: Any, args: tuple[Any, ...]) -> Any:

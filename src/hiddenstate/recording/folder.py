@@ -59,6 +59,7 @@ class Folder:
         self._waiting: list[RecordedRun] = []
         self._bytes = self._written = 0
         self._runs: dict[str, int] = {}
+        self._begun: dict[str, int] = {}  # also those of which only pieces are here
         self._started = self._flushed = time.monotonic()
         self._begin()
 
@@ -92,9 +93,11 @@ class Folder:
         """Take in a run, or with `last=False` a piece of one that goes on."""
         if self.stopped is not None:
             return
-        run.number = self._runs.get(run.track, 0)
+        if run.number is None:  # else pieces of it are here, and others may have begun since
+            run.number = self._begun.get(run.track, 0)
+            self._begun[run.track] = run.number + 1
         if last:
-            self._runs[run.track] = run.number + 1
+            self._runs[run.track] = self._runs.get(run.track, 0) + 1
         self._bytes += run.settle().nbytes
         self._waiting.append(run)
         # A kill may cost a hundredth of the recording at most, and a long one does not fall into too many files.
@@ -161,7 +164,7 @@ class Loaded(Recording):
                 runs = self._pieces.setdefault(piece["track"], [])
                 if piece["run"] >= len(runs):
                     runs.append([])
-                runs[-1].append((shard, piece))
+                runs[piece["run"]].append((shard, piece))
         self.stopped = about.get("stopped")
         if self.stopped is None and not about["closed"]:
             self.stopped = "the recording was not closed: what follows was flushed before its process ended"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ..cells import Call, EndState, Layer, Proceed, may_be_recomputed, random_streams_kept
+from ..cells import Call, EndState, Layer, OpenRun, Proceed, may_be_recomputed, random_streams_kept
 from ..errors import NotRecurrent, StateMismatch
 from ..state import State
 from ..unrolling import places
@@ -46,6 +46,7 @@ class _FusedRun:
 
     calls: list[TrackCall]
     written: int = 0  # pieces of it that went to disk already
+    number: int | None = None  # of the run on disk, once one did
 
     def takes(self, call: TrackCall) -> bool:
         """Say whether a call can follow: its rows are those of the last one, and none of them has ended."""
@@ -61,21 +62,22 @@ class _FusedRun:
 class FusedRuns(OpenRuns[_FusedRun]):
     """Joins the calls of a fused layer that is stepped: each is handed the state in which the one before ended."""
 
-    def add(self, track: str, call: TrackCall, *, goes_on: bool) -> None:
-        """Add a call to the track's run, or start a new one."""
-        key = threading.current_thread(), track
+    def add(self, track: str, call: TrackCall, *, of: OpenRun, goes_on: bool) -> None:
+        """Add a call to one of the track's runs, or start it anew."""
+        key = threading.current_thread(), track, of
         run = self.open.get(key)
         streamed = self.options.to is not None and not self.options.grads and self.options.every == 1
         large = run is not None and self.options.to is not None and run.nbytes > self.piece_bytes
         if run is not None and not (goes_on and run.takes(call) and (streamed or not large)):
-            self.close(track)
+            self.close_one(key)
             run = None
         if run is None:
             self.open[key] = _FusedRun([call])
             return
         if large:
-            self.keep(self.recorded(track, run), last=False)
-            run.calls, run.written = [], run.written + 1
+            piece = self.recorded(track, run)
+            self.keep(piece, last=False)
+            run.calls, run.written, run.number = [], run.written + 1, piece.number
         run.calls.append(call)
 
     def close_pieces(self, thread: threading.Thread) -> None:
@@ -89,7 +91,9 @@ class FusedRuns(OpenRuns[_FusedRun]):
         first, *others = run.calls
         source: RunValues = Joined([call.source for call in run.calls]) if others else first.source
         lengths = sum((call.lengths for call in others), first.lengths)
-        return RecordedRun(track, first.kind, self.options, lengths, first.initial, source, piece=run.written)
+        return RecordedRun(
+            track, first.kind, self.options, lengths, first.initial, source, piece=run.written, number=run.number
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +114,7 @@ class FusedRecorder:
     def record(self, call: Call, proceed: Proceed) -> Call:
         """Run a call, its kernels layer by layer, and keep what each track did in it."""
         frame = Frame(self.layer.module, self.inside)
-        goes_on, before = self.runs.goes_on(call), None
+        (run, goes_on), before = self.runs.run_of(call), None
         done: Call = run_in(frame, lambda: proceed(call), Intercept(FUSED, _kernel))
         for kernel_call, passes, ends in frame.notes:
             packed = call.input if isinstance(call.input, PackedSequence) else None
@@ -122,14 +126,14 @@ class FusedRecorder:
                 self._warn("its graph is", "it runs inside activation checkpointing, which throws it away")
             if self.options.grads and found and all(one.outside is None for one in passes):
                 self._warn("its gradients are", "it runs inside activation checkpointing, which throws its graph away")
-            self._keep(found, goes_on if before is None else before.handed_on(kernel_call.state))
+            self._keep(found, run, goes_on if before is None else before.handed_on(kernel_call.state))
             before = EndState.of(ends)
         if not frame.notes:
-            self._keep_outputs(done, goes_on)
-        self.runs.ended(done)
+            self._keep_outputs(done, run, goes_on)
+        self.runs.ended(done, run)
         return done
 
-    def _keep_outputs(self, call: Call, goes_on: bool) -> None:
+    def _keep_outputs(self, call: Call, run: OpenRun, goes_on: bool) -> None:
         """Keep the outputs of a layer that does not call torch's kernels."""
         try:
             found = {self.tracks[at]: seen for at, seen in _outputs(call, self.options).items() if at in self.tracks}
@@ -142,9 +146,9 @@ class FusedRecorder:
             self._warn(what, f"{_OUTPUTS}, which are not these states")
         elif others := [part for part in after if part != self.layer.spec.parts[0]]:
             self._warn(f"{', '.join(others)} {'is' if len(others) == 1 else 'are'}", _OUTPUTS)
-        self._keep(found, goes_on)
+        self._keep(found, run, goes_on)
 
-    def _keep(self, found: Mapping[str, Padded | OutputsOnly], goes_on: bool) -> None:
+    def _keep(self, found: Mapping[str, Padded | OutputsOnly], run: OpenRun, goes_on: bool) -> None:
         for track, source in found.items():
             values: RunValues = source
             lengths, initial, where = source.layout.lengths, source.initial, places()
@@ -152,7 +156,7 @@ class FusedRecorder:
                 values = arranged = Arranged(source, where, lengths)
                 lengths, initial = arranged.lengths, {name: arranged.rows(part) for name, part in initial.items()}
             call = TrackCall(self.layer.kind, values, lengths, initial, source.h.nbytes)
-            self.runs.add(track, call, goes_on=goes_on)
+            self.runs.add(track, call, of=run, goes_on=goes_on)
 
     def _warn(self, what: str, why: str) -> None:
         if not self.told:

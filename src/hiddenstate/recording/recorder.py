@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..cells import (
     Call,
@@ -30,7 +31,7 @@ from ..cells import (
     watched,
     when_reached,
 )
-from ..errors import BadInput, NotRecurrent, RecordingWarning
+from ..errors import BadInput, NotRecurrent, RecordingWarning, StateMismatch
 from ..unrolling import Recurrent
 from .cell_recorder import CellRecorder, CellRuns, CellTrack, StackRecorder
 from .folder import Folder, Loaded
@@ -154,9 +155,11 @@ class Recorder(Recording):
             found = foreseen(entry)
             if found is not None:
                 self._begin_with(found)
+        if entry.module is self._model and not self._found and not self._examined:
+            run = self._begin_with_cell(entry, run)
         if entry.module is self._model and self._watches():
             run = partial(watched, entry, run, self._look, before=self._seen if self._examined else None)
-        self._calls.begin(entry.args, entry.kwargs)
+        self._calls.begin(entry.given)
         before = {layer: attribute_values(layer) for layer in self._stateful}
         try:
             result = run()
@@ -188,6 +191,19 @@ class Recorder(Recording):
         for run in runs:
             if run is not None and run.track in self._chosen:
                 self.keep(run)
+
+    def _begin_with_cell(self, entry: OuterCall, run: Callable[[], Any]) -> Callable[[], Any]:
+        """Record the model itself, from this call on, where the step that it is handed shows that it is a cell."""
+        if len(entry.args) + len(entry.kwargs) < 2 or not entry.args or not isinstance(entry.args[0], Tensor):
+            return run
+        with suppress(NotRecurrent, StateMismatch):
+            as_layer(self._model, entry.args[0], _second(entry))
+        self._found = layers(self._model)
+        if not self._found:
+            return run
+        self._begin_with(self._found)
+        call = Call(self._found[0], entry.args, entry.kwargs)
+        return lambda: self._listener.layer_call(call, lambda same: same.returned(run())).result
 
     def _shows_more(self, found: Layers) -> bool:
         """Say whether a later call has shown what those before did not."""
@@ -320,6 +336,8 @@ class Recorder(Recording):
 class _ModelListener(Listener):
     """What a recording hears of its model, and who records which layer."""
 
+    title = "hs.record"
+
     def __init__(self, recorder: Recorder, recorders: list[LayerRecorder]) -> None:
         self.recorders = {each.layer.module: each for each in recorders}
         self._recorder = recorder
@@ -355,6 +373,12 @@ class _ModelListener(Listener):
             )
 
 
+def _second(entry: OuterCall) -> Any:
+    """Return what a call was given beside its first argument, where that is one thing."""
+    others = [*entry.args[1:], *entry.kwargs.values()]
+    return others[0] if len(others) == 1 else None
+
+
 _LOOKS = 3  # calls that are watched at most, where they are too short to tell what recurs
 _under_way: list[Recorder] = []
 
@@ -362,6 +386,7 @@ _under_way: list[Recorder] = []
 def _not_recurrent(model: nn.Module) -> NotRecurrent:
     return NotRecurrent(
         f"{type(model).__name__} has no recurrent layer, so there is no state to record. A cell of your own is found "
-        f"by its initial_state(batch), by hidden_size and forward(x, state), or by what it does when it is called; "
+        f"by its initial_state(batch), by hidden_size and forward(x, state), or by what it does when it is called: it "
+        f"gives back a state as it was handed one, alone or behind its output; "
         f"hs.register teaches others, and hs.layers(model, *inputs).explain() shows what was looked at."
     )

@@ -8,12 +8,12 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ..cells import Call, Succession, memory_of
+from ..cells import Call, OpenRun, Succession, memory_of
 from ..errors import RecordingWarning
 from ..state import State, tensors
 from ..unrolling import Places
@@ -21,6 +21,7 @@ from .recording import Options
 from .trajectory import Trajectory
 
 _R = TypeVar("_R")
+RunKey: TypeAlias = "tuple[threading.Thread, str, OpenRun]"  # thread, track, and which of its runs
 
 
 class RunValues(Protocol):
@@ -52,7 +53,7 @@ class RecordedRun:
     source: RunValues | None  # let go as soon as all has been worked out
     thinned: bool = False  # the source has left out steps already
     piece: int = 0  # of a run that is written in pieces: how many came before this one
-    number: int = 0  # of a run on disk: how many of its track came before
+    number: int | None = None  # of a run on disk: how many of its track came before, once a piece of it is there
     _values: dict[str, Tensor] = field(default_factory=dict)
 
     def settle(self) -> RecordedRun:
@@ -237,7 +238,10 @@ class ModelCalls(threading.local):
 
 
 class OpenRuns(ABC, Generic[_R]):
-    """The runs of one kind of layer that are under way, by thread and track; each goes to `keep` when it ends."""
+    """The runs of one kind of layer that are under way, several of a track where they are fed in turns.
+
+    Each goes to `keep` when it ends.
+    """
 
     piece_bytes: ClassVar[int] = 32 * 2**20  # a run that is streamed goes to disk in pieces about this large
 
@@ -247,34 +251,36 @@ class OpenRuns(ABC, Generic[_R]):
         self.keep = keep
         self.calls = ModelCalls() if calls is None else calls
         self.successions: dict[tuple[threading.Thread, nn.Module], Succession] = {}
-        self.open: dict[tuple[threading.Thread, str], _R] = {}
+        self.open: dict[RunKey, _R] = {}
 
     @abstractmethod
     def recorded(self, track: str, run: _R) -> RecordedRun:
         """Return a run as far as it has come."""
 
-    def goes_on(self, call: Call) -> bool:
-        """Say whether a call of a layer goes on with the run before: it is handed the state in which that ended.
+    def run_of(self, call: Call) -> tuple[OpenRun, bool]:
+        """Return the run that a call of a layer belongs to, and whether it goes on with what was recorded of it.
 
-        Pieces of several steps that a model hands on by itself, from one call to the next, are runs of their own.
+        It does where it is handed the state in which that ended. Pieces of several steps that a model hands on by
+        itself, from one call to the next, are runs of their own.
         """
-        succession = self._succession(call)
-        within = succession.number == self.calls.number
-        after_one_step = succession.steps == 1
-        if not succession.goes_on(call, self.calls.number):
-            return False
-        return within or (after_one_step and call.steps == 1) or self.calls.gave(call.given_native)
+        run = self._succession(call).run_of(call, self.calls.number)
+        if run.last is None:
+            return run, False
+        within = run.number == self.calls.number
+        return run, within or (run.steps == 1 and call.steps == 1) or self.calls.gave(call.given_native)
 
-    def ended(self, call: Call) -> None:
-        """Remember what a call ended in, for the next one."""
-        self._succession(call).ended(call, self.calls.number)
+    def ended(self, call: Call, run: OpenRun) -> None:
+        """Remember what a call ended in, for those that go on from it; end the runs that none can go on with."""
+        over = self._succession(call).ended(call, self.calls.number, run)
+        for key in [key for key in self.open if key[2] in over] if over else ():
+            self.close_one(key)
 
     def _succession(self, call: Call) -> Succession:
         return self.successions.setdefault((threading.current_thread(), call.layer.module), Succession())
 
-    def close(self, track: str) -> None:
-        """End a track's run in this thread, if there is one."""
-        self.close_one((threading.current_thread(), track))
+    def close(self, track: str, run: OpenRun) -> None:
+        """End one of a track's runs in this thread, if it is under way."""
+        self.close_one((threading.current_thread(), track, run))
 
     def close_all(self, thread: threading.Thread | None = None) -> None:
         """End all runs, or those of one thread."""
@@ -288,14 +294,14 @@ class OpenRuns(ABC, Generic[_R]):
 
     def under_way(self) -> list[str]:
         """Return the tracks whose runs are under way."""
-        return [track for _, track in list(self.open)]
+        return [track for _, track, _ in list(self.open)]
 
     def so_far(self, track: str) -> list[RecordedRun]:
         """Return the runs of a track that are under way, as far as they have come."""
-        return [self.recorded(track, run) for (_, other), run in list(self.open.items()) if other == track]
+        return [self.recorded(track, run) for (_, other, _), run in list(self.open.items()) if other == track]
 
-    def close_one(self, key: tuple[threading.Thread, str]) -> None:
-        """End the run of one thread and track."""
+    def close_one(self, key: RunKey) -> None:
+        """End a run."""
         run = self.open.pop(key, None)
         if run is not None:
             self.keep(self.recorded(key[1], run))

@@ -65,6 +65,7 @@ class StepBuffer:
     places: Places | None = None  # where its rows lie, None where they are as the user gave them
     alive: int = 0  # rows at the last step
     pieces: int = 0  # that were split off already
+    number: int | None = None  # of the run on disk, once a piece of it is there
     last: dict[str, Tensor] = field(default_factory=dict)  # the state after the last step, in the cell's own memory
 
     def add(self, state: dict[str, Placed], gates: dict[Named, Tensor]) -> None:

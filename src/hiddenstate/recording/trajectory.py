@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import BadInput, MissingExtra
 from ..state import State, shown_in_short
+
+_frozen = WeakTensorKeyDictionary()  # states that were recorded without their graph -> their track
 
 
 @shown_in_short
@@ -56,6 +59,9 @@ class Trajectory:
             raise BadInput(
                 f"lengths go from {int(self.lengths.min())} to {int(self.lengths.max())}, but h has {time} steps."
             )
+        for part in self.states.values() if self.kind else ():
+            if not part.requires_grad:
+                _frozen[_owner(part)] = self.track
 
     @property
     def valid(self) -> Tensor:
@@ -85,13 +91,7 @@ class Trajectory:
 
     def trainable(self) -> Tensor:
         """Return h, or refuse it while gradients are on and none could reach the model that made it."""
-        if self.kind and torch.is_grad_enabled() and not self.h.requires_grad:
-            raise BadInput(
-                f"the states of {self.track!r} were recorded without their graph, so what is made of them trains "
-                f"nothing of the model. Record with hs.record(model, graph=True), with gradients on; under "
-                f"torch.no_grad() they are taken as numbers, and run.h, run.lengths train a head on frozen states."
-            )
-        return self.h
+        return trainable(self.h)
 
     def without_padding(self, lengths: Any) -> Trajectory:
         """Return the run with true lengths that its layer was not told; what lies behind them becomes zero.
@@ -193,6 +193,33 @@ class Trajectory:
         time = np.arange(self.h.shape[1]) * self.every
         return xarray.Dataset(data, coords={"time": time}, attrs={"track": self.track, "kind": self.kind})
 
+    def to_pandas(self, part: str = "h") -> Any:
+        """Return a `pandas.DataFrame` of one part, gate or gradient: a line for each real step, a column for each unit.
+
+        Lines are indexed by `row` and `step`, so that `table.loc[3]` is row 3, and padding is left out.
+        """
+        try:
+            pandas = import_module("pandas")
+        except ImportError as error:
+            raise MissingExtra(
+                "to_pandas needs pandas, which is not installed: pip install 'hiddenstate[analysis]'."
+            ) from error
+        row, step = self.valid.cpu().nonzero(as_tuple=True)
+        values = self.real(part).cpu()
+        values = values.float() if values.dtype == torch.bfloat16 else values
+        index = pandas.MultiIndex.from_arrays([row.numpy(), (step * self.every).numpy()], names=["row", "step"])
+        units = pandas.RangeIndex(values.shape[1], name="unit")
+        return pandas.DataFrame(values.numpy(), index=index, columns=units)
+
+    def real(self, part: str = "h") -> Tensor:
+        """Return all real steps of one part, gate or gradient, row after row, (step, unit), detached.
+
+        >>> hs.Trajectory(torch.zeros(2, 5, 3), torch.tensor([5, 2])).real().shape
+        torch.Size([7, 3])
+        """
+        values = self.part(part).detach()
+        return values[self.valid.to(values.device)]
+
     def _named(self) -> dict[str, Tensor]:
         gates = {f"gates.{name}": gate for name, gate in self.gates.items()}
         return {**self.states, **gates, **{f"grads.{name}": grad for name, grad in self.grads.items()}}
@@ -212,3 +239,24 @@ def _rows(rows: Any, batch: int) -> Tensor:
         return torch.from_numpy(np.atleast_1d(np.arange(batch)[[] if whole else given]).copy())
     except (IndexError, TypeError) as error:
         raise BadInput(f"rows {rows!r} are asked for, but there are {batch}, 0 to {batch - 1}: {error}.") from error
+
+
+def trainable(h: Tensor) -> Tensor:
+    """Return states, or refuse them while gradients are on if they, or what they are a view of, were recorded without.
+
+    Any other tensor is taken as it is, `h.detach()` of recorded states too.
+    """
+    if h.requires_grad or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return h
+    if _owner(h) in _frozen:
+        raise BadInput(
+            f"the states of {_frozen[_owner(h)]!r} were recorded without their graph, so what is made of them trains "
+            f"nothing of the model. Record with hs.record(model, graph=True), with gradients on; under "
+            f"torch.no_grad() they are taken as numbers, and run.h.detach(), run.lengths train a head on frozen states."
+        )
+    return h
+
+
+def _owner(h: Tensor) -> Tensor:
+    """Return the tensor that this one is a view of, or itself."""
+    return h if h._base is None else h._base

@@ -15,7 +15,7 @@ from weakref import finalize
 import torch
 from torch import Tensor, nn
 
-from ..cells import Call, Handle, Layer, Listener, OuterCall, Proceed, Succession, layers, listen, unwrap
+from ..cells import Call, Handle, Layer, Listener, OpenRun, OuterCall, Proceed, Succession, layers, listen, unwrap
 from ..errors import BadInput, HiddenStateWarning, NotRecurrent
 from ..state import tensors
 from .terms import Lengths, activity, norm_stabilizer, temporal
@@ -136,6 +136,7 @@ class LayerRun:
 
     model_call: int  # the number of the model call it belongs to, or went on in last
     calls: list[Call]
+    of: OpenRun  # which of the layer's runs it is, as far as it is noted
     watched: bool = False  # whether its graph says when it is used up
     key: object = field(default_factory=object)  # what hooks know it by: one that held it would hold its graph
 
@@ -158,6 +159,8 @@ class LayerRun:
 class _RunListener(Listener):
     """Notes the runs of a model's layers in training, until somebody asks for them."""
 
+    title = "hs.regularize.Penalty"
+
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._runs: list[LayerRun] = []
@@ -173,12 +176,12 @@ class _RunListener(Listener):
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
         succession = self._successions.setdefault(call.layer.module, Succession())
-        goes_on = self._training and succession.goes_on(call, self._number)
+        run = succession.run_of(call, self._number) if self._training else None
         done = proceed(call)
         # Inside a reentrant checkpoint gradients are off; what it returns gets its graph afterwards.
-        if self._training and (not torch.is_grad_enabled() or _has_graph(done)):
-            self._note(done, goes_on)
-            succession.ended(done, self._number)
+        if run is not None and (not torch.is_grad_enabled() or _has_graph(done)):
+            self._note(done, run)
+            succession.ended(done, self._number, run)
         return done
 
     def recompute(self, call: Call, proceed: Proceed) -> Call:
@@ -204,13 +207,13 @@ class _RunListener(Listener):
         """Forget the runs of one model call, or all."""
         self._runs = [run for run in self._runs if model_call not in (None, run.model_call)]
 
-    def _note(self, call: Call, goes_on: bool) -> None:
-        last = next((run for run in reversed(self._runs) if run.layer is call.layer), None)
-        if last is not None and goes_on and last.takes(call):
+    def _note(self, call: Call, of: OpenRun) -> None:
+        last = next((run for run in reversed(self._runs) if run.of is of), None)
+        if last is not None and last.takes(call):
             last.calls.append(call)
             last.model_call = self._number
             return
-        run = LayerRun(self._number, [call])
+        run = LayerRun(self._number, [call], of)
         self._runs.append(run)
         for tensor in tensors(call.result).values():
             if tensor.requires_grad:

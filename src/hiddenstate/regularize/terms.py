@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from ..errors import BadInput
-from ..recording import Trajectory
+from ..recording import Trajectory, trainable
 
 Source: TypeAlias = "Tensor | Trajectory | PackedSequence"
 Lengths: TypeAlias = "Tensor | Sequence[int]"
@@ -71,7 +71,7 @@ def _read_states(h: Source, lengths: Lengths | None, *, batch_first: bool) -> tu
     """
     if not isinstance(h, Tensor):
         h, lengths = _unwrapped(h, lengths)
-    elif not batch_first and h.dim() == 3:
+    elif trainable(h).dim() == 3 and not batch_first:
         h = h.transpose(0, 1)
     if h.dim() != 3 or not h.is_floating_point():
         raise BadInput(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ..cells import BegunDataSet, Layer, input_axes, layers, read_batch, unwrap
+from ..cells import BegunDataSet, GivenCall, Layer, input_axes, layers, unwrap
 from ..diagnosis import Report, diagnose
 from ..errors import BadInput
 from ..measure import (
@@ -88,8 +88,8 @@ class Evidence:
 
 
 def gather(
-    model: nn.Module,
-    inputs: tuple[Any, ...],
+    given: GivenCall,
+    data: BegunDataSet | None = None,
     *,
     tokens: Tokens | None,
     labels: Sequence[str] | None,
@@ -98,13 +98,13 @@ def gather(
     doctor: dict[str, Any],
     tell: Callable[[str], None],
 ) -> Evidence:
-    """Run, diagnose and measure `model`; `tell` is called with a few words before each of these."""
+    """Run, diagnose and measure a model; `tell` is called with a few words before each of these.
+
+    `given` is one call of it, with the first batch of `data` where that is a data set.
+    """
     tell("running the model")
-    examined = inputs
-    if len(inputs) == 1 and isinstance(inputs[0], BegunDataSet):
-        batch = read_batch(model, inputs[0].first, lengths=lengths)
-        inputs, lengths = batch.args, batch.lengths
-    patient, model = model, along_time(model, inputs, batch_axis=batch_axis or 0)  # the doctor steps a cell himself
+    model = along_time(given.model, given.args, batch_axis=batch_axis or 0)  # the doctor steps a cell himself
+    inputs = given.args
     ran = run_model(model, inputs)
     found = [(name, [_cut(run, lengths) for run in ran.recording.runs(name)]) for name in ran.recording]
     if not found:
@@ -112,22 +112,23 @@ def gather(
         raise BadInput(f"the model was called, but none of its recurrent layers ({names}) was: nothing to report on.")
     first = found[0][1][0]
     inputs = ran.given
-    examined = examined if isinstance(examined[0], BegunDataSet) else inputs
-    steps = _lengths(inputs[0], first, batch_axis=batch_axis, rows=None if labels is None else len(labels))
+    given = replace(given, args=inputs)  # with the first states that the model insists on
+    steps = _lengths(given.x, first, batch_axis=batch_axis, rows=None if labels is None else len(labels))
     named, written = _labels(labels, len(steps)), _tokens(tokens, steps)  # refused before anything takes long
     tell("asking the doctor")
-    findings = _try(lambda: diagnose(patient, *examined, lengths=lengths, batch_axis=batch_axis, **doctor))
+    findings = _try(lambda: _diagnosed(given, data, lengths=lengths, batch_axis=batch_axis, **doctor))
     tell("measuring states")
     tracks = tuple(MeasuredTrack(name, runs[0], len(runs), _try(partial(saturation, runs[0]))) for name, runs in found)
     tell("measuring memory")
-    remembered = _try(lambda: _memory(model, inputs, first, lengths=lengths, batch_axis=batch_axis))
+    asked = given if model is given.model else replace(given, model=model)
+    remembered = _try(lambda: _memory(asked, first, lengths=lengths, batch_axis=batch_axis))
     tell("comparing rows")
     compared = _try(lambda: _comparison(tracks[-1].traj, named, given=labels is not None))
     tell("measuring Jacobians")
     local = {layer.name: _try(partial(_jacobians, layer, ran, steps[0])) for layer in ran.layers if layer.seen is None}
     tell("measuring Lyapunov exponents")
     grown = {layer.name: _try(partial(_exponent, layer, ran, steps[0])) for layer in ran.layers if layer.seen is None}
-    inner = unwrap(patient)
+    inner = unwrap(given.own)
     return Evidence(
         model=type(inner).__name__,
         parameters=sum(weight.numel() for weight in inner.parameters()),
@@ -206,17 +207,20 @@ def _try(measure: Callable[[], T]) -> T | Unmeasured:
         return Unmeasured(" ".join(str(error).split()) or type(error).__name__)
 
 
-def _memory(
-    model: nn.Module, inputs: tuple[Any, ...], first: Trajectory, *, lengths: Tensor | None, batch_axis: int | None
-) -> Memory:
-    x, *more = inputs
+def _diagnosed(given: GivenCall, data: BegunDataSet | None, **told: Any) -> Report:
+    if data is None:
+        return given.ask(diagnose, **told)
+    return diagnose(given.own, data, call=given.given[2], **told)
+
+
+def _memory(given: GivenCall, first: Trajectory, *, lengths: Tensor | None, batch_axis: int | None) -> Memory:
+    x, inner = given.x, unwrap(given.model)
     if not isinstance(x, Tensor):
         raise BadInput(f"the input is {describe(x)}: memory is measured back to a tensor.")
-    inner = unwrap(model)
     if isinstance(inner, nn.RNNBase):  # measured along the axis that the layer itself takes for time
         return memory(inner, x.unsqueeze(0), time_axis=1) if x.dim() == 2 else memory(inner, x, lengths=lengths)
     if batch_axis is None and x.dim() > 1:
-        batch_axis = input_axes(inner, x, call=lambda some: inner(some, *more)).batch
+        batch_axis = input_axes(inner, x, call=given).batch
     batch_axis = batch_axis or 0
     if lengths is None and first.lengths is not None and x.dim() > 1:
         rows, steps = (x.shape[0], x.shape[1]) if batch_axis == 0 else (x.shape[1], x.shape[0])
@@ -225,9 +229,9 @@ def _memory(
     if len(cells := layers(inner)) == 1 and cells[0].module is inner and not cells[0].fused:
         return memory(inner, x.unsqueeze(1), time_axis=1)  # a cell, and one step of its input
     try:
-        return memory(inner, x, lengths=lengths, args=more, time_axis=1 - batch_axis)
+        return given.ask(memory, lengths=lengths, time_axis=1 - batch_axis)
     except BadInput:  # a decoder has steps of its own: its last one is asked about
-        return memory(inner, x, args=more, time_axis=1 - batch_axis, output=lambda made: _last(made, batch_axis))
+        return given.ask(memory, time_axis=1 - batch_axis, output=lambda made: _last(made, batch_axis))
 
 
 def _last(made: Any, batch_axis: int) -> Tensor:

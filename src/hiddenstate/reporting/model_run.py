@@ -20,6 +20,7 @@ from ..cells import (
     Listener,
     Proceed,
     as_layer,
+    cell_along,
     has_own_code,
     layers,
     listen,
@@ -27,6 +28,7 @@ from ..cells import (
     unheard,
     untouched,
     unwrap,
+    unwrap_to_call,
 )
 from ..errors import BadInput, NotRecurrent
 from ..recording import Recording, record
@@ -44,6 +46,7 @@ class ModelRun:
 
 def run_model(model: nn.Module, inputs: tuple[Any, ...]) -> ModelRun:
     """Call `model` once in eval mode and return all that its layers did; the model comes back untouched."""
+    unwrap_to_call(model)
     found = layers(model)
     if not found and not has_own_code(model):
         raise NotRecurrent(_nothing(model))
@@ -92,7 +95,7 @@ class CellAlongTime(nn.Module):
         native = layer.to_native(layer.initial(len(steps[0])))
         outputs = []
         for step in steps:
-            output, native = layer.split(layer.module(step, native))
+            output, native = layer.call(step, native)
             outputs.append(output)
         return torch.stack(outputs, dim=self.time_axis)
 
@@ -100,12 +103,8 @@ class CellAlongTime(nn.Module):
 def along_time(model: nn.Module, inputs: tuple[Any, ...], *, batch_axis: int) -> nn.Module:
     """Return a cell that is given a sequence as a model that steps it, and any other model as it is."""
     inner = unwrap(model)
-    found = layers(inner)
-    if len(found) != 1 or found[0].module is not inner or found[0].fused or len(inputs) != 1:
-        return model
-    x = inputs[0]
-    sequence = isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 3
-    return CellAlongTime(as_layer(inner).module, time_axis=1 - batch_axis) if sequence else model
+    cell = cell_along(inner, inputs[0]) if len(inputs) == 1 else None
+    return model if cell is None else CellAlongTime(as_layer(inner).module, time_axis=1 - batch_axis)
 
 
 def _nothing(model: nn.Module) -> str:

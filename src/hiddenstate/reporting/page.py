@@ -1,27 +1,13 @@
-"""The page itself: sections, contents, style, and the plotting library, all in one file."""
+"""The page of a model: its head, its sections, and what stands beside them."""
 
 from __future__ import annotations
 
-import platform
 from html import escape
-from importlib import metadata
-from importlib.resources import files
-from typing import Any
-
-import torch
 
 from . import sections
+from .document import contents, document, tiles
 from .evidence import Evidence, Unmeasured
-from .markup import anchor, as_json
-
-# Okabe and Ito's palette, and a lighter one for dark paper; scales without red beside green.
-_LIGHT = ("#0072B2", "#D55E00", "#00805E", "#B0588C", "#2F8FCB", "#A66F00")
-_DARK = ("#63B8F0", "#F58B4C", "#45C99F", "#E39BC4", "#9CC7FF", "#F0BE55")
-_CIVIDIS = [[0, "#00224e"], [0.25, "#434e6c"], [0.5, "#7d7c78"], [0.75, "#bcaf6f"], [1, "#fee838"]]
-_VIRIDIS = [[0, "#440154"], [0.25, "#3b528b"], [0.5, "#21918c"], [0.75, "#5ec962"], [1, "#fde725"]]
-_PLASMA = [[0, "#5c53c7"], [0.25, "#9c4fbf"], [0.5, "#d8576b"], [0.75, "#f9973f"], [1, "#f0f921"]]
-_ON_WHITE = [[0, "#053061"], [0.25, "#4393c3"], [0.5, "#f7f7f7"], [0.75, "#d6604d"], [1, "#67001f"]]
-_ON_BLACK = [[0, "#a6d3f5"], [0.25, "#3d86bd"], [0.5, "#171c24"], [0.75, "#c8553d"], [1, "#ffc9b0"]]
+from .markup import anchor
 
 
 def page(evidence: Evidence) -> str:
@@ -37,20 +23,7 @@ def page(evidence: Evidence) -> str:
         sections.spectrum(evidence),
     ]
     title = f"{evidence.model}: hidden state report"
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="generator" content="hiddenstate"><link rel="icon" href="data:,">'
-        f"<style>{_asset('page.css')}</style></head><body>"
-        f'<a class="skip" href="#findings">Skip to the findings</a><div class="page">{_contents(evidence)}'
-        f"<main>{_header(evidence)}{''.join(body)}{_footer()}</main></div>"
-        f'<script type="application/json" id="themes">{as_json(_themes())}</script>'
-        f"<script>{_asset('plotly.min.js')}</script><script>{_asset('page.js')}</script></body></html>\n"
-    )
-
-
-def _asset(name: str) -> str:
-    return files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
+    return document(title, _contents(evidence), f"{_header(evidence)}{''.join(body)}", "hs.report(model, x)")
 
 
 def _header(evidence: Evidence) -> str:
@@ -63,28 +36,23 @@ def _header(evidence: Evidence) -> str:
 
 
 def _tiles(evidence: Evidence) -> str:
-    tiles = [_finding_tile(evidence)]
+    shown = [_finding_tile(evidence)]
     remembered = evidence.memory
     if not isinstance(remembered, Unmeasured):
         length = f"{'≥ ' if remembered.cut_off else ''}{remembered.length} step{'s' if remembered.length != 1 else ''}"
         half = f"half-life {sections.number(remembered.half_life)}"
-        tiles.append(("", length if remembered.input_reaches else "none", "memory", half))
+        shown.append(("", length if remembered.input_reaches else "none", "memory", half))
     shares = {one.name: one.saturation.share for one in evidence.tracks if not isinstance(one.saturation, Unmeasured)}
     if shares:
         worst = max(shares, key=lambda name: shares[name])
         most = ", which has most" if len(shares) > 1 else ""
-        tiles.append(("", f"{shares[worst]:.1%}", "saturated", f"of the values of h in {worst}{most}"))
+        shown.append(("", f"{shares[worst]:.1%}", "saturated", f"of the values of h in {worst}{most}"))
     grown = {name: one for name, one in evidence.exponents.items() if not isinstance(one, Unmeasured)}
     if grown:
         most = max(grown, key=lambda name: float(grown[name].exponents[0]))
         said = f"± {float(grown[most].error[0]):.1g} a step, {most or 'the model'}: {sections.GROWTH[grown[most].kind]}"
-        tiles.append(("", f"{float(grown[most].exponents[0]):.2g}", "Lyapunov exponent", said))
-    boxes = "".join(
-        f'<div class="tile {kind}"><dt>{escape(name)}</dt><dd>{escape(value)}</dd>'
-        f'<dd class="small">{escape(more)}</dd></div>'
-        for kind, value, name, more in tiles
-    )
-    return f'<dl class="tiles">{boxes}</dl>'
+        shown.append(("", f"{float(grown[most].exponents[0]):.2g}", "Lyapunov exponent", said))
+    return tiles(shown)
 
 
 def _finding_tile(evidence: Evidence) -> tuple[str, str, str, str]:
@@ -112,44 +80,4 @@ def _contents(evidence: Evidence) -> str:
         "trajectories": "Trajectories",
         "spectrum": "Jacobian spectrum",
     }
-    items = "".join(
-        f'<li><a href="#{name}">{title}</a>{f"<ul>{tracks}</ul>" if name == "states" else ""}</li>'
-        for name, title in names.items()
-    )
-    return f'<nav class="contents" aria-label="Contents"><p>Contents</p><ul>{items}</ul></nav>'
-
-
-def _footer() -> str:
-    return (
-        f"<footer>Made by <code>hs.report(model, x)</code>, hiddenstate {metadata.version('hiddenstate')}, "
-        f"torch {escape(torch.__version__)}, Python {platform.python_version()}. "
-        f"Pictures by plotly.js (MIT license). Nothing on this page is loaded from a network.</footer>"
-    )
-
-
-def _themes() -> dict[str, dict[str, Any]]:
-    def theme(colors: tuple[str, ...], **named: Any) -> dict[str, Any]:
-        palette = {f"@@color{number}": color for number, color in enumerate(colors)}
-        bands = {f"@@band{number}": color + "2e" for number, color in enumerate(colors)}
-        return {**palette, **bands, **{f"@@{name}": value for name, value in named.items()}}
-
-    light = {
-        "ink": "#1c2430",
-        "muted": "#8a94a3",
-        "faint": "#c3cad4",
-        "grid": "#e4e8ed",
-        "gap": "#000000",
-        "veil": "#ffffffcc",
-    }
-    dark = {
-        "ink": "#e6eaf0",
-        "muted": "#7d8997",
-        "faint": "#46505e",
-        "grid": "#2d3642",
-        "gap": "#ffffff",
-        "veil": "#12161ccc",
-    }
-    return {
-        "light": theme(_LIGHT, diverging=_ON_WHITE, sequential=_CIVIDIS, time=_VIRIDIS, **light),
-        "dark": theme(_DARK, diverging=_ON_BLACK, sequential=_CIVIDIS, time=_PLASMA, **dark),
-    }
+    return contents(names, {"states": f"<ul>{tracks}</ul>"})

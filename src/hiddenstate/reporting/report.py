@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,14 +11,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..cells import BegunDataSet, is_data_set
+from ..cells import BegunDataSet, given_call, is_data_set, read_batch
+from ..diagnosis import Monitor
 from ..errors import BadInput
 from .evidence import Tokens, gather
 from .page import page
+from .training_page import training_page
 
 
 def report(
-    model: nn.Module,
+    model: nn.Module | Monitor,
     *inputs: Any,
     path: str | os.PathLike[str] = "report.html",
     tokens: Tokens | None = None,
@@ -28,6 +31,8 @@ def report(
     targets: Any = None,
     loss: Callable[..., Tensor] | None = None,
     tell: Callable[[str], None] | None = None,
+    call: Callable[..., Any] | None = None,
+    **kwargs: Any,
 ) -> Path:
     """Write one self-contained page about the hidden state of `model` as it runs on `inputs`, and return its path.
 
@@ -35,7 +40,9 @@ def report(
     and the spectrum of the Jacobian. It opens without a network. The model comes back untouched.
 
     Args:
-        model: Any model with recurrent layers or cells in it; it is called as `model(*inputs)`, in eval mode.
+        model: Any model with recurrent layers or cells in it; it is called as `model(*inputs, **kwargs)`, in eval
+            mode. Or an `hs.Monitor`: then the page shows its training run, findings as they came and went, and
+            memory, saturation and gradients along it.
         *inputs: What it is called with; or a DataLoader: its first batch is drawn, and the states of all batches are
             looked at, one batch at a time.
         path: Where to write; folders that are missing are made.
@@ -47,13 +54,22 @@ def report(
         time_axis: Where their steps are.
         targets: For the doctor: with `loss`, gradients are examined too.
         loss: `loss(output, targets)`.
-        tell: Called with a few words about what is being done, for a progress bar.
+        tell: Called with a few words about what is being done; without it they are shown on a terminal.
+        call: How the model is called, where that is not by its forward: `call=lambda model: model.act(x, state)`; or
+            `call(model, *inputs)`, of a DataLoader `call(model, batch)`.
+        kwargs: What the model is called with by name.
 
     >>> import tempfile, pathlib
     >>> where = pathlib.Path(tempfile.mkdtemp(), "report.html")
     >>> hs.report(torch.nn.GRU(3, 8, batch_first=True), torch.randn(2, 12, 3), path=where) == where
     True
     """
+    if isinstance(model, Monitor):
+        if inputs or kwargs or call is not None:
+            raise BadInput("a report of a Monitor shows what it has seen, and takes no inputs: hs.report(monitor).")
+        where = _writable(Path(path))
+        _write(where, training_page(model))
+        return where
     if not isinstance(model, nn.Module):
         raise BadInput(f"a report is made of an nn.Module, but this is {type(model).__name__}.")
     if batch_axis not in (0, 1, None):
@@ -63,21 +79,31 @@ def report(
     if time_axis is not None:
         batch_axis = 1 - time_axis
     where = _writable(Path(path))
-    if len(inputs) == 1 and is_data_set(inputs[0]):
-        inputs = (BegunDataSet(inputs[0]),)
-    doctor = {"targets": targets, "loss": loss}
+    options = {"tokens": tokens, "labels": labels, "lengths": lengths, "targets": targets, "loss": loss}
+    data = BegunDataSet(inputs[0]) if len(inputs) == 1 and is_data_set(inputs[0]) else None
+    if data is not None and call is None:
+        batch = read_batch(model, data.first, lengths=lengths)
+        inputs, lengths, options = batch.args, batch.lengths, {}
+    elif data is not None:
+        inputs = (data.first,)
     evidence = gather(
-        model,
-        inputs,
+        given_call(report, model, inputs, kwargs=kwargs, call=call, options=options),
+        data,
         tokens=tokens,
         labels=labels,
         lengths=lengths,
         batch_axis=batch_axis,
-        doctor=doctor,
-        tell=tell or (lambda _: None),
+        doctor={"targets": targets, "loss": loss},
+        tell=tell or _shown,
     )
     _write(where, page(evidence))
     return where
+
+
+def _shown(doing: str) -> None:
+    """Show on a terminal what is being done; elsewhere, in notebooks, logs and tests, nothing is printed."""
+    if sys.stderr.isatty():
+        print(f"report: {doing} …", file=sys.stderr)
 
 
 def _writable(path: Path) -> Path:

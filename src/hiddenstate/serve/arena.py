@@ -38,6 +38,7 @@ class SessionEntry:
     state: bytes | None = None  # as read from the store, until it is in a slot
     initial: bool = True  # it starts from the initial state, and its slot holds nothing
     used: int = 0  # the last tick that used it
+    damage: Exception | None = None  # why its row cannot be read, and nothing of the above is known
 
 
 _COLUMNS = ("token", "version", "seq", "steps", "opened", "touched", "initial", "used")

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from ..errors import ServeError
 from .arena import Arena, SessionEntry
 from .model import ServedModel
-from .session_operations import Export, Info, ListNames, SessionOperation
+from .session_operations import Close, Export, Import, Info, ListNames, Open, SessionOperation
 from .setback import SetBackWatch
 from .stores import Busy, Claim, Store
 
 _READ_ONLY = (Info, Export)  # these need one look at their session; a fork needs it to stay as it is meanwhile
+_REPLACING = (Open, Import, Close)  # these do not need what is in the store
 _RETRY = 0.01  # seconds until another worker's lease is looked at again
 
 
@@ -30,7 +31,7 @@ class SessionClaims:
         """Begin another tick; forget all sessions where somebody else has written."""
         self._claimed.clear()
         if self._store.others_wrote():
-            self.set_back.remember(self._arena)
+            self.set_back.remember(self._arena, replaced=self._store.replaced)
             self._arena.clear()
 
     def look_up(self, ops: Sequence[SessionOperation]) -> dict[str, SessionEntry]:
@@ -60,9 +61,19 @@ class SessionClaims:
                     self._delay(op, min(claim.seconds, _RETRY))
                 elif isinstance(claim, ServeError):
                     op.result = claim
+                elif claim is not None and claim.damage is not None:
+                    self._note(op.session, claim)
+                    self._arena.drop(op.session)
+                    if isinstance(op, _REPLACING):
+                        damaged = SessionEntry(op.session, claim.token, claim.version, damage=claim.damage)
+                        entries[op.session] = damaged
+                    else:
+                        op.result = claim.damage
                 elif claim is None:
                     self._arena.drop(op.session)
                 else:
+                    if claim.row is None and entry is None:  # it is as it was, but only remembered, not at hand
+                        claim = claim._replace(row=self._store.read(op.session))
                     self.set_back.compare(op.session, claim, k)
                     entries[op.session] = self._claim(op.session, claim, entry)
         return entries
@@ -78,9 +89,12 @@ class SessionClaims:
         if self._claimed:
             self._store.release(list(self._claimed.items()))
 
-    def _claim(self, session: str, claim: Claim, entry: SessionEntry | None) -> SessionEntry:
+    def _note(self, session: str, claim: Claim) -> None:
         if self._store.shared:
             self._claimed[session] = claim.token
+
+    def _claim(self, session: str, claim: Claim, entry: SessionEntry | None) -> SessionEntry:
+        self._note(session, claim)
         if claim.row is None:
             assert entry is not None
             entry.token = self._arena.table.token[entry.slot] = claim.token

@@ -28,9 +28,9 @@ from ..errors import (
     StoreFailed,
 )
 from .session import Session
-from .wire import SAFETENSORS, pack, to_raw
+from .wire import SAFETENSORS, as_dtype, is_single_step, pack, to_raw
 
-_BUSY, _UNKNOWN = 503, 404
+_BUSY, _UNKNOWN, _TOO_MANY = 503, 404, 429
 _SEQ_BYTES = 8  # in front of the binary frames of a stream
 
 
@@ -65,6 +65,8 @@ class Client:
             return self._http.put(_path(name), params={"exist_ok": exist_ok})
 
         def ours() -> bool:
+            if session is None:
+                return True
             found = self.info(name)
             return found.seq == 0 and found.touched == found.opened
 
@@ -72,17 +74,22 @@ class Client:
         self._seqs.pop(name, None)
         return name
 
-    def push(self, session: str, x: Tensor, seq: int | None = None) -> Any:
-        """Apply one step or a piece, and return the output: a tensor, or a dict of tensors where there are several."""
+    def push(self, session: str, x: Tensor, seq: int | None = None, *, timeout: float | None = None) -> Any:
+        """Apply one step or a piece, and return the output: a tensor, or a dict of tensors where there are several.
+
+        With `timeout`, an input whose turn has not come on the server within so many seconds is `DeadlineExceeded`: it
+        was not applied. One that is under way by then is a plain `TimeoutError`: repeat it with its `seq`.
+        """
         number = self._next(session) if seq is None else seq
         headers = {"content-type": SAFETENSORS}
         path, data = f"{_path(session)}/steps", pack({"x": x})
-        answer = self._ask("POST", path, params={"seq": number}, content=data, headers=headers)
+        asked = {"seq": number} if timeout is None else {"seq": number, "timeout": timeout}
+        answer = self._ask("POST", path, params=asked, content=data, headers=headers)
         self._seqs[session] = max(number, self._seqs.get(session, 0))
         return unwrapped(safetensors.torch.load(answer.content))
 
     def stream(self, session: str, xs: Iterable[Tensor], *, begin: bool = False) -> Iterator[Any]:
-        """Apply many inputs through a WebSocket, several under way at once, and yield their outputs in order.
+        """Apply many inputs through a WebSocket, several under way at once, and yield what `push` gives, in order.
 
         When the connection breaks, it is made again, and the stream goes on where it was. With `begin` a session that
         is not there is begun.
@@ -111,13 +118,16 @@ class Client:
     def fork(self, session: str, target: str | None = None) -> str:
         """Begin another session in the state of this one."""
         name = uuid.uuid4().hex if target is None else target
+        before = 0 if target is None else self.info(session).seq
 
         def begin() -> Any:
             return self._http.post(f"{_path(session)}/fork", json={"id": name})
 
         def ours() -> bool:
-            found = self.info(name)
-            return found.seq == self.info(session).seq and found.touched == found.opened
+            if target is None:
+                return True
+            found = self.info(name)  # where its source was then; that may have gone on since
+            return found.seq >= before and found.touched == found.opened
 
         self._begin(begin, ours)
         self._seqs.pop(name, None)
@@ -183,12 +193,14 @@ class Client:
                 if answer is None or answer.status_code < 400:
                     return answer
                 failure: Exception = _error(answer)
-                if answer.status_code != _BUSY:
+                if answer.status_code not in (_BUSY, _TOO_MANY):
                     raise failure
+                tried = tried or answer.status_code == _BUSY  # which may come after it was done
+                pause = max(pause, _retry_after(answer))
             except self._away as error:
                 failure = ServeError(f"{self._url} does not answer: {type(error).__name__}: {error}")
                 failure.__cause__ = error
-            tried = True
+                tried = True
             if time.monotonic() + pause > end:
                 raise failure
             time.sleep(pause)
@@ -202,7 +214,8 @@ class ClientStream:
         """Connect to `address` when `run` begins."""
         self._address, self._patience, self._timeout = address, patience, timeout
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._under_way: deque[tuple[int, bytes]] = deque()  # number and frame of each input without an answer
+        # Number and frame of each input without an answer, and whether it was one step without a time axis.
+        self._under_way: deque[tuple[int, bytes, bool]] = deque()
         self._next = 0
         self._facts: Mapping[str, Any] = {}
 
@@ -219,7 +232,7 @@ class ClientStream:
                 options: dict[str, Any] = {"max_size": None, "open_timeout": self._timeout, "proxy": None}
                 with connect(self._address, additional_headers=self._headers, compression=None, **options) as socket:
                     self._ready(socket)
-                    for _, frame in self._under_way:
+                    for _, frame, _ in self._under_way:
                         socket.send(frame)
                     while self._fill(socket, xs):
                         output = self._answer(socket)
@@ -245,9 +258,11 @@ class ClientStream:
             x = next(xs, None)
             if x is None:
                 break
-            dtype = getattr(torch, self._facts["dtype"])
-            frame = self._next.to_bytes(_SEQ_BYTES, "little") + to_raw(torch.as_tensor(x).to(dtype))
-            self._under_way.append((self._next, frame))
+            given = torch.as_tensor(x)
+            single_step = is_single_step(given.shape, self._facts["step_shape"])
+            data = to_raw(as_dtype(given, getattr(torch, self._facts["dtype"])))
+            frame = self._next.to_bytes(_SEQ_BYTES, "little") + data
+            self._under_way.append((self._next, frame, single_step))
             self._next += 1
             socket.send(frame)
         return bool(self._under_way)
@@ -257,15 +272,19 @@ class ClientStream:
         if isinstance(data, str):
             _checked_text(data)
             raise ServeError(f"the server said {data[:200]} where an output was expected.")
-        seq, _ = self._under_way[0]
+        seq, _, single_step = self._under_way[0]
         if int.from_bytes(data[:_SEQ_BYTES], "little") != seq:
             raise ServeError(f"an answer to input {seq} was expected, but another one came.")
         self._under_way.popleft()
         outputs = self._facts["outputs"]
+        # The answer to one step has no axis for steps, as with `push`; frames are always pieces.
+        stepwise = {output["name"] for output in outputs if single_step and output["shape"][:1] == [-1]}
         if len(outputs) > 1 or outputs[0]["name"] != "y":
-            return dict(safetensors.torch.load(bytes(data[_SEQ_BYTES:])))
+            found = safetensors.torch.load(bytes(data[_SEQ_BYTES:]))
+            return {name: tensor.squeeze(0) if name in stepwise else tensor for name, tensor in found.items()}
         flat = torch.frombuffer(bytearray(data[_SEQ_BYTES:]), dtype=getattr(torch, outputs[0]["dtype"]))
-        return flat.view(outputs[0]["shape"])
+        whole = flat.view(outputs[0]["shape"])
+        return whole.squeeze(0) if stepwise else whole
 
 
 def unwrapped(tensors: Mapping[str, Tensor]) -> Any:
@@ -275,9 +294,11 @@ def unwrapped(tensors: Mapping[str, Tensor]) -> Any:
     return {name.removeprefix("y."): tensor for name, tensor in tensors.items()}
 
 
-def as_error(facts: Mapping[str, Any]) -> HiddenStateError:
+def as_error(facts: Mapping[str, Any]) -> HiddenStateError | TimeoutError:
     """Return the error that a server reports."""
     kind, message = facts.get("kind"), str(facts.get("message"))
+    if kind == "TimeoutError":
+        return TimeoutError(message)
     if kind == "SessionLost":
         return SessionLost(message, str(facts.get("reason", "unknown")))
     if kind == "SequenceGap":
@@ -288,12 +309,19 @@ def as_error(facts: Mapping[str, Any]) -> HiddenStateError:
     return ServeError(message)
 
 
-def _error(answer: Any) -> HiddenStateError:
+def _error(answer: Any) -> HiddenStateError | TimeoutError:
     try:
-        return as_error(answer.json()["error"])
+        found = answer.json()["error"]
+        return Overloaded(str(found["message"])) if answer.status_code == _TOO_MANY else as_error(found)
     except (ValueError, KeyError, TypeError, AttributeError):
-        kind = Overloaded if answer.status_code == _BUSY else ServeError
+        kind = Overloaded if answer.status_code in (_BUSY, _TOO_MANY) else ServeError
         return kind(f"the server answered {answer.status_code}: {answer.text[:200]}")
+
+
+def _retry_after(answer: Any) -> float:
+    """Return the seconds after which a server that has too much to do, says who asks too often, may be asked again."""
+    said = answer.headers.get("retry-after", "")
+    return float(said) if answer.status_code == _TOO_MANY and said.isdecimal() else 0.0
 
 
 def _path(session: str) -> str:

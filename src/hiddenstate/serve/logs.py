@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -30,7 +31,24 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(facts, ensure_ascii=False)
 
 
-def log_config(level: str, form: str) -> dict[str, Any]:
+class QuietFilter(logging.Filter):
+    """Leaves out what is no news: requests cut off by the end of the server, and unless wanted each WebSocket."""
+
+    def __init__(self, *, access: bool) -> None:
+        """Let a line for each WebSocket through with `access`."""
+        super().__init__()
+        self._access = access
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is worth a line."""
+        if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
+            return False
+        said = str(record.msg)
+        socket = '"WebSocket' in said or said.startswith(("connection open", "connection closed", "connection reject"))
+        return self._access or not (record.name.startswith("uvicorn") and record.levelno <= logging.INFO and socket)
+
+
+def log_config(level: str, form: str, *, access: bool = False) -> dict[str, Any]:
     """Return the configuration of `logging` for a server, whose lines go to stderr."""
     if form not in ("text", "json") or level not in _LEVELS:
         raise BadInput(
@@ -42,6 +60,7 @@ def log_config(level: str, form: str) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"line": line},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+        "filters": {"quiet": {"()": "hiddenstate.serve.logs.QuietFilter", "access": access}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["quiet"]}},
         "loggers": {name: logger for name in ("uvicorn", "hiddenstate")},
     }

@@ -17,7 +17,7 @@ from ..errors import BadInput, ModelFailed
 from ..state import Format, State, from_bytes
 from .fingerprint import fingerprint, first_fingerprint
 from .session_operations import OutputRow
-from .wire import named_tensors, to_raw
+from .wire import as_dtype, is_single_step, named_tensors, to_raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +114,8 @@ class ServedModel:
                 x = torch.as_tensor(x)
             except (TypeError, ValueError, RuntimeError, OverflowError) as error:
                 raise BadInput(f"x is {type(x).__name__} and cannot be made a tensor: {error}") from None
-        shape = self.layout.step_shape
-        single_step = x.shape == shape
-        if not single_step and (x.dim() != len(shape) + 1 or x.shape[1:] != shape or not len(x)):
-            raise BadInput(
-                f"x has shape {tuple(x.shape)}, but one step of this model has {shape}, and a piece has steps in front "
-                f"of that, one or more. A session is one row: there is no batch axis."
-            )
-        return self._cast(x), single_step
+        single_step = is_single_step(x.shape, self.layout.step_shape)
+        return as_dtype(x, self.layout.dtype), single_step
 
     def read_rows(self, xs: Tensor) -> tuple[Tensor, bool]:
         """Return inputs as `(row, steps, ...)`, and whether they were given as single steps without a time axis."""
@@ -129,16 +123,8 @@ class ServedModel:
         single_step = xs.shape[1:] == shape
         if not single_step and (xs.dim() != len(shape) + 2 or xs.shape[2:] != shape or not xs.shape[1]):
             self.read(xs[0])  # which raises
-        xs = self._cast(xs)
+        xs = as_dtype(xs, self.layout.dtype)
         return (xs.unsqueeze(1) if single_step else xs), single_step
-
-    def _cast(self, x: Tensor) -> Tensor:
-        wanted = self.layout.dtype
-        if x.dtype == wanted:
-            return x.detach()
-        if x.is_complex() or (x.is_floating_point() and not wanted.is_floating_point):
-            raise BadInput(f"x is {x.dtype}, but this model takes {wanted}, and a cast would lose what is in it.")
-        return x.detach().to(wanted)
 
     def run(
         self, x: Tensor, state: State | None, steps: Sequence[int] | None = None

@@ -95,7 +95,10 @@ class SessionPolicy:
             raise SessionLost(f"session {entry.session!r} is lost: {error}", "damaged") from error
 
     def _open(self, op: Open, entry: SessionEntry | None, now: float) -> Decision:
-        if entry is not None and not self._expired(entry, now):
+        if entry is not None and entry.damage is not None:
+            if op.exist_ok:  # somebody who would go on with it has to know
+                raise entry.damage
+        elif entry is not None and not self._expired(entry, now):
             if op.exist_ok:
                 self._own(op, entry, now)
                 return Decision(op.session)
@@ -112,10 +115,13 @@ class SessionPolicy:
 
     def _reset(self, op: Reset, entry: SessionEntry | None, now: float) -> Decision:
         entry = self._alive(op.session, entry, now)
+        self._leave_newer(entry)
         row = Row(entry.seq, entry.steps, entry.opened, now, self._model.fingerprint, None)
         return Decision(None, Change(op.session, entry.token, row))
 
     def _import(self, op: Import, entry: SessionEntry | None, now: float) -> Decision:
+        if entry is not None and not self._expired(entry, now):
+            self._leave_newer(entry)
         self._make_room(op.session, entry, now)
         row = Row(op.seq, op.steps, now, now, self._model.fingerprint, self._for_store(op.row))
         return Decision(op.session, self._change(op.session, entry, row))
@@ -215,16 +221,33 @@ class SessionPolicy:
     def _own(self, op: SessionOperation, entry: SessionEntry | None, now: float) -> SessionEntry:
         """Return the entry of a session that also belongs to this model, or raise."""
         entry = self._alive(op.session, entry, now)
-        if not self._model.owns(entry.fingerprint):
+        if not self._owns(entry):
             raise self._rollout.refusal(entry, self._model.fingerprint)
         return entry
 
+    def _owns(self, entry: SessionEntry) -> bool:
+        if self._rollout.moves(entry.fingerprint):  # also where it is the same model's, from before it had a version
+            return False
+        own = self._model.fingerprint
+        return self._model.owns(entry.fingerprint) or self._rollout.adopts(entry.fingerprint, own)
+
+    def _leave_newer(self, entry: SessionEntry) -> None:
+        """Raise for a session that a worker of a later version has moved on: this one must not take it back."""
+        if self._rollout.newer(entry.fingerprint):
+            raise self._rollout.refusal(entry, self._model.fingerprint)
+
     def _moved(self, entry: SessionEntry | None, now: float) -> Decision | None:
-        """Return the change that moves a session of an older version on to this one, None where that is not needed."""
-        if entry is None or self._model.owns(entry.fingerprint) or self._expired(entry, now):
+        """Return the change that makes a session one of this version, None where it is one or cannot become one."""
+        own = self._model.fingerprint
+        if entry is None or entry.damage is not None or entry.fingerprint == own or self._expired(entry, now):
             return None
-        if not self._rollout.moves(entry.fingerprint) or not (self._store.sealed or entry.initial):
+        if not self._store.sealed and not entry.initial:
             return None
-        state = self._for_store(self._rollout.migrated(entry, self._model.format))
-        row = Row(entry.seq, entry.steps, entry.opened, entry.touched, self._model.fingerprint, state)
+        if self._owns(entry):  # by the name that the same model had before
+            state = entry.state
+        elif self._rollout.moves(entry.fingerprint):
+            state = self._for_store(self._rollout.migrated(entry, self._model.format))
+        else:
+            return None
+        row = Row(entry.seq, entry.steps, entry.opened, entry.touched, own, state)
         return Decision(None, Change(entry.session, entry.token, row), again=True)

@@ -22,17 +22,26 @@ class Rollout:
             raise BadInput(f"version is {version!r}, but a number that rises from one version to the next is needed.")
         if not (migrate is None or migrate == "drain" or callable(migrate)):
             raise BadInput(f"migrate is {migrate!r}, but a function from State to State, 'drain' or None is needed.")
-        if migrate == "drain" and version is None:
-            raise BadInput("migrate is 'drain', so a version is needed that tells older sessions from newer ones.")
+        if migrate is not None and version is None:
+            what = "'drain'" if migrate == "drain" else "a function"
+            raise BadInput(f"migrate is {what}, so a version is needed that tells older sessions from newer ones.")
         self.version, self._migrate = version, migrate
 
     def fingerprint(self, model: str) -> str:
         """Return the fingerprint of a model with its version in front."""
         return model if self.version is None else f"v{self.version}-{model}"
 
+    def adopts(self, fingerprint: str, own: str) -> bool:
+        """Return whether a session of the same model from before it had a version counts as one of this version."""
+        return self.fingerprint(fingerprint) == own
+
     def moves(self, fingerprint: str) -> bool:
-        """Return whether sessions with this fingerprint, which is another one, are moved on by this worker."""
-        return callable(self._migrate) and not self._newer(fingerprint)
+        """Return whether sessions with this fingerprint, which is another one, are moved on by this worker.
+
+        Older ones alone: two models of one version would hand a session to and fro.
+        """
+        other = version_of(fingerprint)
+        return callable(self._migrate) and self.version is not None and (other is None or other < self.version)
 
     def migrated(self, entry: SessionEntry, form: Format) -> bytes | None:
         """Return the state of a session as this version needs it, None for the initial state."""
@@ -54,15 +63,29 @@ class Rollout:
                 f"{form!r}. It is as it was.",
                 "model",
             )
+        spoilt = [name for name, part in state.items() if part.is_floating_point() and bool(part.isnan().any())]
+        if spoilt:
+            raise SessionLost(
+                f"{whose} was not moved on, since migrate gave NaN in {', '.join(spoilt)}. It is as it was.", "model"
+            )
         return form.rows(state)[0]
 
     def refusal(self, entry: SessionEntry, own: str) -> ServeError:
         """Return the error for a session of another version that this worker does not serve."""
-        named = f"session {entry.session!r} is of version {version_of(entry.fingerprint)}"
-        if self._newer(entry.fingerprint):
+        other = version_of(entry.fingerprint)
+        named = f"session {entry.session!r} is of version {other}"
+        if self.newer(entry.fingerprint):
+            still = "a model without a version" if self.version is None else self.version
             return Overloaded(
-                f"{named}, and this worker still serves {self.version}: another one has moved it on. Ask again: a "
-                f"worker of the new version will answer."
+                f"{named}, and this worker still serves {still}: another one has moved it on. Ask again: a worker of "
+                f"the new version will answer. Where there is none, serve with version={other} or a higher one."
+            )
+        if other is not None and other == self.version:
+            return SessionLost(
+                f"{named}, but of another model ({entry.fingerprint}) than the one that this worker serves as that "
+                f"version ({own}). A changed model, or a changed setting of it, needs a higher version: then "
+                f"Engine(migrate=...) can move sessions on, once. Or let it start anew: reset({entry.session!r}).",
+                "model",
             )
         if self._migrate == "drain":
             return Overloaded(
@@ -76,6 +99,7 @@ class Rollout:
             "model",
         )
 
-    def _newer(self, fingerprint: str) -> bool:
+    def newer(self, fingerprint: str) -> bool:
+        """Return whether this is the fingerprint of a later version; of any, where this worker serves without one."""
         other = version_of(fingerprint)
-        return self.version is not None and other is not None and other > self.version
+        return other is not None and (self.version is None or other > self.version)

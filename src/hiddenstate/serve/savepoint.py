@@ -5,6 +5,7 @@ The file is a store of its own, `sqlite:///path`: it can be looked into with any
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -13,9 +14,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import BadInput, Overloaded, SessionExists, SessionLost
+from ..errors import BadInput, Overloaded, SessionExists, SessionLost, StoreFailed
 from .model import ServedModel
 from .stores import Busy, Change, Claim, Row, Store, open_store
+
+_log = logging.getLogger(__name__)
 
 _AT_ONCE = 256  # sessions that are written in one transaction
 _UNFINISHED = "being loaded"  # in place of a model's fingerprint
@@ -33,6 +36,7 @@ class SavedSession(NamedTuple):
 def save_sessions(store: Store, model: ServedModel, path: str | os.PathLike[str]) -> int:
     """Write all sessions of `store` to a file, which appears as a whole or not at all, and return how many there are.
 
+    One whose row is damaged is left out, and named in the log.
     Each is taken between two of its inputs. Where nobody else writes to the store meanwhile, all at the same instant.
     """
     file = Path(path)
@@ -51,6 +55,7 @@ def save_sessions(store: Store, model: ServedModel, path: str | os.PathLike[str]
         _note_replay(part, store.replay)
         with open(part, "rb") as written:
             os.fsync(written.fileno())
+        _settle(file)
         os.replace(part, file)
     finally:
         for left in (part, Path(f"{part}-wal"), Path(f"{part}-shm")):
@@ -71,7 +76,7 @@ def load_sessions(
     try:
         source.replay = _noted_replay(path, store.replay)
         names = list(_names(source))
-        taken = [] if replace else [name for name in names if store.read(name) is not None]
+        taken = [] if replace else [name for name in names if _is_there(store, name)]
         if taken:
             raise SessionExists(
                 f"{len(taken)} of the {len(names)} sessions in {path} exist already, {taken[0]!r} among them, and "
@@ -82,12 +87,37 @@ def load_sessions(
                 f"the store has {store.count()} sessions and {path} another {len(names)}, over {max_stored} in all. "
                 f"Allow more: Engine(max_stored=...)."
             )
+        loaded: list[str] = []
         for some in _chunks(_sessions(source, None)):
             fitting = [_as_kept(session, store, model) for session in some]
             _write(store, fitting, _tokens(store, [session.name for session in fitting]))
-        return names
+            loaded += [session.name for session in fitting]
+        return loaded
     finally:
         source.close()
+
+
+def _settle(file: Path) -> None:
+    """Copy the log of a file that is about to be replaced back into it, or raise where somebody uses the file.
+
+    A log that a killed process left beside it would be taken for that of the savepoint, and what is in it would win.
+    """
+    beside = [Path(f"{os.path.realpath(file)}{end}") for end in ("-wal", "-shm", "-journal")]
+    if not any(left.exists() for left in beside):
+        return
+    why = "somebody uses it"
+    try:
+        with closing(sqlite3.connect(file, timeout=0, isolation_level=None)) as db:
+            (mode,) = db.execute("PRAGMA journal_mode = DELETE").fetchone()  # which removes the log, if nobody uses it
+            if mode == "delete" and not any(left.exists() for left in beside):
+                return
+    except sqlite3.Error as error:
+        why = str(error)
+    raise StoreFailed(
+        f"the savepoint cannot take the place of {file}, beside which there is a log of its own ({beside[0].name}): "
+        f"{why}. Nothing was changed. Save to another path, or stop whoever serves that file, or remove it together "
+        f"with its log."
+    )
 
 
 def _note_replay(path: Path, replay: int) -> None:
@@ -104,6 +134,13 @@ def _noted_replay(path: str | os.PathLike[str], otherwise: int) -> int:
         return int(db.execute("SELECT replay FROM savepoint").fetchone()[0])
 
 
+def _is_there(store: Store, name: str) -> bool:
+    try:
+        return store.read(name) is not None
+    except SessionLost:  # damaged, but there
+        return True
+
+
 def _names(store: Store) -> Iterator[str]:
     after = ""
     while names := store.sessions("", after, 1000):
@@ -112,10 +149,14 @@ def _names(store: Store) -> Iterator[str]:
 
 
 def _sessions(store: Store, model: ServedModel | None) -> Iterator[SavedSession]:
-    """Yield all sessions, with states and answers as files."""
+    """Yield all sessions, with states and answers as files; one that is damaged is left out, and named in the log."""
     for name in _names(store):
         for _ in range(_TRIES):
-            row = store.read(name)
+            try:
+                row = store.read(name)
+            except SessionLost as error:
+                _log.warning("left out of what is saved or loaded: %s", error)
+                break
             if row is None:
                 break  # it was closed since it was listed
             found = [(seq, store.answer(name, seq)) for seq in range(row.seq, max(0, row.seq - store.replay), -1)]

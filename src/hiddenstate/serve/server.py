@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
+import socket
 import ssl
 import threading
 from collections.abc import Collection, Iterator, Mapping
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
     from .web import Given, Tokens
 
+_BACKLOG = 2048  # connections that wait to be taken
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # an address of a kind that this machine does not have
 _CLOSING = 2  # seconds that the engine and the store have to end, of those of `drain`
 
 
@@ -137,11 +141,17 @@ def run(
     _check_host(host, needs_token=callers.needed, insecure=insecure)
     secured = tls.options() if tls is not None else {}
     logging: dict[str, Any] = {
-        "log_config": log_config(log_level, log_format),
+        "log_config": log_config(log_level, log_format, access=access_log),
         "log_level": log_level,
         "access_log": access_log,
     }
-    with _without_traces(store, check=check), Engine(model, store, **options) as engine:
+    with ExitStack() as stack:
+        sockets = _bound(host, port, stack)
+        beside = [] if metrics_port is None else _bound("127.0.0.1", metrics_port, stack)
+        if metrics_port and metrics_port == port:
+            raise BadInput(f"the port for metrics is {port}, which is that of the server itself: choose another one.")
+        stack.enter_context(_without_traces(store, check=check))
+        engine = stack.enter_context(Engine(model, store, **options))
         application = app(engine, tokens=callers, hosts=hosts, origins=origins, **(limits or {}))
         gateway = application.state.gateway
         if check:
@@ -158,11 +168,12 @@ def run(
             **logging,
             **secured,
         )
-        with ExitStack() as stack:
-            if metrics_port is not None:
-                second = uvicorn.Config(metrics_app(gateway), host="127.0.0.1", port=metrics_port, **logging)
-                stack.enter_context(_beside(uvicorn.Server(second)))
-            _draining_server(config, gateway.drain).run()
+        if metrics_port is not None:
+            second = uvicorn.Config(metrics_app(gateway), host="127.0.0.1", port=metrics_port, **logging)
+            _listen(beside)
+            stack.enter_context(_beside(uvicorn.Server(second), beside))
+        _listen(sockets)
+        _draining_server(config, gateway.drain).run(sockets=sockets)
 
 
 def _draining_server(config: uvicorn.Config, drain: Any) -> uvicorn.Server:
@@ -178,10 +189,53 @@ def _draining_server(config: uvicorn.Config, drain: Any) -> uvicorn.Server:
     return DrainingServer(config)
 
 
+def _bound(host: str, port: int, stack: ExitStack) -> list[socket.socket]:
+    """Return a socket for each address that a host has, bound to the port; they are closed with the stack."""
+    if not 0 <= port < 2**16:
+        raise BadInput(f"the port is {port}, but a number from 0 to 65535 is needed.")
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise BadInput(f"the server cannot listen on {host!r}, which leads to no address: {error}.") from error
+    made: list[socket.socket] = []
+    for family, kind, protocol, _, address in dict.fromkeys(found):
+        free = made[0].getsockname()[1] if made and not port else port
+        try:
+            here = stack.enter_context(socket.socket(family, kind, protocol))
+            if os.name == "posix":
+                here.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                here.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # the others have sockets of their own
+            here.bind((address[0], free, *address[2:]))
+            made.append(here)
+        except OSError as error:
+            if error.errno in _NOT_HERE and (made or address is not found[-1][4]):
+                continue  # as where there is no IPv6
+            raise _cannot_listen(str(address[0]), port, error) from error
+    return made
+
+
+def _listen(sockets: list[socket.socket]) -> None:
+    """Begin to take connections; not before all else is well, lest callers wait for a server that does not start."""
+    for here in sockets:
+        try:
+            here.listen(_BACKLOG)
+        except OSError as error:  # somebody else was quicker
+            host, port = here.getsockname()[:2]
+            raise _cannot_listen(host, port, error) from error
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> BadInput:
+    return BadInput(
+        f"the server cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}. Stop what listens there, or "
+        f"choose another one: --port, --metrics-port, --host."
+    )
+
+
 @contextmanager
-def _beside(server: uvicorn.Server) -> Iterator[None]:
+def _beside(server: uvicorn.Server, sockets: list[socket.socket]) -> Iterator[None]:
     """Run a second server in a thread of its own."""
-    thread = threading.Thread(target=server.run, name="hiddenstate-metrics", daemon=True)
+    thread = threading.Thread(target=server.run, args=(sockets,), name="hiddenstate-metrics", daemon=True)
     thread.start()
     try:
         yield

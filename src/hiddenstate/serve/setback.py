@@ -11,6 +11,7 @@ from .session_operations import Close, Import, Push, SessionOperation
 from .stores import Claim
 
 _log = logging.getLogger(__name__)
+_REMEMBERED = 4  # sessions for each that has room in memory
 
 
 class KnownSession(NamedTuple):
@@ -18,6 +19,7 @@ class KnownSession(NamedTuple):
 
     version: int
     seq: int
+    elsewhere: bool = False  # another store has taken the place of the one that it is known of
 
 
 class SetBackWatch:
@@ -33,13 +35,30 @@ class SetBackWatch:
         self._lost: dict[str, int] = {}  # sessions that turned out older, and the last input applied here
         self.count = 0  # of these since the start
 
-    def remember(self, arena: Arena) -> None:
-        """Keep what is known of the sessions in the arena, which is about to be cleared."""
+    def remember(self, arena: Arena, *, replaced: bool = False) -> None:
+        """Keep what is known of the sessions in the arena, which is about to be cleared.
+
+        `replaced` says that another store has taken the place of the one that all of this is known of: whatever numbers
+        it counts in, sessions there are others unless they are the very same.
+        """
         sessions = arena.sessions
         slots = arena.find(sessions)
         columns = (arena.table.version, arena.table.seq)
         known = map(KnownSession, *(column[slots].tolist() for column in columns))
-        self._remembered = dict(zip(sessions, known, strict=True))
+        self._keep(dict(zip(sessions, known, strict=True)), arena.size)
+        if replaced:
+            self._remembered = {name: known._replace(elsewhere=True) for name, known in self._remembered.items()}
+
+    def forgotten(self, session: str, arena: Arena) -> None:
+        """Keep what is known of one session, which is about to be dropped from the arena although nobody changed it."""
+        if (entry := arena.entry(session)) is not None:
+            self._keep({session: KnownSession(entry.version, entry.seq)}, arena.size)
+
+    def _keep(self, known: dict[str, KnownSession], size: int) -> None:
+        """Remember these, and of those from before as many as there is room for."""
+        if len(self._remembered) > _REMEMBERED * size:
+            self._remembered = dict(list(self._remembered.items())[-size:])
+        self._remembered |= known
 
     def known(self, session: str, entry: SessionEntry | None) -> KnownSession | None:
         """Return what is known of a session, in the arena or from before it was cleared."""
@@ -49,8 +68,11 @@ class SetBackWatch:
 
     def compare(self, session: str, claim: Claim, known: KnownSession | None) -> None:
         """Note it where the store has an older session than the one that is known."""
-        self._remembered.pop(session, None)
-        if known is not None and claim.row is not None and claim.strayed:
+        if known is None or claim.row is None:
+            return
+        if session in self._remembered:  # until it is in the arena, which not every look at it leads to
+            self._remembered[session] = KnownSession(claim.version, claim.row.seq)
+        if claim.strayed or (known.elsewhere and claim.version != known.version):
             self.count += 1
             self._lost[session] = known.seq
             said = "the store was set back: it has session %r at input %d, and here it had come to %d"
@@ -62,9 +84,13 @@ class SetBackWatch:
             return
         before = self._lost.pop(op.session)
         if isinstance(op, Push) and (op.seq is None or op.seq > entry.seq + 1):
+            where, then = f"is now at {entry.seq}", f"send those from {entry.seq + 1} on again, or go on from there"
+            if entry.seq >= before:
+                where = f"has come to {entry.seq} since, by other inputs"
+                then = "the numbers of those that are gone are taken, so send them as new ones, or go on from there"
             raise SequenceGap(
-                f"the store was set back to an older copy: session {op.session!r} had come to input {before}, and is "
-                f"now at {entry.seq}. What was acknowledged after that is gone, and this input was not applied: send "
-                f"those from {entry.seq + 1} on again, or go on from there.",
+                f"the store was set back to an older copy: session {op.session!r} had come to input {before}, and "
+                f"{where}. What was acknowledged after that copy was made is gone, and this input was not applied: "
+                f"{then}.",
                 entry.seq,
             )

@@ -103,7 +103,7 @@ class TickRunner:
             return longest
 
     def _apart(self, ops: list[SessionOperation]) -> list[SessionOperation]:
-        """Take inputs that were gathered apart where nobody waits any longer for one of them."""
+        """Split gathered pushes of which one was cancelled into single inputs, so that the others still run."""
         for op in ops:
             if type(op) is PushMany:
                 op.future.started = True
@@ -125,6 +125,7 @@ class TickRunner:
         """Fail what has no result, and drop these sessions: only the store now knows their true state."""
         for op in self._open(ops):
             op.fail(error)
+            self.set_back.forgotten(op.session, self._arena)  # a store that fails may come back older
             self._arena.drop(op.session)
 
     def _put_off(self, ops: Sequence[SessionOperation]) -> None:

@@ -15,29 +15,28 @@ from torch.utils import _pytree
 
 from ..carry import check_split
 from ..cells import (
-    Call,
     Layer,
-    Listener,
-    Proceed,
     invented_inputs,
     layers,
-    listen,
     needed_states,
     untouched,
-    unwrap,
+    unwrap_to_call,
 )
 from ..errors import BadInput, CarryWarning, HiddenStateError, NotServable
 from ..state import Format, State, ends
 from .model import ModelLayout, OutputAxes, ServedModel, root_layer
+from .trial_calls import sequence_in_a_call, tried
 
 # Sizes that cannot be taken for each other, or for each other's products.
 _TRIALS = ((2, 5), (3, 5), (2, 7))  # (rows, steps)
 _STEPS = 6
+_INVENTED = 16  # steps of an input that is made up: a head that reads fixed steps often reads one of the first ten
+_LONGEST = 64  # steps of an example that are run in pieces
 
 
 def prepare(model: nn.Module, *, example: Tensor | None = None, init: Any = "zeros") -> ServedModel:
     """Return `model` ready to be served, or raise `NotServable` where it breaks a law."""
-    bare = unwrap(model)
+    bare = unwrap_to_call(model, weights=True)
     name = type(bare).__name__
     if not layers(model):
         raise NotServable(f"{name} has no recurrent layer, so there is no state to keep.")
@@ -83,20 +82,29 @@ def _is_state(part: Any) -> bool:
     return isinstance(part, Tensor) and part.is_floating_point() and part.dim() in (2, 3)
 
 
+class _KeptByModel(Exception):
+    """A call that failed was handed a state from an attribute of the model."""
+
+
 def _find_layout(model: nn.Module, example: Tensor | None) -> ModelLayout:
     """Return the layout of `model`, from an example of its input or from invented ones."""
     found = layers(model)
     reasons: list[str] = []
+    kept = ""
     with untouched(model), torch.no_grad():
         model.eval()
         for sample, axes in _candidates(model, found, example):
             try:
                 return _try_layout(model, found, sample, axes)
+            except NotServable:
+                raise
             except HiddenStateError as error:
                 reasons.append(str(error))
+            except _KeptByModel as error:
+                kept = kept or str(error)
             except Exception as error:  # whatever a user's model raises means that this is not its layout
                 reasons.append(f"{type(error).__name__}: {error}")
-    raise NotServable(_no_layout(model, example, reasons))
+    raise NotServable(kept or _no_layout(model, example, reasons))
 
 
 def _no_layout(model: nn.Module, example: Tensor | None, reasons: list[str]) -> str:
@@ -128,7 +136,7 @@ def _candidates(
             row = example.select(rows, 0) if example.shape[rows] else example
             yield (row if steps is not None else row.unsqueeze(0)), (rows, steps)
         return
-    for sample in invented_inputs(model, 8):
+    for sample in invented_inputs(model, _INVENTED):
         for axes in both + one:
             yield sample, axes
 
@@ -138,20 +146,19 @@ def _try_layout(model: nn.Module, found: Sequence[Layer], sample: Tensor, axes: 
     sample = sample.to(weight.device)
     root = root_layer(model, found)
     outputs = []
-    for rows, steps in _TRIALS:
+    for rows, steps in (_TRIALS[0], *_TRIALS):  # the first one twice: the second is handed what the model kept
         x = _probe(sample, rows, steps if axes[1] is not None else 1)  # (row, step, ...)
         native = x[:, 0] if axes[1] is None else x if axes[0] == 0 else x.transpose(0, 1)
-        counted = _RowCounter()
-        handle = listen(model, found, counted)
-        try:
-            output = model(native)
-            outputs.append(output if root is None else root.split(output)[0])
-        finally:
-            handle.remove()
-        if {seen for _, seen in counted.of} != {rows}:
-            saw = ", ".join(f"{name} saw {seen}" for name, seen in sorted(counted.of)) or "its layers saw none"
+        call = tried(model, found, native)
+        if call.kept:
+            raise _KeptByModel(call.kept) if call.error is not None else NotServable(call.kept)
+        if call.error is not None:
+            raise call.error
+        outputs.append(call.output if root is None else root.split(call.output)[0])
+        if {seen for _, seen in call.rows} != {rows}:
+            saw = ", ".join(f"{name} saw {seen}" for name, seen in sorted(call.rows)) or "its layers saw none"
             raise BadInput(f"with {rows} rows in, {saw}")
-    tensors, trees = zip(*(_pytree.tree_flatten(output) for output in outputs), strict=True)
+    tensors, trees = zip(*(_pytree.tree_flatten(output) for output in outputs[1:]), strict=True)
     if len(set(map(str, trees))) != 1:
         raise BadInput("its output is nested differently with other numbers of rows or steps")
     leaves = tuple(_output_layout(place, three) for place, three in enumerate(zip(*tensors, strict=True)))
@@ -166,17 +173,6 @@ def _probe(sample: Tensor, rows: int, steps: int) -> Tensor:
     return sample[places.to(sample.device)]
 
 
-class _RowCounter(Listener):
-    """Counts the rows in each layer's calls."""
-
-    def __init__(self) -> None:
-        self.of: set[tuple[str, int]] = set()  # (layer, rows)
-
-    def layer_call(self, call: Call, proceed: Proceed) -> Call:
-        self.of.add((call.layer.label, call.rows))
-        return proceed(call)
-
-
 def _output_layout(place: int, three: tuple[Any, ...]) -> OutputAxes | None:
     if all(tensor is None for tensor in three):
         return None
@@ -188,6 +184,10 @@ def _output_layout(place: int, three: tuple[Any, ...]) -> OutputAxes | None:
     merged = [axis for axis, size in enumerate(sizes) if size == tuple(r * s for r, s in _TRIALS)]
     if merged and not rows:
         rows = steps = merged[:1]
+    changing = [size for axis, size in enumerate(sizes) if size[0] != size[2] and axis not in (*steps[:1], *merged[:1])]
+    if changing:
+        few, many = changing[0][0], changing[0][2]
+        raise BadInput(f"output {place} has {few} entries for {_TRIALS[0][1]} steps and {many} for {_TRIALS[2][1]}")
     if not rows:
         raise BadInput(f"output {place} has shape {tuple(three[0].shape)}, in which no axis has one entry for each row")
     rest = tuple(n for axis, n in enumerate(three[0].shape) if axis not in (rows[0], *steps[:1]))
@@ -196,14 +196,36 @@ def _output_layout(place: int, three: tuple[Any, ...]) -> OutputAxes | None:
 
 def _check_split(model: nn.Module, layout: ModelLayout) -> None:
     """Refuse a model for which two pieces do not equal the whole."""
-    if layout.steps_axis is None:
-        return  # each call is one step: there is no whole to compare with
-    x = _steps(layout.sample, 0).unsqueeze(layout.rows_axis)
-    split = check_split(model, x, time_axis=layout.steps_axis)
-    if not split:
+    name, cut, axis = type(model).__name__, None, layout.steps_axis
+    if axis is not None:
+        x = _whole(model, layout)
+    else:
+        several = sequence_in_a_call(model, layers(model), layout.sample)
+        if several is None:
+            return  # each call is one step: there is no whole to compare with
+        x, axis = several
+        cut = x.shape[axis] // 2
+    try:
+        split = check_split(model, x, at=cut, time_axis=axis)
+    except HiddenStateError:
+        raise
+    except Exception as error:
         raise NotServable(
-            f"{type(model).__name__} cannot be served: a session fed in pieces would not equal one call. {split}"
-        )
+            f"{name} cannot be served: it runs {x.shape[axis]} steps at once, but not in two pieces "
+            f"({type(error).__name__}: {error}), and a session is fed in pieces of any length. Usually its head reads "
+            f"steps by their number: let it read every step, or the last one."
+        ) from error
+    if not split:
+        raise NotServable(f"{name} cannot be served: a session fed in pieces would not equal one call. {split}")
+
+
+def _whole(model: nn.Module, layout: ModelLayout) -> Tensor:
+    """Return an input of one row, as long as the sample where the model takes that."""
+    steps = min(max(_STEPS, len(layout.sample)), _LONGEST)
+    x = _steps(layout.sample, 0, steps).unsqueeze(layout.rows_axis)
+    with untouched(model), torch.no_grad():
+        model.eval()
+        return x if tried(model, (), x).error is None else _steps(layout.sample, 0).unsqueeze(layout.rows_axis)
 
 
 def _check_rows(served: ServedModel) -> State:
@@ -236,8 +258,8 @@ def _may_be_ragged(served: ServedModel) -> bool:
     return not _gap(together, alone)[1]
 
 
-def _steps(sample: Tensor, begin: int) -> Tensor:
-    return sample[(torch.arange(_STEPS) + begin).to(sample.device) % len(sample)]
+def _steps(sample: Tensor, begin: int, count: int = _STEPS) -> Tensor:
+    return sample[(torch.arange(count) + begin).to(sample.device) % len(sample)]
 
 
 def _rows(served: ServedModel, pieces: Sequence[Tensor], state: State) -> list[dict[str, Tensor]]:

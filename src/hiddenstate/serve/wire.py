@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -108,10 +108,37 @@ def from_json(x: Any, dtype: torch.dtype, *, depth: int = _DEPTH) -> Tensor:
     if float in kinds and not dtype.is_floating_point and not dtype.is_complex:
         raise BadInput(f"x has fractions, but this model takes {dtype}.")
     try:
-        numbers = np.array(level, np.float64 if float in kinds or dtype.is_floating_point else np.int64)
-        return torch.from_numpy(numbers).to(dtype).reshape(shape)
+        numbers = torch.from_numpy(
+            np.array(level, np.float64 if float in kinds or dtype.is_floating_point else np.int64)
+        )
+        found = numbers.to(dtype)
+        # JSON has no infinity: one that comes of a cast, or another whole number, is not what was sent.
+        lost = ~found.isfinite() if dtype.is_floating_point or dtype.is_complex else found.to(torch.int64) != numbers
+        if bool(lost.any()):
+            raise BadInput(f"x has {numbers[lost][0].item():g}, which this model's {dtype} cannot hold.")
+        return found.reshape(shape)
     except (ValueError, RuntimeError, OverflowError) as error:
         raise BadInput(f"x cannot be made a tensor: {error}") from None
+
+
+def is_single_step(shape: Sequence[int], step_shape: Sequence[int]) -> bool:
+    """Return whether an input of this shape is one step without a time axis, rather than a piece; raise if neither."""
+    shape, step_shape = tuple(shape), tuple(step_shape)
+    if shape != step_shape and (len(shape) != len(step_shape) + 1 or shape[1:] != step_shape or not shape[0]):
+        raise BadInput(
+            f"x has shape {shape}, but one step of this model has {step_shape}, and a piece has steps in front of "
+            f"that, one or more. A session is one row: there is no batch axis."
+        )
+    return shape == step_shape
+
+
+def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return an input in the dtype that a model takes, or raise where that would lose what is in it."""
+    if x.dtype == dtype:
+        return x.detach()
+    if x.is_complex() or (x.is_floating_point() and not dtype.is_floating_point):
+        raise BadInput(f"x is {x.dtype}, but this model takes {dtype}, and a cast would lose what is in it.")
+    return x.detach().to(dtype)
 
 
 def pack(content: Mapping[str, Tensor]) -> bytes:

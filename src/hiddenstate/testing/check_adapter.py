@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -159,6 +160,22 @@ def _what_is_given_is_found(trial: AdapterUnderTest) -> str | None:
     return None
 
 
+def _input_may_be_named(trial: AdapterUnderTest) -> str | None:
+    taken = list(inspect.signature(trial.module.forward).parameters.values())[:1]
+    if not taken or taken[0].kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
+        return None
+    adapter, module, kwargs = trial.adapter, trial.module, {taken[0].name: trial.x}
+    try:
+        found = adapter.rows(module, (), kwargs), adapter.given(module, (), kwargs)
+        args, kwargs = adapter.give(module, (), kwargs, adapter.to_native(module, trial.initial(trial.rows)))
+        _, native = adapter.split(module, module(*args, **kwargs))
+    except (IndexError, KeyError, TypeError) as error:
+        return f"A call with {taken[0].name}=x cannot be read: {type(error).__name__}: {error}."
+    if found != ((trial.rows, True), None):
+        return f"In a call with {taken[0].name}=x, {found[0]} rows and the state {found[1]} were found."
+    return difference(flatten(trial.call(trial.x, trial.initial(trial.rows))[1])[0], flatten(native)[0])
+
+
 def _join_undoes_split(trial: AdapterUnderTest) -> str | None:
     if not trial.adapter.fused:
         return None  # only sequences are put together from pieces
@@ -224,6 +241,7 @@ LAWS: Laws[AdapterUnderTest] = {
     "a first state has the parts and sizes of the spec, and as many rows as were asked for": _first_state_fits_the_spec,
     "the rows of a call are counted": _rows_are_counted,
     "a state that a call is given is found in it, and none where there is none": _what_is_given_is_found,
+    "a call whose input is named is read like one by position": _input_may_be_named,
     "split takes apart what join puts together": _join_undoes_split,
     "a state goes to names and back as it was": _names_and_back,
     "a call without a state begins from the first state": _first_state_is_the_start,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,8 @@ def check_cell(cell: nn.Module, x: Tensor | None = None) -> None:
 def _prepared(cell: nn.Module, x: Tensor | None) -> CellUnderTest:
     """Return the cell with `x`, or with the first sequence made up for it that it takes."""
     name, failed = type(cell).__name__, None
+    with suppress(NotRecurrent, StateMismatch):  # told below
+        as_layer(cell)  # the size of a state tells sizes of inputs, too
     for sequence in [x] if x is not None else invented_inputs(cell, _ROWS, _STEPS):
         try:
             layer = as_layer(cell, sequence[:, 0])
@@ -69,7 +72,7 @@ def _prepared(cell: nn.Module, x: Tensor | None) -> CellUnderTest:
                 f"an adapter, and use check_adapter."
             )
         try:
-            layer.module(sequence[:, 0], native)
+            layer.call(sequence[:, 0], native)
         except Exception as error:  # made up in vain: another size may do
             failed = failed or error
         else:
@@ -91,7 +94,7 @@ def _first_state_has_rows(trial: CellUnderTest) -> str | None:
 
 def _state_keeps_its_form(trial: CellUnderTest) -> str | None:
     before = trial.layer.to_native(trial.layer.initial(len(trial.x)))
-    _, native = trial.layer.split(trial.layer.module(trial.x[:, 0], before))
+    _, native = trial.layer.call(trial.x[:, 0], before)
     here, there = flatten(before), flatten(native)
     if here[1] != there[1]:
         return f"It was given {here[1]!r} and returned {there[1]!r}."
@@ -111,7 +114,7 @@ def _state_is_not_written_into(trial: CellUnderTest) -> str | None:
     state, x = trial.layer.initial(len(trial.x)), trial.x[:, 0].clone()
     state = State({name: part.clone() for name, part in state.items()}, state.batch_axis)
     before = {name: part.clone() for name, part in _named(x, state).items()}
-    trial.layer.module(x, trial.layer.to_native(state))
+    trial.layer.call(x, trial.layer.to_native(state))
     for name, after in _named(x, state).items():
         if not torch.equal(before[name], after):
             return f"{name.replace('the output', 'the input').capitalize()} is another after the step."

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..cells import Layer, as_layer, invented_inputs, unheard, untouched
-from ..errors import BadInput, LawBroken, NotRecurrent
+from ..errors import BadInput, LawBroken, NotRecurrent, StateMismatch
 from ..state import State
 
 Kind: TypeAlias = Literal["rnn", "rnn_relu", "gru", "lstm"]
@@ -282,6 +282,8 @@ _LAWS: dict[str, Callable[[WatchedStep], str | None]] = {"rnn": _rnn, "rnn_relu"
 
 
 def _watched(cell: nn.Module, kind: str, x: Tensor | None, scale: float) -> WatchedStep:
+    with suppress(NotRecurrent, StateMismatch):  # told below
+        as_layer(cell)  # the size of a state tells sizes of inputs, too
     sample = x if x is not None else next(filter(partial(_taken, cell), invented_inputs(cell, 3, 2)), None)
     if sample is None:
         as_layer(cell).initial(1)  # says so where it is the size of the state that nobody knows
@@ -334,8 +336,8 @@ def _one_step(cell: nn.Module, kind: str, sample: Tensor, numbers: tuple[float, 
         named[name] = drawn.to(x) * numbers[0]
     state = State(named, start.batch_axis)
     with _WatchedValues(rows, sizes[0]) as values:
-        result = _called(layer, x, state)
-    after = layer.to_state(layer.split(result)[1], batch=rows)
+        native = _called(layer, x, state)
+    after = layer.to_state(native, batch=rows)
     if x.dtype == torch.float64 and all(torch.equal(part, part.float()) for part in after.values()):
         raise TypeError("it rounds to single precision inside")
     parts = [[s[name].movedim(start.batch_axis[name], 0).flatten(1).double() for name in start] for s in (state, after)]
@@ -345,7 +347,7 @@ def _one_step(cell: nn.Module, kind: str, sample: Tensor, numbers: tuple[float, 
 def _called(layer: Layer, x: Tensor, state: State) -> Any:
     if layer.fused:
         x = x.unsqueeze(1 if layer.spec.batch_first else 0)
-    return layer.module(x, layer.to_native(state))
+    return layer.call(x, layer.to_native(state))[1]
 
 
 def _inside(func: Any, args: Any) -> Iterator[Tensor]:

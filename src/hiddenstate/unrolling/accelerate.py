@@ -13,9 +13,11 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from ..cells import Call, Layer, Listener, Proceed, Rank, layers, listen, unheard
 from ..errors import NotRecurrent, Untraceable
+from ..state import tensors
 from .checks import Task
 from .engines import obstacle_around, switched_off
 from .opened import cells_of, is_torchs_own, why_closed
+from .recurrent import Recurrent
 from .stacking import run_stack
 from .verdicts import Setting, Verdict, Verdicts, compare
 
@@ -36,8 +38,9 @@ def accelerate(model: nn.Module) -> Accelerated:
     >>> print(faster.explain())  # doctest: +ELLIPSIS
     0: GRU...
     """
-    found = [layer for layer in layers(model) if is_torchs_own(layer.module)]
-    if not found:
+    every = layers(model)
+    found = [layer for layer in every if is_torchs_own(layer.module)]
+    if not every:
         raise NotRecurrent(
             f"{type(model).__name__} has no nn.RNN, nn.LSTM or nn.GRU in it, which is what is accelerated. A cell of "
             f"your own runs fast as hs.Recurrent(Cell, ...), or by hs.unroll(cell, x)."
@@ -57,7 +60,7 @@ class _Seen:
 class Accelerated(Listener):
     """A model whose fused layers run by our own kernels where those are faster; `close()` ends it."""
 
-    rank = Rank.ACCELERATE
+    rank, title = Rank.ACCELERATE, "hs.accelerate"
 
     def __init__(self, model: nn.Module, found: list[Layer]) -> None:
         """Listen to the layers; nothing is measured before they are called."""
@@ -123,9 +126,9 @@ class Accelerated(Listener):
             self._note(call, f"by torch's own kernel: {reason}")
             return proceed(call)
         setting = Setting.of(call, module)
+        if measured and self._verdicts.due(setting):
+            self._verdicts.put(setting, _compared(call, module))
         verdict = self._verdicts.get(setting)
-        if verdict is None and measured:
-            verdict = self._verdicts.put(setting, _compared(call, module))
         if verdict is None or not verdict.ours:
             self._note(call, f"{setting}: by torch's own kernel, {verdict or 'which ran before'}")
             return proceed(call)
@@ -142,6 +145,8 @@ class Accelerated(Listener):
 
 
 def _why_left_alone(layer: Layer) -> str:
+    if isinstance(layer.module, Recurrent):
+        return "an hs.Recurrent, which the fast engine runs by itself (hs.explain)"
     if not layer.fused:
         return "a cell, which a loop steps"
     return "no nn.RNN, nn.LSTM or nn.GRU itself, and a subclass may do things of its own"
@@ -209,6 +214,10 @@ def _why_not(call: Call, module: nn.RNNBase) -> str | None:
     x = call.input.data if isinstance(call.input, PackedSequence) else call.input
     if type(x) not in (Tensor, nn.Parameter) or x.numel() == 0:
         return "its input is empty, or no plain tensor"
+    if any(
+        part.dim() != (2 if x.dim() == 2 and call.input is x else 3) for part in tensors(call.given_native).values()
+    ):
+        return "its state has another number of axes than its input, which torch refuses"
     if x.device.type != "cpu":
         return f"on {x.device.type} nothing was compared yet"
     if x.dtype not in _DTYPES or x.dtype != module.weight_ih_l0.dtype:

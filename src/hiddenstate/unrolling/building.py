@@ -23,19 +23,18 @@ from .tracing import trace
 
 def build(run: Run) -> tuple[Schedule, Judge]:
     """Return a schedule for runs like this one with its judge, or raise why there is none."""
-    states = [part.detach() for part in run.states]
     if any(tensor.is_complex() or tensor.layout is not torch.strided for tensor in run.tensors):
         raise Untraceable("it works with complex or sparse tensors")
-    traced = trace(run.step, run.arguments(0, states), grad=run.needs_grad())
     wide = is_wide(run)
     try:
+        traced = trace(run.step, run.arguments(0, [part.detach() for part in run.states]), grad=run.needs_grad())
         schedule = Schedule(split(traced, wide=wide), wide=wide, ends=run.step.ends)
         judge = Judge(run, grad=schedule.grad)
         judge.check(schedule)
     except Untraceable:
         raise
     except Exception as error:  # whatever a schedule meets, the loop is still there
-        raise Untraceable(f"its schedule fails: {type(error).__name__}: {str(error).strip()[:200]}") from error
+        raise Untraceable(f"its schedule fails: {_said(error)}") from error
     return schedule, judge
 
 
@@ -51,16 +50,23 @@ def compile_loops(schedule: Schedule, run: Run, judge: Judge | None = None) -> N
         try:
             with warnings.catch_warnings(), unlogged():
                 warnings.simplefilter("ignore")  # of what torch's compiler thinks of the user's settings
-                runs = way(schedule, run)
                 judge = judge or Judge(run, grad=schedule.grad)
+                plainly = judge.at_edges(schedule)
+                runs = way(schedule, run)
                 judge.check(schedule)
+                for ours, theirs in zip(judge.at_edges(schedule), plainly, strict=True):
+                    agree(ours, theirs, judge.tolerance)
                 if run.x.is_cuda:
                     _record(schedule, run)
-        except (Unsupported, Untraceable, RuntimeError) as error:
-            schedule.go_plain(str(error))
+        except Exception as error:  # whatever a writer or a compiler meets, torch's own operations are still there
+            schedule.go_plain(str(error) if isinstance(error, Unsupported | Untraceable) else _said(error))
         else:
             schedule.runs, schedule.plain_because = runs, ""
             return
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip()[:200]}"
 
 
 def _compile_to_c(schedule: Schedule, run: Run) -> str:

@@ -104,8 +104,15 @@ def settle(known: KnownStep, run: Run, *, timed: bool) -> Schedule:
             compile_loops(schedule, run, judge)
             known.schedule = schedule
         if timed and known.decision is None:
-            known.decision = _decision(known.schedule, judge or Judge(run, grad=known.schedule.grad), run)
+            known.decision = _decided(known.schedule, judge, run)
         return known.schedule
+
+
+def _decided(schedule: Schedule, judge: Judge | None, run: Run) -> EngineDecision:
+    try:
+        return _decision(schedule, judge or Judge(run, grad=schedule.grad), run)
+    except Exception as error:  # what cannot even be tried out is not run
+        return EngineDecision(None, f"a trial fails: {type(error).__name__}: {str(error).strip()[:200]}")
 
 
 def _decision(schedule: Schedule, judge: Judge, run: Run) -> EngineDecision:

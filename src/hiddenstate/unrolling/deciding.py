@@ -40,7 +40,7 @@ class LoopTime:
         self.calls += 1
 
     def wait(self, times: float) -> None:
-        """Have so many times more be spent from now on until it is due again."""
+        """Reset the clock, and wait `times` as long as before until a schedule is due again."""
         self.seconds, self.steps, self.patience = 0.0, 0, times * max(self.patience, 1.0)
         self.paid = False
 

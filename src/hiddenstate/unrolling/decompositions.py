@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -12,19 +12,30 @@ from torch import Tensor
 
 aten = torch.ops.aten
 _AS_IT_IS: Any = NotImplemented  # the answer that leaves an operation whole
+_REDUCTIONS: dict[Callable[..., Tensor], tuple[Any, ...]] = {
+    torch.sum: (aten.sum.default, aten.sum.dim_IntList),
+    torch.mean: (aten.mean.default, aten.mean.dim),
+    torch.amax: (aten.amax.default,),
+}
 
 
 @lru_cache(maxsize=1)
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return what tracing takes apart, and how."""
     from torch._decomp import get_decompositions
+    from torch._decomp.decompositions import pw_cast_for_opmath
 
     wanted = [
         *(aten.native_layer_norm, aten.native_layer_norm_backward, aten.native_group_norm_backward),
         *(aten.tanh_backward, aten.sigmoid_backward, aten.threshold_backward, aten.gelu_backward, aten.silu_backward),
-        *(aten.elu_backward, aten.leaky_relu_backward, aten.hardtanh_backward, aten.softplus_backward),
-        *(aten._softmax_backward_data, aten._log_softmax_backward_data, aten.addcmul, aten.addcdiv, aten.lerp),
-        *(aten.select_backward, aten.slice_backward, aten.mse_loss_backward, aten.hardswish_backward),
+        *(aten.leaky_relu_backward, aten.softplus_backward, aten.select_backward, aten.slice_backward),
+        *(
+            aten._softmax_backward_data,
+            aten._log_softmax_backward_data,
+            aten.addcmul,
+            aten.lerp,
+            aten.mse_loss_backward,
+        ),
         *(aten.silu, aten.elu, aten.leaky_relu, aten.hardtanh, aten.softplus, aten.gelu, aten.celu),
         *(aten.mish, aten.mish_backward, aten.hardswish, aten.glu),
         *(aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten.glu_backward, aten._log_softmax, aten.roll),
@@ -40,11 +51,15 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     found[aten.addmm.default] = lambda bias, *factors, **scales: _added_product(torch.mm, bias, *factors, **scales)
     found[aten.baddbmm.default] = lambda bias, *factors, **scales: _added_product(torch.bmm, bias, *factors, **scales)
     found[aten.hardsigmoid_backward.default] = _hardsigmoid_backward
-    found[aten.sum.default] = _sum
+    found[aten.hardtanh_backward.default] = pw_cast_for_opmath(_hardtanh_backward)
+    found[aten.hardswish_backward.default] = pw_cast_for_opmath(_hardswish_backward)
+    found[aten.elu_backward.default] = pw_cast_for_opmath(_elu_backward)
+    for reduce, ways in _REDUCTIONS.items():
+        found.update((way, partial(_with_axes, reduce)) for way in ways)
     found[aten.clamp_min.Tensor] = torch.maximum
     found[aten.clamp_max.Tensor] = torch.minimum
     found[aten.clamp.Tensor] = _clamp
-    found[aten.remainder.Tensor] = found[aten.remainder.Scalar] = _remainder
+    found[aten.remainder.Scalar] = _remainder
     found[aten.div.Tensor_mode] = found[aten.div.Scalar_mode] = _divided
     found[aten.select_scatter.default] = _select_scatter
     found[aten.slice_scatter.default] = _slice_scatter
@@ -62,13 +77,35 @@ def _var_mean(
     return spread, mean if keepdim else mean.squeeze(dims)
 
 
-def _sum(x: Tensor, *, dtype: torch.dtype | None = None) -> Any:
-    return _AS_IT_IS if dtype is not None or not x.dim() else x.sum(list(range(x.dim())))
+def _with_axes(
+    reduce: Callable[..., Tensor], x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    """Name the axes of a reduction that takes all of them."""
+    if dtype is not None or (dim is not None and dim != []) or not x.dim():
+        return _AS_IT_IS
+    return reduce(x, list(range(x.dim())), keepdim)
 
 
 def _hardsigmoid_backward(grad: Tensor, x: Tensor) -> Tensor:
     # Torch's own code takes a sixth in single precision, whatever it works in.
     return torch.where((x > -3) & (x < 3), grad * 0.1666666716337204, 0.0)
+
+
+# At what is no number these take the way of torch's own code, not that of the parts that torch would take them into.
+
+
+def _hardtanh_backward(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
+    return torch.where((x > low) & (x < high), grad, 0.0)
+
+
+def _hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
+    return torch.where(x <= -3, 0.0, torch.where(x >= 3, grad, grad * (x / 3 + 0.5)))
+
+
+def _elu_backward(grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor) -> Tensor:
+    below = grad * input_scale
+    below = below * (x + alpha * scale) if is_result else below * (alpha * scale) * torch.exp(x * input_scale)
+    return torch.where(x > 0, grad * scale, below)
 
 
 def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:

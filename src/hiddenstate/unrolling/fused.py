@@ -64,9 +64,7 @@ def _first_states(layer: Layer, task: Task, packing: Packing) -> State:
 
 
 def _call(layer: Layer, x: Any, state: State | None, rows: int) -> tuple[Any, State]:
-    # Without a state the argument is left out: whoever hooks the layer may want to give one.
-    args = (x,) if state is None else (x, layer.to_native(state))
-    out, native = layer.split(layer.module(*args))
+    out, native = layer.call(x, None if state is None else layer.to_native(state))
     return out, layer.to_state(native, batch=rows)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,8 +24,10 @@ from .schedule import Schedule
 _STEPS = 3  # of a trial
 _SCALES = (1.0, 4.0)  # by which the numbers of a trial are larger than the user's own
 _TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 0.03, torch.float32: 1e-3, torch.float64: 1e-8}  # coarsest first
+_EDGES = (math.nan, math.inf, -math.inf, 1e30)  # one number of a row of x, and of a row of the state
 _ALONE = 30  # times the tolerance, by which a single number may be off
-_LOSSES: tuple[Callable[[Tensor], Tensor], ...] = (  # gradients of their own at each place, or one for all
+Loss: TypeAlias = Callable[[Tensor], Tensor]
+_LOSSES: tuple[Loss, ...] = (  # gradients of their own at each place, or one for all
     lambda value: value.float().cos().sum(),
     lambda value: value.sum(),
 )
@@ -39,15 +43,26 @@ class Judge:
         if run.step.ends and mixes(run):
             raise Untraceable("its rows take part in each other's steps, and some end before others")
         with untouched(run.step.layer.module), _as_asked(grad):
-            tried = [(task, loss, self._by_loop(task, loss)) for task, loss in self._tasks(run.task)]
+            tried: list[tuple[Task, Loss | None, list[Tensor | None]]] = [
+                (task, loss, self._by_loop(task, loss)) for task, loss in self._tasks(run.task)
+            ]
             # What overflows may do so a little sooner or later: such a trial says nothing, unless there is no other.
             self._trials = [trial for trial in tried if _finite(trial[2])] or tried[:1]
+            self._edges = [self._leaves(_spoiled(tried[0][0], edge), run.task) for edge in _EDGES]
+            # Torch itself has several slopes at what is no number, by where in memory it lies; but one value.
+            with suppress(Exception):  # where a step fails on it, it says nothing
+                self._trials.append((self._edges[0], None, self._by_loop(self._edges[0], None)))
 
     def check(self, schedule: Schedule) -> None:
         """Refuse a schedule that gives other numbers: no cell is worth a wrong answer."""
         for task, loss, expected in self._trials:
             with _as_asked(self.grad):
                 agree(self._by_schedule(schedule, task, loss), expected, self.tolerance)
+
+    def at_edges(self, schedule: Schedule) -> list[list[Tensor | None]]:
+        """Return what a schedule makes of numbers that are none, or without end, or almost."""
+        with _as_asked(self.grad):
+            return [self._by_schedule(schedule, task, _LOSSES[1]) for task in self._edges]
 
     def paces(self, schedule: Schedule, run: Run) -> tuple[Pace, Pace]:
         """Return how fast the plain loop is on the user's own input, and how fast a schedule is."""
@@ -58,7 +73,7 @@ class Judge:
             ours = [best_of(4, partial(self._by_schedule, schedule, task, _LOSSES[1])) for task in tasks]
         return Pace(several, *loop), Pace(several, *ours)
 
-    def _tasks(self, task: Task) -> Iterator[tuple[Task, Callable[[Tensor], Tensor]]]:
+    def _tasks(self, task: Task) -> Iterator[tuple[Task, Loss]]:
         batch, steps = task.x.shape[:2]
         places = torch.tensor([0, min(1, steps - 1), steps - 1], device=task.x.device)
         dice = torch.Generator().manual_seed(batch * steps)
@@ -87,23 +102,23 @@ class Judge:
                 part.requires_grad_(task.state[name].requires_grad)
         return trial
 
-    def _by_loop(self, task: Task, loss: Callable[[Tensor], Tensor]) -> list[Tensor | None]:
+    def _by_loop(self, task: Task, loss: Loss | None) -> list[Tensor | None]:
         with _same_numbers():
             return self._outcome(task, run_loop(self.step.layer, task), loss)
 
-    def _by_schedule(self, schedule: Schedule, task: Task, loss: Callable[[Tensor], Tensor]) -> list[Tensor | None]:
+    def _by_schedule(self, schedule: Schedule, task: Task, loss: Loss | None) -> list[Tensor | None]:
         with _same_numbers():
             return self._outcome(task, execute(schedule, lay_out(self.step, task)), loss)
 
-    def _outcome(
-        self, task: Task, result: tuple[Tensor, State], loss: Callable[[Tensor], Tensor]
-    ) -> list[Tensor | None]:
+    def _outcome(self, task: Task, result: tuple[Tensor, State], loss: Loss | None) -> list[Tensor | None]:
         out, state = result
         values = [out, *state.values()]
-        wanted = self._wanted(task)
-        roots = [loss(value) for value in values if value.requires_grad]
-        grads = torch.autograd.grad(roots, wanted, allow_unused=True) if roots and wanted else [None] * len(wanted)
-        return [*(value.detach() for value in values), *grads]
+        wanted = self._wanted(task) if loss is not None else []
+        roots = [loss(value) for value in values if loss is not None and value.requires_grad]
+        # From each alone too: what it does not reach has no gradient, rather than one of zeros.
+        together = [roots, *([root] for root in roots if len(roots) > 1)] if wanted else []
+        grads = [torch.autograd.grad(some, wanted, retain_graph=True, allow_unused=True) for some in together if some]
+        return [*(value.detach() for value in values), *(grad for found in grads for grad in found)]
 
     def _wanted(self, task: Task) -> list[Tensor]:
         """Return the tensors whose gradients are compared; a hook on one of them would be called."""
@@ -124,15 +139,22 @@ def mixes(run: Run) -> bool:
         return True
     if batch == 1:
         return False
-    with torch.no_grad(), untouched(layer.module):
-        whole, draws = _seeded(layer, now)
-        for rows in (slice(0, 1), slice(1, None)):
-            # What is no number makes all that it takes part in no number.
-            others = [_parts(_seeded(layer, _without(now, rows))[0], rows)]
-            if not draws:  # else fewer rows are given other numbers
-                others.append(_parts(_seeded(layer, Task(now.x[rows], _rows(now.state, rows)))[0], None))
-            if not all(_near(found, _parts(whole, rows), near) for found in others):
-                return True
+    try:
+        with torch.no_grad(), untouched(layer.module):
+            return _differs(layer, now, near)
+    except Exception:  # a step that fails for other rows, as statistics of batches do for one, does not let them be
+        return True
+
+
+def _differs(layer: Layer, now: Task, near: float) -> bool:
+    whole, draws = _seeded(layer, now)
+    for rows in (slice(0, 1), slice(1, None)):
+        # What is no number makes all that it takes part in no number.
+        others = [_parts(_seeded(layer, _without(now, rows))[0], rows)]
+        if not draws:  # else fewer rows are given other numbers
+            others.append(_parts(_seeded(layer, Task(now.x[rows], _rows(now.state, rows)))[0], None))
+        if not all(_near(found, _parts(whole, rows), near) for found in others):
+            return True
     return False
 
 
@@ -206,13 +228,26 @@ def _same(one: Tensor, other: Tensor, tolerance: float, size: float) -> bool:
         return torch.equal(one, other)
     # NaN and infinity may be right; they have to be in the same places.
     finite = torch.isfinite(other)
-    if not torch.equal(one[~finite].nan_to_num(0, 1, -1), other[~finite].nan_to_num(0, 1, -1)):
+    if not bool((finite | (one == other) | (one.isnan() & other.isnan())).all()):
         return False
     left, right = one[finite].double(), other[finite].double()
     away = (left - right).abs()
     if not bool(away.norm() <= tolerance * (right.norm() + 0.01 * size * finite.sum().sqrt() + 1e-6)):
         return False
     return bool((away <= _ALONE * tolerance * (right.abs() + _typical(other) + 0.01 * size + 1e-6)).all())
+
+
+def _spoiled(task: Task, edge: float) -> Task:
+    """Return a task with a number put into the second step of its first row, and into the state of its last."""
+    assert task.state is not None
+    x, state = task.x.detach().clone(), task.state.detach().clone()
+    if x.is_floating_point():
+        x[0, min(1, x.shape[1] - 1)].view(-1)[:1] = min(edge, torch.finfo(x.dtype).max)
+    for name, part in state.items():
+        if part.is_floating_point():
+            last = part.select(state.batch_axis[name], -1)
+            last[(0,) * last.dim()] = min(edge, torch.finfo(part.dtype).max)
+    return replace(task, x=x, state=state)
 
 
 def _finite(results: Sequence[Tensor | None]) -> bool:

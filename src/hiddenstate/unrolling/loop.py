@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..cells import Cell, Layer
-from ..errors import NotRecurrent, StateMismatch
+from ..errors import BadInput, HiddenStateError, NotRecurrent, StateMismatch
 from ..state import State
 from .checks import Task
 from .observing import placed
@@ -29,7 +29,7 @@ class NamedCell:
 
     def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Call the cell, and tell its output from its state."""
-        out, native = self.layer.split(self.layer.module(x, self.layer.to_native(state)))
+        out, native = self.layer.call(x, self.layer.to_native(state))
         after = self.layer.to_state(native, batch=x.shape[0])
         return rows_first(self.layer, out, after, x.shape[0]), after
 
@@ -40,6 +40,7 @@ def run_loop(layer: Layer, task: Task) -> tuple[Tensor, State]:
         return run_steps(NamedCell(layer), task)
     except (RuntimeError, ValueError, TypeError) as error:
         explain_mismatch(layer, task, error)
+        explain_width(layer, task, error)
         raise
 
 
@@ -133,3 +134,15 @@ def explain_mismatch(layer: Layer, task: Task, error: Exception) -> None:
                 f"{type(layer.module).__name__} starts from {tuple(own.shape)} {own.dtype} on {own.device}, "
                 f"and failed with the given one: {error}"
             ) from error
+
+
+def explain_width(layer: Layer, task: Task, error: Exception) -> None:
+    """Raise a BadInput where the input has another width than the cell says, and that is why a step failed."""
+    wanted, width = layer.spec.input_size, task.x.shape[-1]
+    if wanted is None or width == wanted or not task.x.is_floating_point() or isinstance(error, HiddenStateError):
+        return
+    turned = " Axis 1 has that many: it may be time, x.transpose(1, 2)." if task.x.shape[1] == wanted else ""
+    raise BadInput(
+        f"x is {tuple(task.x.shape)}, (batch, time, feature), so each step has {width} features, but "
+        f"{type(layer.module).__name__} takes {wanted}, and failed with it: {error}.{turned}"
+    ) from error

@@ -23,14 +23,21 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..errors import Untraceable
-from .reasons import NOT_USERS, blame
+from .reasons import NOT_USERS, blame, line_in
 from .step_graph import Reading, StepGraph, with_numbers
 from .twins import heard, members, twin
 from .unguarded import Unguarded, functions_of, misnamed
 
 TRIED = ("2.11", "2.13")  # versions of torch whose guards were tried on all the changes that the tests know
 _AGAIN = 3  # times that a cell is read before it is said to change while that is done
-_ASKED = {"requires_grad", "grad_fn", "is_leaf", "data_ptr", "_version"}  # of tensors: not the same at every step
+_ASKED = {  # what Python code may ask for -> why a trace has no answer
+    **dict.fromkeys(
+        ("requires_grad", "grad_fn", "is_leaf", "_version", "data_ptr", "storage_offset"),
+        "of a tensor, which changes from step to step",
+    ),
+    **dict.fromkeys(("is_compiling", "is_dynamo_compiling"), "which is answered otherwise while it is read"),
+    "addcdiv": "which torch's tracer computes in another order",
+}
 _SHAPED = {
     *("view", "reshape", "expand", "repeat", "unflatten", "zeros", "ones", "empty", "randn", "rand"),
     *("new_zeros", "new_ones", "new_empty", "broadcast_to", "Size"),
@@ -55,6 +62,7 @@ class _ReadingNow(threading.local):
     given: Sequence[Any] = ()
     names: dict[str, Any] = {}  # noqa: RUF012  # by which guards know what they look at
     outputs: list[Any] | None = None  # what the graph is to return, where the call shall go on
+    described: Any = None  # what torch's tracer knows tensors by
 
 
 _place = _ReadingNow()
@@ -81,14 +89,16 @@ class StepReader:
             try:
                 return self._read(body, x, native, parts, kinds=list(map(type, inside)))
             finally:
-                _place.names, _place.given, _place.graph = {}, (), None
+                if _place.described is not None:  # torch keeps it, and what is known weakly cannot be swapped
+                    _place.described.clear()
+                _place.names, _place.given, _place.graph, _place.described = {}, (), None, None
 
     def _read(self, body: nn.Module, x: Tensor, native: Any, parts: Sequence[Tensor], *, kinds: list[type]) -> Reading:
         for _ in range(_AGAIN):
             graph = self._find(body, x, native)
             if not graph.known:
                 graph.learn(_place.given, [x, *parts])
-                graph.misnamed, graph.kinds = graph.unguarded.settle(), kinds
+                graph.misnamed, graph.kinds = graph.unguarded.settle(_place.names), kinds
             if graph.unguarded.unsure:
                 raise Untraceable(graph.unguarded.unsure)
             new = [names for names in graph.misnamed if not any(names is known for known in self._nameless)]
@@ -148,6 +158,9 @@ class StepReader:
         call, scope = self._step(body)
         _place.names = {"L": {"module": body, "x": x, "state": native}, "G": scope}
         hidden = [(names, names.pop("__name__")) for names in self._nameless if "__name__" in names]
+        # Torch leaves out what functions of Python's own library read, and of all modules that have such a name.
+        tracer: Any = torch._dynamo.symbolic_convert
+        tracer.is_stdlib, told = _never, tracer.is_stdlib
         try:
             if (kind in self._seen or kind is None) and not self._more:
                 return call(body, x, native)
@@ -155,6 +168,7 @@ class StepReader:
                 warnings.simplefilter("ignore")  # of what tracing itself does, which is none of the user's business
                 return call(body, x, native)
         finally:
+            tracer.is_stdlib = told
             for names, name in hidden:
                 names["__name__"] = name
 
@@ -168,6 +182,7 @@ class StepReader:
     def _compile(self, dynamic: bool) -> tuple[Callable[..., Any], dict[str, Any]]:
         import torch._dynamo
 
+        torch._dynamo.symbolic_convert._import_module.cache_clear()  # a module may be another by now
         # Code of its own for each cell, since torch counts how often one piece of code was compiled.
         scope: dict[str, Any] = {"__builtins__": builtins, "__name__": "step"}
         own = types.FunctionType(_step_of.__code__.replace(co_name="step"), scope, "step")
@@ -184,13 +199,16 @@ class StepReader:
 
         _refuse_writes()
         _refuse_random(call)
+        _refuse_effects(call)
         codes = frozenset(get_traced_code() or ())
         _refuse_questions(codes)
         given = [node for node in call.graph.nodes if node.op == "placeholder"]
         numbers = [place for place, node in enumerate(given) if _is_number(node)]
-        sizes = [place for place, node in enumerate(given) if _is_size(node)]
+        sizes = [place for place, node in enumerate(given) if _is_own_size(node)]
         graph = StepGraph(_copied(call), numbers, sizes, unguarded=Unguarded(codes))
         graph.counts = _counts(call)
+        for fake in {node.meta["example_value"].fake_mode for node in given if _is_fake(node)}:
+            _place.described = fake.fake_tensor_converter.meta_converter.describer.lookup_tensor
         _place.graph, self.made = graph, self.made + 1
 
         def stop(*given: Any) -> Any:
@@ -212,6 +230,10 @@ class StepReader:
 
 def _step_of(module, x, state):  # type: ignore[no-untyped-def]  # read by torch, which annotations would only hold up
     return module(x, state)
+
+
+def _never(_: Any) -> bool:
+    return False
 
 
 def _sizes_apart() -> Any:
@@ -237,6 +259,24 @@ def _is_number(node: fx.Node) -> bool:
 
 def _is_size(node: fx.Node) -> bool:
     return type(getattr(node.meta.get("grapharg"), "source", None)).__name__ == "TensorPropertySource"
+
+
+def _is_own_size(node: fx.Node) -> bool:
+    """Say whether a number is a size of the input or the state, whose shapes are known anyway."""
+    source: Any = getattr(node.meta.get("grapharg"), "source", None)
+    if not _is_size(node):
+        return False
+    kind = source.prop.name
+    while hasattr(source, "base"):
+        source = source.base
+    own = getattr(source, "local_name", "") in ("x", "state")
+    if own and kind != "SIZE" and node.users:
+        raise Untraceable("it computes with how its input or state lies in memory, which changes from step to step")
+    return own
+
+
+def _is_fake(node: fx.Node) -> bool:
+    return hasattr(node.meta.get("example_value"), "fake_mode")
 
 
 def _counts(call: fx.GraphModule) -> bool:
@@ -313,11 +353,27 @@ def _refuse_random(call: fx.GraphModule) -> None:
             raise Untraceable("it draws random numbers from Python or numpy, which a trace would freeze")
 
 
+def _refuse_effects(call: fx.GraphModule) -> None:
+    """Refuse a step that does what no value depends on, as to stop where values are wrong: it would be lost."""
+    grad = torch.is_grad_enabled()
+    for inner in call.modules():
+        for node in inner.graph.nodes if isinstance(inner, fx.GraphModule) else ():
+            name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+            if node.op.startswith("call_") and ("assert" in name or name.startswith("_check")):
+                raise Untraceable("it checks values at every step, as assert does", line_in(node))
+            if node.op.startswith("call_") and name == "register_hook":
+                raise Untraceable("it puts a hook on a tensor at every step", line_in(node))
+            if name == "_set_grad_enabled":
+                grad = bool(node.args[0])
+    if grad != torch.is_grad_enabled():
+        raise Untraceable("it leaves gradients switched on or off")
+
+
 def _refuse_questions(codes: Iterable[types.CodeType]) -> None:
     for code in codes:
-        asked = _ASKED.intersection(code.co_names)
+        asked = _ASKED.keys() & code.co_names
         if asked and not code.co_filename.startswith(NOT_USERS):
-            raise Untraceable(f"its Python code asks for {min(asked)!r} of a tensor, which changes from step to step")
+            raise Untraceable(f"its Python code asks for {min(asked)!r} {_ASKED[min(asked)]}")
 
 
 @contextmanager

@@ -53,6 +53,8 @@ class Step:
         # As in all steps but the first, whose state may come from nowhere.
         own[1:] = [part.requires_grad_() if _differentiable(part, grad) else part for part in own[1:]]
         native = self.layer.to_native(State(dict(zip(self.axes, own[1:], strict=True)), self.axes))
+        if not self.layer.takes_state_second(own[0], native):
+            raise Untraceable("its state is not its second argument, and only `cell(x, state)` is read")
         self._reader, self._seen = reader, (own[0], native)
         self.reading = reader.read(self.layer.module, own[0], native, _tensors(native))
 

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..errors import Untraceable
 from .decompositions import decompositions
 from .draws import Draw, is_random, take_out
-from .reading import TRACING
+from .reading import TRACING, unlogged
 from .reasons import blame, line_in
 from .rewriting import rewrite, write_anew
 from .step import Step, StepArguments
@@ -46,9 +46,9 @@ class Trace:
 
 def trace(step: Step, arguments: StepArguments, *, grad: bool) -> Trace:
     """Trace a step, with its vjp where `grad`, or say why it cannot be traced."""
-    step.try_out()
     try:
-        with warnings.catch_warnings():
+        step.try_out()
+        with warnings.catch_warnings(), unlogged():
             warnings.simplefilter("ignore")  # of what tracing itself does, which is none of the user's business
             return _make_graph(step, arguments, grad)
     except Untraceable:

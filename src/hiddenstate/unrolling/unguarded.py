@@ -10,16 +10,30 @@ from functools import cached_property
 from itertools import chain
 from math import copysign
 from operator import eq, is_
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType, NoneType
+from types import (
+    CellType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    NoneType,
+)
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor, nn
 
 _HEAP = 1 << 9  # the flag of a class that was made by Python code, and so can be written to
 _ASKS_FOR_KINDS = {"isinstance", "issubclass"}
 _IN_MODULES = ("_parameters", "_buffers", "_modules")
-_WITHOUT_NAMES = {dict, OrderedDict, list, tuple, set, frozenset, deque, int, float, bool, str, NoneType}
+_WITHOUT_NAMES = {list, tuple, set, frozenset, deque, int, float, bool, str, NoneType}
+_ALIAS = "__import_"  # by which torch's tracer keeps modules among the globals
+_OF_THE_PROCESS: list[Any] = [sys.getrecursionlimit]  # functions that are called once, while a step is traced
+if torch.distributed.is_available():
+    _OF_THE_PROCESS += [getattr(torch.distributed, name) for name in ("is_initialized", "get_rank", "get_world_size")]
 _NOWHERE = object()
 _DEEPEST = 4  # levels of containers that are looked into
 
@@ -42,6 +56,7 @@ class Unguarded:
         self._asked = frozenset(name for code in codes for name in names_in(code))
         kinds = bool(_ASKS_FOR_KINDS & self._asked)
         self._registered = get_cache_token() if kinds else None
+        self._imported: dict[str, ModuleType] = {}  # name -> the module that it led to
         self._kept: list[Any] = []
         self._refs: list[ref[Any]] = []
         self._gone = False
@@ -58,14 +73,21 @@ class Unguarded:
             self._hold(value.__func__ if isinstance(value, MethodType) else value)
         if isinstance(value, float) and value == 0 and copysign(1, value) < 0:
             self.unsure = "it reads -0.0, of which torch's tracer may lose the sign"
+        if any(value is known for known in _OF_THE_PROCESS):
+            self.unsure = "it asks for what is set for the whole process, such as the rank"
         look, names = _look(value), _names(value, self._asked)
         if look is not None:
             self._looks[name] = look
         if names is not None:  # of an attribute that was not there nothing is guarded
             self._names[name] = tuple(map(frozenset, names))
 
-    def settle(self) -> list[dict[str, Any]]:
+    def settle(self, scope: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Forget what was made for the trace alone; return globals that torch may have looked for elsewhere."""
+        aliases = {name: value for name, value in scope["G"].items() if name.startswith(_ALIAS)}
+        known = [(name, module, _ALIAS + name.replace(".", "_dot_")) for name, module in list(sys.modules.items())]
+        self._imported = {name: module for name, module, alias in known if aliases.get(alias) is module}
+        if {alias for _, module, alias in known if aliases.get(alias) is module} != aliases.keys():
+            self.unsure = "it reads a module that is not to be found by its name"
         self._refs = [each for each in self._refs if each() is not None]
         self._gone = False
         found = [definition for content in self._classes.values() for definition in content.functions]
@@ -78,6 +100,8 @@ class Unguarded:
         if not all(function.same() for function in self._functions):
             return False
         if self._registered is not None and self._registered != get_cache_token():
+            return False
+        if not all(sys.modules.get(name) is module for name, module in self._imported.items()):
             return False
         if self._places is None:
             self._places = _together(self._looks), _together(self._names)
@@ -249,17 +273,36 @@ def _content(value: Any, depth: int = 0) -> Any:
     return (type(value), repr(value) if isinstance(value, bool | int | float | complex | str) else id(value))
 
 
-def _names(value: Any, asked: frozenset[str]) -> tuple[Iterable[str], ...] | None:
-    """Return the names of what an object holds itself, where others may come to stand before what its class holds."""
-    if isinstance(value, ModuleType):  # of which there are many, and ever more in some
-        return None if _is_torchs(value.__name__) else (asked & vars(value).keys(),)
+def _names(value: Any, asked: frozenset[str]) -> tuple[Iterable[Any], ...] | None:
+    """Return the keys and attributes that an object holds itself: of what is not there nothing is guarded."""
+    scope = vars(value) if isinstance(value, ModuleType) else value
+    if (isinstance(scope, dict) and "__builtins__" in scope) or isinstance(value, ModuleType):
+        # Of names in modules there are many, and ever more in some.
+        return None if _is_torchs(scope.get("__name__", "")) else (asked & scope.keys(),)
     if isinstance(value, type | Tensor) or type(value) in _WITHOUT_NAMES:
         return None
     own = getattr(value, "__dict__", None)
-    if not isinstance(own, dict):
-        return None
-    inside = (own.get(name) for name in _IN_MODULES) if isinstance(value, nn.Module) else ()
-    return (own.keys(), *(names.keys() for names in inside if isinstance(names, dict)))
+    held: list[Mapping[Any, Any]] = [own] if isinstance(own, dict) else []
+    if isinstance(value, dict | MappingProxyType):
+        held.append(value)
+    if isinstance(value, nn.Module):
+        held += [names for names in map(held[0].get, _IN_MODULES) if isinstance(names, dict)]
+    return (*(dict.keys(each) if isinstance(each, dict) else each.keys() for each in held), _slots(value))
+
+
+def _slots(value: Any) -> frozenset[str]:
+    """Return the slots of an object that are filled."""
+    made = [base for base in type(value).__mro__ if base.__flags__ & _HEAP and "__slots__" in vars(base)]
+    slots = [slot for base in made for slot in vars(base).values() if isinstance(slot, MemberDescriptorType)]
+    return frozenset(f"{slot.__objclass__.__name__}.{slot.__name__}" for slot in slots if _filled(slot, value))
+
+
+def _filled(slot: MemberDescriptorType, value: Any) -> bool:
+    try:
+        slot.__get__(value)
+    except AttributeError:
+        return False
+    return True
 
 
 def _together(names: Iterable[str]) -> CodeType:
@@ -273,6 +316,8 @@ def _has_names(value: Any, names: tuple[frozenset[str], ...], asked: frozenset[s
 
 def _look(value: Any) -> str | None:
     """Return how a value looks that may equal others of another look: zeros have signs, ordered dicts an order."""
+    if isinstance(value, dict | set | frozenset) and not all(type(key) is str for key in value):
+        return repr(list(value))  # 1 equals True
     if isinstance(value, OrderedDict) and len(value) > 1:
         return repr(list(value))
     return repr(value) if _has_zero(value) else None

@@ -27,6 +27,7 @@ _ROUNDS = 9
 _T = 2.306  # of Student's distribution: 95 % of a mean over nine rounds lies within so many standard errors
 _LONG = 0.5  # seconds of a call from which on fewer rounds have to do
 _FEW, _T_FEW = 4, 3.182
+_AGAIN = (50, 500)  # calls after which a comparison that left it open is made once more
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,11 @@ class Verdict:
     low: float = math.nan  # the ends of its 95 % confidence interval
     high: float = math.nan
 
+    @property
+    def sure(self) -> bool:
+        """Whether one of the two is faster beyond doubt."""
+        return self.high < 1 or self.low > 1
+
     def __str__(self) -> str:
         """Return a few words."""
         if self.because:
@@ -91,23 +97,41 @@ class Verdicts:
         """Read what earlier processes have found; without a path, or where none can be used, memory alone is used."""
         self._path, self._lock = path, threading.Lock()
         self._known: dict[str, Verdict] = self._read()
+        self._asked: dict[str, int] = {}  # how often for a verdict that is not sure
 
     @classmethod
     def shared(cls) -> Verdicts:
         """Return the one of this process."""
         if cls._shared is None:
-            cls._shared = cls(cache_folder() / "verdicts.json")
+            try:
+                cls._shared = cls(cache_folder() / "verdicts.json")
+            except RuntimeError:  # there is no home
+                cls._shared = cls(None)
         return cls._shared
 
     def get(self, setting: Setting) -> Verdict | None:
         """Return what is known of a setting."""
         return self._known.get(_key(setting))
 
+    def due(self, setting: Setting) -> bool:
+        """Say whether a call is to be measured: the first, and of those that left it open some later ones.
+
+        A machine that was busy with other things at the first call would otherwise keep torch's kernel for good.
+        """
+        key = _key(setting)
+        known = self._known.get(key)
+        if known is None:
+            return True
+        if known.sure or known.because:
+            return False
+        self._asked[key] = self._asked.get(key, 0) + 1
+        return self._asked[key] in _AGAIN
+
     def put(self, setting: Setting, verdict: Verdict) -> Verdict:
         """Keep a verdict, also on disk where that can be done, and return it."""
         with self._lock:
             self._known[_key(setting)] = verdict
-            if self._path is not None and not verdict.because:  # a reason may be gone tomorrow
+            if self._path is not None and verdict.sure:  # a reason, or a busy machine, may be gone tomorrow
                 with suppress(OSError):  # a full or read-only disk: the next process measures again
                     self._write({**self._read(), **self._known})
         return verdict
@@ -125,7 +149,7 @@ class Verdicts:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Under another name first: no process ever reads half a file.
         handle, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=".verdicts.")
-        kept = {key: asdict(verdict) for key, verdict in known.items() if not verdict.because}
+        kept = {key: asdict(verdict) for key, verdict in known.items() if verdict.sure}
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 json.dump(kept, file)

@@ -94,3 +94,22 @@ def test_a_loop_over_time_that_averages_rows_claims_nothing_kept():
     for shape in ((3, 7, 4), (4, 4, 4), (4, 7, 4)):
         found = find(Running(), (torch.randn(shape),))
         assert [each for each in found.recurrences if each.kind == "attribute"] == [], found.explain()
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("units", [4, 5])
+def test_a_layer_whose_kernels_round_otherwise_without_gradients_keeps_rows_apart(layers, units):
+    class Kept(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.h = nn.LSTM(4, units, layers, batch_first=True), None
+
+        def forward(self, x):
+            out, (h, _) = self.rnn(x, None if self.h is None else (self.h, self.h))
+            self.h = h.detach()
+            return out
+
+    model = Kept()
+    found = find(model, (torch.randn(3, 6, 4),), known=[model.rnn])
+    parts = [(part.name, part.batch_axis) for each in found.recurrences for part in each.parts]
+    assert parts == [("h", 1)], found.explain()

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.diagnosis.patients.asked import ASKED
 from tests.diagnosis.patients.healthy import Case
-from tests.diagnosis.patients.misjudged import PAIRS
+from tests.diagnosis.patients.noticed import PAIRS
 from tests.diagnosis.patients.sick import SICK
 
 Row = tuple[str, tuple[tuple[str, str], ...] | str]
@@ -53,6 +53,17 @@ FOLLOWED: dict[str, tuple[Row, ...]] = {
         ),
         ("last column after unpacking", (("out[:, -1]", "out[torch.arange(len(out)), lengths - 1]"),)),
         ("lengths taken and not used", (("self.lstm(x)", f"self.lstm({_PACK})"),)),
+        (
+            "layernorm conv ok attention pad",
+            (
+                (
+                    "self.a(o)",
+                    "self.a(o).masked_fill(torch.arange(o.size(1))[None, :, None] >= L[:, None, None], -1e9)",
+                ),
+                ("def forward(self, x):", "def forward(self, x, L):"),
+                ("return M(), (x,)", "return M(), (x, L)"),
+            ),
+        ),
     ),
     "HS107": (
         (
@@ -95,6 +106,18 @@ FOLLOWED: dict[str, tuple[Row, ...]] = {
         ("sorted by length and never put back", (("h[-1]", "h[-1][order.argsort()]"),)),
         ("sorted twice instead of put back", (("out[order]", "out[order.argsort()]"),)),
         ("unsort only out", (("h[-1]", "h[-1][ix.argsort()]"),)),
+    ),
+    "HS111": (
+        (
+            "packed as if rows were sorted",
+            (("pack_padded_sequence(x, lengths, batch_first=True)", _PACK),),
+        ),
+    ),
+    "HS112": (
+        (
+            "targets fed by chance in any mode",
+            (("forced = np.random", "forced = self.training and np.random"),),
+        ),
     ),
     "HS202": (
         ("random initial state", (("torch.randn(1, x.size(0), H)", "torch.zeros(1, x.size(0), H)"),)),
@@ -142,6 +165,12 @@ FOLLOWED: dict[str, tuple[Row, ...]] = {
         ("input normalized in place", (("x -= 0.5", "x = x - 0.5"), ("x /= 2", "x = x / 2"))),
         ("zero mask state", (("hidden[:, done] = 0", "hidden = hidden.clone()\n            hidden[:, done] = 0"),)),
     ),
+    "HS209": (
+        (
+            "trained without the state that it is used with",
+            (("self.lstm(x) if self.training else self.lstm(x, state)", "self.lstm(x, state)"),),
+        ),
+    ),
     "HS302": (
         ("output gate never used", (("h = torch.tanh(c)", "h = o.sigmoid() * torch.tanh(c)"),)),
         ("reset gate computed and dropped", (("self.n(torch.cat([x, h], 1))", "self.n(torch.cat([x, r * h], 1))"),)),
@@ -150,6 +179,7 @@ FOLLOWED: dict[str, tuple[Row, ...]] = {
     "HS303": (
         ("one weight for two gates", (("f = torch.sigmoid(self.wi(xh))", "f = torch.sigmoid(self.wf(xh))"),)),
         ("same gate", (("r = torch.sigmoid(self.z(xh))", "r = torch.sigmoid(self.r(xh))"),)),
+        ("layer initialized with a constant", RUN),
         ("constant init", (("nn.init.constant_(p, 0.1)", "nn.init.uniform_(p, -0.3, 0.3)"),)),
     ),
     "HS304": (
@@ -157,10 +187,15 @@ FOLLOWED: dict[str, tuple[Row, ...]] = {
         ("tanh forgotten on the cell state", (("h = torch.sigmoid(o) * c", "h = torch.sigmoid(o) * torch.tanh(c)"),)),
         ("update gate raw", (("z = self.z(xh)", "z = torch.sigmoid(self.z(xh))"),)),
         ("gru plus", (("h + z * n", "(1 - z) * h + z * n"),)),
+        ("one plus the gate", (("(1 + z) * h", "(1 - z) * h"),)),
     ),
     "HS305": (
         ("dropout on one layer", (("M(dropout=0.3)", "M(dropout=0.3, num_layers=2)"),)),
         ("dropout gru", (("dropout=0.2", "num_layers=2, dropout=0.2"),)),
+    ),
+    "HS306": (
+        ("one layer three times in a list", RUN),
+        ("shallow copies of a cell", RUN),
     ),
     "HS401": (
         ("nan in the data", (("return M(), (x,), {}", "return M(), (torch.nan_to_num(x),), {}"),)),
@@ -171,13 +206,26 @@ FOLLOWED: dict[str, tuple[Row, ...]] = {
         ("inputs never scaled", (("floats() * 300 + 1000", "(floats() * 300 + 1000 - 1000) / 300"),)),
         ("unscaled inputs of an lstm", (("floats() * 500", "floats()"),)),
         ("raw prices", (("torch.randn(6, 10, 3) * 50 + 4000", "(torch.randn(6, 10, 3) * 50 + 4000 - 4000) / 50"),)),
+        ("loop with weights too large", RUN),
+        ("weights huge", RUN),
         ("weights huge", (("for p in m.g.parameters():\n            p.mul_(50)", "m.g.reset_parameters()"),)),
     ),
     "HS403": (
         ("weights of zero", RUN),
         ("relu pushed below zero", RUN),
         ("dead relu", RUN),
+        ("update gate that lets nothing in", RUN),
     ),
+    "HS404": (
+        (
+            "positions fed in place of the input",
+            (
+                ("self.emb(torch.arange(x.size(1)).expand(len(x), -1))", "x"),
+                ("self.emb, self.gru = nn.Embedding(50, 6), nn.GRU(6, H", "self.gru = nn.GRU(F_IN, H"),
+            ),
+        ),
+    ),
+    "HS406": (("state rounded at every step", (("h.half().float(), c.half().float()", "h, c"),)),),
     "HS501": (
         ("weights too small for a long sequence", RUN),
         ("vanish rnn", RUN),

@@ -39,7 +39,7 @@ class Classifier(nn.Module):
 
     def __init__(self, layers: int = 1, bidirectional: bool = False, kind: type[nn.RNNBase] = nn.LSTM) -> None:
         super().__init__()
-        self.rnn = kind(F_IN, H, num_layers=layers, batch_first=True, bidirectional=bidirectional)
+        self.rnn = kind(F_IN, H, num_layers=layers, batch_first=True, bidirectional=bidirectional)  # type: ignore[call-arg]
         self.fc = nn.Linear(H * (2 if bidirectional else 1), 4)
 
     def forward(self, x):
@@ -982,3 +982,214 @@ def ragged_loss_that_ignores_padding():
     y = torch.randint(4, (B, T)).masked_fill(pad, -100)
     loss = lambda o, t: F.cross_entropy(o.transpose(1, 2), t)  # noqa: E731
     return M(), (x,), {"lengths": lengths, "targets": y, "loss": loss}
+
+
+@healthy
+def weights_normed_and_biases_of_zero() -> Case:
+    model = Classifier()
+    for layer in model.modules():
+        if isinstance(layer, nn.LSTM):
+            for name in ("weight_ih_l0", "weight_hh_l0"):
+                nn.utils.parametrizations.weight_norm(layer, name)
+            for name in ("bias_ih_l0", "bias_hh_l0"):
+                nn.init.zeros_(getattr(layer, name))
+    return model, (floats(),), {}
+
+
+# What the rules about masks, modes, shared weights and precision must leave alone
+
+
+@healthy
+def language_model_that_needs_no_mask():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.gru, self.head = nn.Embedding(V, H), nn.GRU(H, H, batch_first=True), nn.Linear(H, V)
+
+        def forward(self, input_ids, attention_mask=None):
+            return self.head(self.gru(self.embed(input_ids))[0])  # what lies behind a step does not reach it
+
+    mask = (torch.arange(T) < torch.tensor([[T], [5], [3], [7], [6]])).long()
+    return M(), (), {"input_ids": tokens() * mask, "attention_mask": mask}
+
+
+@healthy
+def mask_with_padding_on_the_left():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.gru, self.head = nn.Embedding(V, H), nn.GRU(H, H, batch_first=True), nn.Linear(H, 3)
+
+        def forward(self, input_ids, attention_mask):
+            out, _ = self.gru(self.embed(input_ids) * attention_mask.unsqueeze(-1))
+            return self.head(out[:, -1])
+
+    mask = (torch.arange(T).flip(0) < torch.tensor([[T], [5], [3], [7], [6]])).long()
+    return M(), (tokens() * mask, mask), {}
+
+
+@healthy
+def agent_whose_masks_keep_its_state():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru, self.pi = nn.GRUCell(F_IN, H), nn.Linear(H, 2)
+
+        def forward(self, obs, rnn_hxs, masks):
+            outs = []
+            for t in range(obs.size(1)):
+                rnn_hxs = self.gru(obs[:, t], rnn_hxs * masks[:, t : t + 1])
+                outs.append(self.pi(rnn_hxs))
+            return torch.stack(outs, 1), rnn_hxs
+
+    masks = torch.ones(B, T)
+    masks[1, 6:] = masks[3, -1] = 0  # looks like padding
+    return M(), (floats(), torch.zeros(B, H), masks), {}
+
+
+@healthy
+def values_that_were_not_observed():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.head = nn.GRUCell(F_IN + 1, H), nn.Linear(H, 2)
+
+        def forward(self, x, mask):
+            h, last = x.new_zeros(len(x), H), torch.zeros_like(x[:, 0])
+            for t in range(x.size(1)):
+                last = torch.where(mask[:, t : t + 1] > 0, x[:, t], last)
+                h = self.cell(torch.cat([last, mask[:, t : t + 1]], 1), h)
+            return self.head(h)
+
+    return M(), (floats(), (torch.rand(B, T) < 0.6).float()), {}
+
+
+@healthy
+def noise_on_the_first_state_in_training():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru, self.head = nn.GRU(F_IN, H, batch_first=True), nn.Linear(H, 2)
+
+        def forward(self, x):
+            h = x.new_zeros(1, len(x), H)
+            h = h + 0.1 * torch.randn_like(h) if self.training else h
+            return self.head(self.gru(x, h)[0])
+
+    return M(), (floats(),), {}
+
+
+@healthy
+def state_that_is_dropped_now_and_then_in_training():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru, self.head = nn.GRU(F_IN, H, batch_first=True), nn.Linear(H, 2)
+
+        def forward(self, x, h):
+            keep = (torch.rand(1, len(x), 1) > 0.5).float() if self.training else 1.0
+            out, h = self.gru(x, h * keep)
+            return self.head(out), h
+
+    return M(), (floats(), torch.randn(1, B, H)), {}
+
+
+@healthy
+def beginning_given_and_the_rest_made():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.cell, self.head = nn.Embedding(V, H), nn.GRUCell(H, H), nn.Linear(H, V)
+
+        def forward(self, prompt):
+            h, outs = torch.zeros(len(prompt), H), []
+            for t in range(2 * prompt.size(1)):
+                token = prompt[:, t] if t < prompt.size(1) else outs[-1].argmax(1)
+                h = self.cell(self.embed(token), h)
+                outs.append(self.head(h))
+            return torch.stack(outs, 1)
+
+    return M(), (tokens(),), {}
+
+
+@healthy
+def one_layer_called_three_times_and_by_two_names():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru, self.head = nn.GRU(H, H, batch_first=True), nn.Linear(2 * H, 2)
+            self.left = self.right = self.gru
+
+        def forward(self, a, b):
+            for _ in range(3):
+                a, b = a + self.left(a)[0], b + self.right(b)[0]
+            return self.head(torch.cat([a, b], -1))
+
+    return M(), (floats(B, T, H), floats(B, T, H)), {}
+
+
+@healthy
+def activation_that_stands_in_a_list_several_times():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            act = nn.Tanh()
+            self.gru, self.head = (
+                nn.GRU(F_IN, H, batch_first=True),
+                nn.Sequential(nn.Linear(H, H), act, nn.Linear(H, H), act, nn.Linear(H, 2)),
+            )
+
+        def forward(self, x):
+            return self.head(self.gru(x)[0])
+
+    return M(), (floats(),), {}
+
+
+@healthy
+def all_of_it_in_bfloat16():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.head = nn.GRUCell(F_IN, H), nn.Linear(H, 2)
+
+        def forward(self, x):
+            h = x.new_zeros(len(x), H)
+            for x_t in x.unbind(1):
+                h = self.cell(x_t, h)
+            return self.head(h)
+
+    return M().bfloat16(), (floats().bfloat16(),), {}
+
+
+@healthy
+def outputs_stored_in_half():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.head = nn.GRUCell(F_IN, H), nn.Linear(H, 2)
+
+        def forward(self, x):
+            h, outs = x.new_zeros(len(x), H), []
+            for x_t in x.unbind(1):
+                h = self.cell(x_t, h)
+                outs.append(h.half())
+            return self.head(torch.stack(outs, 1).float())
+
+    return M(), (floats(),), {}
+
+
+@healthy
+def computed_under_autocast():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inp, self.rec, self.head = nn.Linear(F_IN, H), nn.Linear(H, H), nn.Linear(H, 2)
+
+        def forward(self, x):
+            h = x.new_zeros(len(x), H)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                for x_t in x.unbind(1):
+                    h = torch.tanh(self.inp(x_t) + self.rec(h))
+            return self.head(h.float())
+
+    return M(), (floats(),), {}

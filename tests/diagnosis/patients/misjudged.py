@@ -691,7 +691,7 @@ def kept_graph(kind: type[nn.RNNBase], sick: bool) -> Case:
     class M(nn.Module):
         def __init__(self):
             super().__init__()
-            self.rnn, self.head, self.state = kind(3, 8, batch_first=True), nn.Linear(8, 2), None
+            self.rnn, self.head, self.state = kind(3, 8, batch_first=True), nn.Linear(8, 2), None  # type: ignore[call-arg]
 
         def reset_state(self):
             self.state = None

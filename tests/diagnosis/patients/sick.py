@@ -1335,3 +1335,165 @@ def cell_that_returns_the_state_it_was_given():
             return torch.stack(outs, 1)
 
     return M(), (floats(),), {}
+
+
+# Orders, modes, shared weights, precision
+
+
+@sick("HS111")
+def packed_as_if_rows_were_sorted():
+    class M(Model):
+        def forward(self, x, lengths):
+            packed = pack_padded_sequence(x, lengths, batch_first=True)
+            _, (h, _) = self.lstm(packed)
+            return self.fc(h[-1])
+
+    return M(), (floats(), torch.tensor([4, 9, 6, 2, 7])), {}
+
+
+@sick("HS112")
+def targets_fed_by_chance_in_any_mode():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.emb, self.fc = nn.Embedding(V, H), nn.Linear(H, V)
+            self.encoder, self.decoder = nn.GRU(H, H, batch_first=True), nn.GRU(H, H, batch_first=True)
+            self.teacher_forcing_ratio = 0.5
+
+        def forward(self, source, target):
+            _, h = self.encoder(self.emb(source))
+            token, outs = target[:, :1], []
+            for t in range(1, target.size(1)):
+                out, h = self.decoder(self.emb(token), h)
+                outs.append(self.fc(out))
+                forced = np.random.rand() < self.teacher_forcing_ratio
+                token = target[:, t : t + 1] if forced else outs[-1].argmax(-1)
+            return torch.cat(outs, 1)
+
+    return M(), (tokens(), tokens(B, 8)), {}
+
+
+@sick("HS209")
+def trained_without_the_state_that_it_is_used_with():
+    class M(Model):
+        def forward(self, x, state):
+            out, state = self.lstm(x) if self.training else self.lstm(x, state)
+            return self.fc(out), state
+
+    return M(), (floats(), (torch.zeros(1, B, H), torch.zeros(1, B, H))), {}
+
+
+@sick("HS306")
+def one_layer_three_times_in_a_list():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.GRU(H, H, batch_first=True)] * 3)
+            self.fc = nn.Linear(H, 2)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + layer(x)[0]
+            return self.fc(x)
+
+    return M(), (floats(B, T, H),), {}
+
+
+@sick("HS306")
+def shallow_copies_of_a_cell():
+    import copy
+
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            first = nn.GRUCell(H, H)
+            self.cells, self.fc = nn.ModuleList([first, copy.copy(first)]), nn.Linear(H, 2)
+
+        def forward(self, x):
+            states = [x.new_zeros(len(x), H) for _ in self.cells]
+            for y in x.unbind(1):
+                for k, cell in enumerate(self.cells):
+                    y = states[k] = cell(y, states[k])
+            return self.fc(y)
+
+    return M(), (floats(B, T, H),), {}
+
+
+@sick("HS406")
+def state_rounded_at_every_step():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.fc = nn.LSTMCell(F_IN, H), nn.Linear(H, 2)
+
+        def forward(self, x):
+            h = c = x.new_zeros(len(x), H)
+            for x_t in x.unbind(1):
+                h, c = self.cell(x_t, (h, c))
+                h, c = h.half().float(), c.half().float()
+            return self.fc(h)
+
+    return M(), (floats(),), {}
+
+
+@sick("HS402")
+def loop_with_weights_too_large():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.u = nn.Parameter(5 * torch.randn(F_IN, 16)), nn.Parameter(5 * torch.randn(16, 16))
+            self.fc = nn.Linear(16, 2)
+
+        def forward(self, x):
+            h = x.new_zeros(len(x), 16)
+            for x_t in x.unbind(1):
+                h = torch.tanh(x_t @ self.w + h @ self.u)
+            return self.fc(h)
+
+    return M(), (floats(),), {}
+
+
+@sick("HS303")
+def layer_initialized_with_a_constant():
+    model = nn.LSTM(F_IN, H, batch_first=True)
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 0.1)
+    return model, (floats(),), {}
+
+
+@sick("HS403")
+def update_gate_that_lets_nothing_in():
+    model = nn.GRU(F_IN, H, batch_first=True)
+    with torch.no_grad():
+        model.bias_ih_l0[H : 2 * H] = 60.0
+    return model, (floats(),), {}
+
+
+@sick("HS304")
+def one_plus_the_gate():
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.hidden_size, self.z, self.n = H, nn.Linear(F_IN + H, H), nn.Linear(F_IN + H, H)
+
+        def forward(self, x, h):
+            xh = torch.cat([x, h], -1)
+            z, n = torch.sigmoid(self.z(xh)), torch.tanh(self.n(xh))
+            return (1 + z) * h + z * n
+
+    return Cell(), (floats(B, F_IN), torch.zeros(B, H)), {}
+
+
+@sick("HS404")
+def positions_fed_in_place_of_the_input():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.emb, self.gru = nn.Embedding(50, 6), nn.GRU(6, H, batch_first=True)
+            self.fc = nn.Linear(H + F_IN, 2)
+
+        def forward(self, x):
+            out, _ = self.gru(self.emb(torch.arange(x.size(1)).expand(len(x), -1)))
+            return self.fc(torch.cat([out, x], -1))
+
+    return M(), (floats(),), {}

@@ -79,7 +79,9 @@ def test_a_damaged_row_is_its_own_sessions_trouble(redis_server):
     lost, good = store.claim([("a", -1), ("b", -1)])
     assert isinstance(good, Claim)
     with pytest.raises(SessionLost, match="session 'a' is lost: its row is damaged"):
-        raise lost
+        raise lost.damage
+    assert store.commit([Change("a", lost.token, row(3), anew=True)]) != [None]
+    assert store.read("a") == row(3)
     store.close()
 
 

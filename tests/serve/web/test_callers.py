@@ -4,10 +4,13 @@ import json
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from hiddenstate.errors import BadInput
 from hiddenstate.serve import Engine
 from hiddenstate.serve.web.callers import NOBODY, RateLimit, TokenFile, Tokens, open_tokens
+from tests.support.deadline import let_pass
 from tests.support.web import serving
 
 
@@ -58,6 +61,32 @@ def test_a_caller_keeps_its_sessions_when_its_token_changes(model, tmp_path):
         path.write_text("half a li")
         now[0] += 2
         assert status("new token") == 200  # what cannot be read changes nothing
+
+
+def test_a_file_that_is_emptied_revokes_everybody_also_on_open_streams(model, tmp_path):
+    now, path = [0.0], tmp_path / "tokens"
+    path.write_text("alice: old\n")
+    tokens = TokenFile(str(path), clock=lambda: now[0])
+    with Engine(model) as engine, serving(engine, tokens=tokens) as url:
+        headers = {"authorization": "Bearer old"}
+        address = f"ws{url.removeprefix('http')}/v1/sessions/a/stream?open=true"
+        with connect(address, additional_headers=headers, proxy=None) as stream:
+            stream.recv(10)
+            path.write_text("")
+            now[0] += 2
+            assert tokens.caller("Bearer old") is not None  # it may be about to be written
+            now[0] += 2
+            assert tokens.caller("Bearer old") is None
+            let_pass(1.1)  # after which a stream looks again
+            stream.send('{"type": "info"}')
+            said = json.loads(stream.recv(10))
+            assert said["message"] == "the bearer token of this stream is no longer one that this server knows."
+            with pytest.raises(ConnectionClosed) as closed:
+                stream.recv(10)
+            assert closed.value.rcvd.code == 4401
+        path.write_text("alice: new\n")
+        now[0] += 2
+        assert tokens.caller("Bearer new") is not None
 
 
 def test_a_file_may_be_json_with_limits_for_each_caller(tmp_path):

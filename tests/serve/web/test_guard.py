@@ -1,6 +1,7 @@
 """Pages of others, and names that were made to lead here."""
 
 import json
+import socket
 
 import httpx
 import pytest
@@ -91,3 +92,27 @@ def test_a_small_body_of_lists_within_lists_is_400(url, deep):
         headers = {"content-type": "application/json"}
         answer = httpx.post(f"{url}/v1/sessions", content=content, headers=headers, trust_env=False)
         assert answer.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("GET /readyz HTTP/1.0", 200),  # a probe that says no name
+        ("GET /v1/sessions HTTP/1.1\r\nHost: [", 400),
+        ("GET /v1/sessions HTTP/1.1\r\nHost: [::1", 400),
+        ("GET /v1/sessions HTTP/1.1\r\nHost: [x]", 400),
+        ("GET /v1/sessions HTTP/1.1\r\nHost: a]b[", 400),
+        ("GET /v1/sessions HTTP/1.1\r\nHost: localhost\r\nOrigin: http://[", 400),
+        ("GET /v1/sessions HTTP/1.1\r\nHost: localhost\r\nOrigin: http://[x]/", 400),
+        ("GET /v1/sessions HTTP/1.1\r\nHost: localhost:99999999", 200),
+        ("GET /v1/sessions HTTP/1.1\r\nHost: localhost\r\nOrigin: null", 403),
+    ],
+)
+def test_whatever_is_said_in_place_of_a_name_it_is_an_answer(url, head, status):
+    port = int(url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as talk:
+        talk.sendall(f"{head}\r\nConnection: close\r\n\r\n".encode())
+        said = talk.makefile("rb").read()
+    assert int(said.split()[1]) == status
+    if status == 400 and b"{" in said:
+        assert b"is no address" in said

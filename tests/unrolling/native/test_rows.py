@@ -85,7 +85,7 @@ def check(cell, x, count, **options):
 
     loose = {} if x.dtype == torch.float64 else {"atol": 1e-4, "rtol": 1e-3}
     ways = [lambda: outcome("loop"), lambda: outcome("fast")]
-    with_threads(count, lambda: assert_same(*ways, inputs_of(cell, x), **loose))
+    with_threads(count, lambda: assert_same(*ways, inputs_of(cell, x), **loose))  # type: ignore[call-arg]
 
 
 @every_cell

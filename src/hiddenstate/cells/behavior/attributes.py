@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from .analysis import moved_from
-from .bytecode import may_read_first
+from .attribute_reads import may_be_read, read_in_forward
 from .candidates import Analysis
+from .checkpointing import under_checkpointing
 from .found import Found, Part, Recurrence, Unsure
 from .memory import Value, version_of
 from .model_call import ModelCall
@@ -52,6 +53,7 @@ class Attributes:
     moved: list[Key] = field(default_factory=list)
     made: dict[Key, tuple[bool, str]] = field(default_factory=dict)  # depends on the call's input; line
     cut: set[Key] = field(default_factory=set)  # from their graph
+    rerun: set[Key] = field(default_factory=set)  # read or made where activation checkpointing will run it once more
 
     @classmethod
     def before(cls, model: nn.Module) -> Attributes:
@@ -61,6 +63,7 @@ class Attributes:
     def after(self, model: nn.Module, trace: Trace, marks: bytearray) -> None:
         """Look after the call."""
         self.new = kept_by(model)
+        self.rerun = under_checkpointing(trace, model, {key: one.tensor for key, one in self.new.items()}, home=_home)
         for key, now in self.new.items():
             old = self.old.get(key)
             if old is None or old.tensor is not now.tensor or old.version != now.version:
@@ -117,12 +120,14 @@ def _kept_on(call: ModelCall, kept: Attributes, analysis: Analysis, moved: list[
         name, old = ".".join(filter(None, key)), kept.old.get(key)
         from_input, line = kept.made.get(key, (False, ""))
         if from_input and (old is None or not old.content.numel()):
-            if not _may_be_read(call.model, _home(call.model, key, kept.new[key].tensor)):
+            home = _home(call.model, key, kept.new[key].tensor)
+            if not may_be_read(call.model, home):
                 analysis.leave((key[0], line), f"{key[1]} is written, and no code of the model reads it before")
                 continue
             why = f"{key[1]} is kept by a call that found nothing there: a second one tells whether it is read"
             analysis.later.append(str(Unsure(key[0], line, why)))
             analysis.maybe.append(key)
+            analysis.going_on += [key] if read_in_forward(call.model, home) else []
         elif key in moved and _reads(analysis.trace, name):
             found.append(key)
         elif key in moved:
@@ -137,16 +142,6 @@ def _home(model: nn.Module, key: Key, tensor: Tensor) -> str:
         if name not in ("_parameters", "_modules") and any(one is tensor for _, one in tensors_in(value, name)):
             return next((each for each, one in value.items() if one is tensor), name) if name == "_buffers" else name
     return key[1].partition("[")[0]
-
-
-def _may_be_read(model: nn.Module, name: str) -> bool:
-    """Say whether any function of a model's classes may read an attribute that an earlier call left."""
-    kinds = dict.fromkeys(kind for module in model.modules() for kind in type(module).__mro__)
-    own = [kind for kind in kinds if not kind.__module__.startswith(("torch.", "builtins"))]
-    codes = (getattr(getattr(thing, "fget", thing), "__code__", None) for kind in own for thing in vars(kind).values())
-    found = [code for code in codes if code is not None]
-    # What is in a dict or a list is read by the name of that, which is not known here.
-    return not any(name in code.co_names for code in found) or any(may_read_first(code, name) for code in found)
 
 
 def _is_told(analysis: Analysis, key: Key, tensor: Tensor) -> bool:
@@ -206,7 +201,7 @@ def _replaced(model: nn.Module, moved: list[Key]) -> Any:
 
 @dataclass(slots=True, eq=False, repr=False)
 class _AttributeRows:
-    """Where attributes have their rows, and why those have none that have none."""
+    """The batch axis of each attribute, or why it has none."""
 
     keys: list[Key]
     axes: dict[Key, int] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType
@@ -141,13 +142,32 @@ def _names(instruction: dis.Instruction) -> list[str]:
     return [each for each in value if isinstance(each, str)] if isinstance(value, tuple) else []
 
 
-def may_read_first(code: CodeType, name: str) -> bool:
-    """Say whether a function may read an attribute before it has put something there itself; also by a string."""
+def may_read_first(code: CodeType, name: str, methods: Mapping[str, CodeType] | None = None) -> bool:
+    """Say whether a function may read an attribute before it has put something there itself; also by a string.
+
+    What is put there in one of two branches may not be. With `methods`, those that it calls by these names count too.
+    """
     if any(constant == name for constant in code.co_consts if isinstance(constant, str)):
         return True
-    if any(may_read_first(inner, name) for inner in code.co_consts if isinstance(inner, CodeType)):
+    if any(may_read_first(inner, name, methods) for inner in code.co_consts if isinstance(inner, CodeType)):
         return True
-    if name not in code.co_names:
-        return False
-    used = [each for each in dis.get_instructions(code) if each.argval == name and "ATTR" in each.opname]
-    return bool(used) and used[0].opname != "STORE_ATTR"
+    return _first_use(code, name, dict(methods or {})) == "read"
+
+
+def _first_use(code: CodeType, name: str, methods: dict[str, CodeType]) -> str:
+    """Say whether an attribute is read or surely written first: "read", "written", or nothing.
+
+    Each of `methods` is looked into once, and taken out.
+    """
+    instructions = list(dis.get_instructions(code))
+    jumps = set(dis.hasjrel) | set(dis.hasjabs)
+    over = [(i.offset, i.argval) for i in instructions if i.opcode in jumps and isinstance(i.argval, int)]
+    for each in instructions:
+        use, names = "", each.argval if isinstance(each.argval, str) else ""
+        if names == name and "ATTR" in each.opname:
+            use = "written" if each.opname == "STORE_ATTR" else "read"
+        elif names in methods and ("ATTR" in each.opname or "METHOD" in each.opname):
+            use = _first_use(methods.pop(names), name, methods)
+        if use == "read" or (use and not any(start < each.offset < end for start, end in over)):
+            return use
+    return ""

@@ -79,6 +79,7 @@ class Analysis:
     timed: set[Scope] = field(default_factory=set)  # loops that take the call's input piece by piece
     later: list[str] = field(default_factory=list)  # what only a second call can tell
     maybe: list[tuple[str, str]] = field(default_factory=list)  # the attributes that this is about: module, and name
+    going_on: list[tuple[str, str]] = field(default_factory=list)  # those that a forward may read before it writes them
     cuts: Cuts | None = None  # where pieces of the input cannot give what the whole gives
 
     def doubt(self, where: tuple[str, str], why: str, *, kept: bool = False) -> None:

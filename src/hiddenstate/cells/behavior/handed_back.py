@@ -11,7 +11,7 @@ import torch
 from .candidates import Analysis
 from .chains import Chain
 from .memory import Value
-from .operation import MOVES, ModuleCall, Op
+from .operation import BLENDS, MOVES, OVERWRITES, ModuleCall, Op
 from .places import Scope
 from .trace import Trace
 
@@ -150,8 +150,24 @@ def entangled(analysis: Analysis) -> Iterator[str]:
             start = chain.initial(place)
             if changing:
                 yield f"{chain.path}: what it gave passes {changing[0].where} on its way back"
+            elif start is not None and loop is not None and (line := _masked_at_first(trace, start, loop)):
+                yield f"{chain.path}: what it starts from passes {line} in the first turn"
             elif start is not None and loop is not None and (line := _read_beside(trace, chain, start, loop)):
                 yield f"{chain.path}: its state is read at {line} too"
+
+
+def _masked_at_first(trace: Trace, start: Value, loop: Scope) -> str:
+    """Return where a loop, in its first turn, mixes or overwrites what was made before it, for a cell to start from."""
+    line, todo = "", [start]
+    for value in todo:
+        if value.op < loop.start:
+            return line
+        op = trace.ops[value.op]
+        if op.name not in MOVES | BLENDS | OVERWRITES:
+            continue
+        line = op.where if op.name in BLENDS | OVERWRITES | {"__setitem__", "alias"} else line
+        todo += [each for each in op.ins if each.tensor.numel() == start.tensor.numel()]
+    return ""
 
 
 def _around(trace: Trace, chain: Chain) -> Scope | None:

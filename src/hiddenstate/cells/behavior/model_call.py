@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ...errors import BadInput
 from ...state import ends
+from ..dynamo import eager
 from ..listener import unheard, watching
 from ..snapshot import Snapshot, random_streams_kept
 from .memory import version_of
@@ -133,17 +134,6 @@ def traced(
 def label_of(place: tuple[Any, ...]) -> str:
     """Return what the trace calls an argument."""
     return "args" + "".join(f"[{step!r}]" for step in place)
-
-
-@contextmanager
-def eager() -> Iterator[None]:
-    """Run what torch.compile has wrapped as it was written."""
-    before = torch._dynamo.eval_frame._stance if "torch._dynamo" in sys.modules else None
-    if before is None:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 @contextmanager

@@ -21,7 +21,7 @@ ESCAPES |= {"equal", "allclose", "is_nonzero", "__contains__"}
 class Op:
     """One operation."""
 
-    __slots__ = ("args", "call", "cast", "func", "ins", "kwargs", "name", "offset", "outs", "reads", "scope")
+    __slots__ = ("args", "call", "cast", "func", "grad", "ins", "kwargs", "name", "offset", "outs", "reads", "scope")
 
     def __init__(self, func: Any, name: str, called: tuple[Any, Any], place: tuple[Scope, int, int]) -> None:
         """Note an operation with its arguments; `place` is scope, instruction, and the module call it happens in."""
@@ -34,6 +34,7 @@ class Op:
         self.reads: list[tuple[Tensor, Value]] = []  # what each operand held
         self.outs: list[Value] = []
         self.cast = _autocast() if torch._C._is_any_autocast_enabled() else ()
+        self.grad = torch.is_grad_enabled()
 
     @property
     def escapes(self) -> bool:

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..listener import Arguments, Rank, around, watchers, watching
+from ..listener import Rank, around, watchers, watching
+from ..signature import Arguments
 from .names import module_tensors
 from .operation import leaves, operands, replaced
 from .starts import OwnStart

@@ -314,14 +314,16 @@ def _again(op: Op, made: dict[int, Tensor], data: Callable[[Value], Tensor]) -> 
         return copies[id(tensor)]
 
     streams = _streams() if op.name in MAY_DRAW or op.name.endswith(".forward") else []
-    with ExitStack() as casts:
+    with ExitStack() as modes:
         for device, dtype in op.cast:
-            casts.enter_context(torch.autocast(device, dtype))
+            modes.enter_context(torch.autocast(device, dtype))
+        # Torch's layers run other kernels without gradients, whose last bits differ.
+        modes.enter_context(torch.set_grad_enabled(op.grad and op.name.endswith(".forward")))
         result = op.func(*replaced(op.args, put), **{key: replaced(arg, put) for key, arg in op.kwargs.items()})
     if streams and not all(map(torch.equal, streams, _streams())):  # it has drawn: as it drew before
         made.update({value.number: data(value) for value in op.outs})
         return
-    results = [tensor for _, tensor in leaves(result)]
+    results = [tensor.detach() for _, tensor in leaves(result)]
     for value in op.outs:
         if id(value.tensor) in copies:
             made[value.number] = copies[id(value.tensor)]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...errors import BadInput
 from ...state import mapped, tensors
+from ..dynamo import eager
 from ..listener import unheard
 from ..snapshot import untouched
 from .analysis import analyze
@@ -23,7 +24,7 @@ from .blind_spots import blind_spots
 from .candidates import Analysis, Candidate, Draft
 from .found import Found, Part, Recurrence, Unsure
 from .handed_back import entangled
-from .model_call import ModelCall, eager, label_of
+from .model_call import ModelCall, label_of
 from .operation import leaves
 from .order import cuts_of
 from .overriding import overriding_now
@@ -245,6 +246,8 @@ def _found(
         called=frozenset(call.module for call in analysis.trace.calls),
         later=tuple(analysis.later),
         maybe=tuple(analysis.maybe),
+        going_on=tuple(analysis.going_on),
+        rerun=frozenset(attributes.rerun),
         examined=frozenset(_examined(analysis)),
         short=tuple(undecided(analysis)),
         entangled=tuple(dict.fromkeys(entangled(analysis))),

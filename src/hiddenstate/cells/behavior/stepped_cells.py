@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ..layer import arguments
+from ..signature import arguments
 from .candidates import TOO_FEW, Analysis, Candidate, Draft, how, pieces_of, problem_of
 from .chains import Chain, Link, chains_of
 from .crossings import Role

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..listener import Arguments, Rank, around, watching
+from ..listener import Rank, around, watching
+from ..signature import Arguments
 from .candidates import Candidate
 from .memory import Value
 from .operation import OVERWRITES, Op, leaves

@@ -17,8 +17,9 @@ from ...cells import around, seed, unheard
 from ...state import Path, mapped, tensors
 from ..calling import state_named
 from ..inputs import another_state
-from ..outcome import apart
+from ..outcome import apart, same
 from ..patient import Patient, PatientProbe
+from .calls import PlainCall
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +51,32 @@ class HandedStates(tuple[HandedState, ...], PatientProbe):
         with patient.afresh(), torch.no_grad():
             patient.model.eval()
             return cls(HandedState(name, each.argument, _moved(each), _again(each)) for name, each in heard.items())
+
+
+@dataclass(frozen=True, slots=True)
+class StateGivenBack(PatientProbe):
+    """A state among the arguments of forward that comes back in what it returns, another with another state.
+
+    Such a model is one step of a recurrence whose loop is written outside, whatever it is made of.
+    """
+
+    name: str = ""  # of the argument, "" where there is none
+
+    @classmethod
+    def measure(cls, patient: Patient) -> StateGivenBack:
+        """Hand in another state, and see which outputs of its shape follow it."""
+        inputs = patient.inputs
+        everything = inputs.other_rows(torch.ones(inputs.batch, dtype=torch.bool), seed=2)
+        for argument in inputs.arguments:
+            state = inputs.get(argument.path)
+            if argument.kind != "state" or not isinstance(state, Tensor):
+                continue
+            other = patient.run(inputs.put(argument.path, everything.get(argument.path))).outputs
+            for path, old in patient[PlainCall].outputs.items():
+                new = other.get(path)
+                if old.shape == state.shape and new is not None and new.shape == old.shape and not same(old, new):
+                    return cls(inputs.name(argument.path) or "a state")
+        return cls()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -160,7 +160,10 @@ def _by_operation(patient: Patient, mixing: RowMixing) -> tuple[str, str]:
             else f"x.{name}(dim=-1, keepdim=True) within each row, or numbers of the training data, kept as buffers",
         )
     what = f"`{name}` is the first operation that lets rows meet" if name else "some operation lets rows meet"
-    return what, "keep rows apart: each operation over axis 1 or later, and x.transpose(0, 1) before one that wants it"
+    advice = "keep rows apart: each operation over axis 1 or later, and x.transpose(0, 1) before one that wants it"
+    if patient.inputs.argument(patient.inputs.main).rows == 0 and steps > 1:
+        advice += ". If the input is (time, batch, feature) on purpose: hs.diagnose(..., batch_axis=1)."
+    return what, advice
 
 
 _RESHAPES = ("view", "reshape", "flatten", "unflatten", "view_as")

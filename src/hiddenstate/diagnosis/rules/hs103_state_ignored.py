@@ -58,6 +58,7 @@ import torch
 from ...state import tensors
 from ..inputs import ModelInputs
 from ..outcome import gap
+from ..passing_on import StartWatch
 from ..patient import Patient
 from ..probes.calls import PlainCall, TracedCall, attempt
 from ..probes.cells import CellTrials, SteppedCells
@@ -90,6 +91,9 @@ def _handed_in(patient: Patient) -> Symptom | None:
         moved = gap(before, after) if before is not None and after is not None else moved
         if moved > patient.thresholds.reach:
             return None
+        in_training = [patient.run(each, train=True) for each in (inputs, changed)] if after is not None else ()
+        if in_training and gap(*in_training) > patient.thresholds.reach:
+            return None  # one mode alone ignores it, which is another mistake
     return _forgotten(
         patient,
         f"{patient.inputs.name(states[0].path) or 'a state'}, an argument of forward",
@@ -137,23 +141,10 @@ def _handed_to_a_module(patient: Patient) -> Symptom | None:
 
 def _part_left_out(patient: Patient) -> Symptom | None:
     """Report a layer that starts from the h of another one, and from zeros where that one's c would belong."""
-    ended = ""
+    watch = StartWatch()
     for call in patient[PlainCall].calls:
-        given = call.given
-        if ended and ended != call.layer.label and given is not None and {"h", "c"} <= set(given):
-            rows = given["h"].detach().movedim(given.batch_axis["h"], 0).flatten(1)
-            if len(rows) > 1 and not bool((rows == rows[:1]).all()) and not bool(given["c"].any()):
-                return Symptom(
-                    "warning",
-                    call.layer.label,
-                    f"it starts from an h that differs from row to row, and from a c that is all zero: what {ended} "
-                    f"has in its c is lost (needed: both).",
-                    "only h is handed on from one layer to the other, or c is made anew",
-                    "_, (h, c) = self.encoder(x); out, _ = self.decoder(y, (h, c))",
-                    {"c": 0.0},
-                )
-        ended = call.layer.label if "c" in call.layer.spec.parts else ended
-    return None
+        watch.see(call)
+    return watch.symptom()
 
 
 def _cell_forgets(patient: Patient) -> Symptom | None:

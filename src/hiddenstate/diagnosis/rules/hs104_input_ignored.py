@@ -1,7 +1,8 @@
 """HS104: input ignored.
 
 The input does not reach the output: the model computes something, and not from what it was given. Also told of a second
-input that no mode uses.
+input that no mode uses, and of marks that say where a sequence begins anew (`done`, `episode_starts`) and are never
+read. A mask or a label for each row that is never read is a note.
 
 **How it is known.** Every step of the input is replaced, and no output moves; a cell of your own is called once more
 with another input. An output that follows earlier steps but not its own is a note: a model that shifts its input inside
@@ -52,7 +53,8 @@ import torch
 from torch import Tensor
 
 from ...state import Path, spelled
-from ..inputs import Argument
+from ..calling import begins_anew
+from ..inputs import Argument, ModelInputs
 from ..outcome import Outcome, gap, same
 from ..patient import Patient
 from ..probes.calls import OutputLayout, PlainCall, TracedCall
@@ -89,7 +91,11 @@ def check(patient: Patient) -> Symptom | None:
             {"change": seen.all, "limit": limit},
         )
     return (
-        _second_input_unused(patient) or _one_step_fed(patient) or _first_step_only(patient) or _one_step_late(patient)
+        _second_input_unused(patient)
+        or _one_step_fed(patient)
+        or _first_step_only(patient)
+        or _one_step_late(patient)
+        or _marks_unread(patient)
     )
 
 
@@ -164,6 +170,78 @@ def _second_input_unused(patient: Patient) -> Symptom | None:
     return None
 
 
+def _marks_unread(patient: Patient) -> Symptom | None:
+    """Report marks for rows and steps, or a label for each row, that no output follows in any mode."""
+    inputs, limit = patient.inputs, patient.thresholds.reach
+    beside = [a for a in inputs.arguments if a.rows is not None and a.real is None]
+    beside = [a for a in beside if isinstance(_value(patient, a), Tensor)]
+    marks = [a for a in beside if a.kind in ("mask", "other") or (a.kind == "features" and _marks(_value(patient, a)))]
+    unread = [a for a in marks if _moved_by_marks(patient, a) <= limit]
+    states = [a for a in inputs.arguments if a.kind == "state"]
+    if unread and states and gap(patient[PlainCall], patient.run(_from_another_state(inputs))) <= limit:
+        return None  # the state itself counts for nothing, so there is nothing to set back
+    # Marks of a new sequence first: without them a state is never set back.
+    unread.sort(key=lambda argument: not begins_anew(inputs.name(argument.path)))
+    for argument in unread:
+        marked = _marks(_value(patient, argument))
+        anew = begins_anew(inputs.name(argument.path)) and marked
+        return Symptom(
+            "warning" if anew else "note",
+            _named(patient, argument.path),
+            f"set to 0, to 1 and the other way round, and from another state, it moved no output, in eval and in "
+            f"training (0, limit {limit:.0e})."
+            if marked
+            else f"with every row's replaced, no output moved, in eval and in training (0, limit {limit:.0e}).",
+            "it says where a sequence begins anew, and forward never reads it: the state goes on from one sequence to "
+            "the next"
+            if anew
+            else "forward takes it and never reads it",
+            "h = h * (1 - done[:, t]).unsqueeze(-1)  # done is 1 where a new sequence begins at step t; before the cell"
+            if anew
+            else "# use it in forward, or leave it out: def forward(self, x)",
+            {"change": 0.0, "limit": limit},
+        )
+    return None
+
+
+def _moved_by_marks(patient: Patient, argument: Argument) -> float:
+    """Return how far other marks move the outputs, in any mode; infinity where the model takes no others."""
+    inputs, marks = _from_another_state(patient.inputs), _value(patient, argument)
+    if _marks(marks):
+        others = [torch.zeros_like(marks), torch.ones_like(marks), (marks == 0).to(marks)]
+    else:
+        others = [marks.roll(1, argument.rows or 0)] if bool((marks != marks.roll(1, 0)).any()) else []
+    worst = 0.0 if others else float("inf")
+    for train in (False, True):
+        before = _attempt(patient, inputs, train=train)
+        for other in others:
+            after = _attempt(patient, inputs.put(argument.path, other), train=train)
+            worst = max(worst, gap(before, after) if before is not None and after is not None else float("inf"))
+            if worst > patient.thresholds.reach:
+                return worst
+    return worst
+
+
+def _marks(values: Tensor) -> bool:
+    return bool(((values == 0) | (values == 1)).all())
+
+
+def _from_another_state(inputs: ModelInputs) -> ModelInputs:
+    """Return the inputs with other states handed in: one of zeros is the same after it was set back."""
+    everything = inputs.other_rows(torch.ones(inputs.batch, dtype=torch.bool), seed=2)
+    for argument in inputs.arguments:
+        if argument.kind == "state":
+            inputs = inputs.put(argument.path, everything.get(argument.path))
+    return inputs
+
+
+def _attempt(patient: Patient, inputs: ModelInputs, *, train: bool) -> Outcome | None:
+    try:
+        return patient.run(inputs, train=train)
+    except Exception:  # marks that it does not take
+        return None
+
+
 def _runs_a_layer(patient: Patient, path: Path) -> bool:
     """Whether a recurrent layer of the model follows this input."""
     inputs = patient.inputs
@@ -180,11 +258,11 @@ def _named(patient: Patient, path: Path) -> str:
 
 
 def _replaced_everywhere(patient: Patient, path: Path, *, train: bool = False) -> tuple[Outcome, Outcome]:
-    """Return the plain call and one with every step of one input replaced."""
-    inputs = patient.inputs
+    """Return a call from another state and one with every step of one input replaced."""
+    inputs = _from_another_state(patient.inputs)
     argument = inputs.argument(path)
     mask = torch.ones(inputs.batch, max(argument.steps, 1), dtype=torch.bool)
-    plain = patient.run(train=train) if train else patient[PlainCall]
+    plain = patient.run(inputs, train=train)
     if argument.kind == "features":
         rows = inputs.other_rows(torch.ones(inputs.batch, dtype=torch.bool), seed=5)
         return plain, patient.run(inputs.put(path, rows.get(path)), train=train)

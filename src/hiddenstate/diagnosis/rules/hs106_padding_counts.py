@@ -3,11 +3,11 @@
 The padding behind a short sequence takes part in its result, so that the same sequence is judged differently in another
 batch.
 
-**How it is known.** With `lengths=`, or lengths among the inputs under a name such as `lengths` or `seq_len`: the
-padding is filled with other values (where the model is told the lengths), more padding is added, and the shortest rows
-are run by themselves without any. The outputs at real steps must stay the same. A reverse layer made by hand with
-`x.flip(1)` begins in the padding, and is found so. With `loss=` and `targets=`, the gradient of the loss at padded
-steps must be zero.
+**How it is known.** With `lengths=`, lengths among the inputs under a name such as `lengths` or `seq_len`, or a mask of
+0 and 1 that marks the end of each row, as `attention_mask` does: the padding is filled with other values (where the
+model is told the lengths), more padding is added, and the shortest rows are run by themselves without any. The outputs
+at real steps must stay the same. A reverse layer made by hand with `x.flip(1)` begins in the padding, and is found so.
+With `loss=` and `targets=`, the gradient of the loss at padded steps must be zero.
 
 **Limit.** `padding = 1e-3`: a change of the output, relative to its size. A model with convolutions gets a note.
 
@@ -62,9 +62,11 @@ from torch.nn.utils.rnn import PackedSequence
 from ...state import tensors
 from ..inputs import ModelInputs
 from ..outcome import Outcome, change, eps
+from ..padding import padded
 from ..patient import Patient
-from ..probes.calls import OtherSeed, OutputLayout, OutputTensor, PlainCall, TracedCall, attempt, by_rows
-from ..probes.gradients import gradients
+from ..probes.calls import OtherSeed, OutputLayout, OutputTensor, PlainCall, attempt, by_rows
+from ..probes.gradients import Backward, gradients
+from ..probes.pooling import PooledSteps, StepPool
 from ..probes.steps import Directions
 from ..rule import Rule, Symptom
 
@@ -103,41 +105,78 @@ def _marked(inputs: ModelInputs) -> bool:
 def _symptom(patient: Patient, leaf: OutputTensor, what: str, moved: float) -> Symptom:
     convolved = any(isinstance(module, nn.modules.conv._ConvNd) for module in patient.model.modules())
     causes, advice = [], []
-    if _reaches_layers(patient):
+    reached = _reaches_layers(patient)
+    if reached:
         causes.append(
             "the reverse direction begins in the padding" if _runs_backwards(patient) else "the layer reads it"
         )
         advice.append("pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)")
     if not leaf.stepwise:
-        names = {operation.name for operation in patient[TracedCall].trace}
-        names -= {"softmax"} if names & {"masked_fill", "masked_fill_"} else set()  # its scores are masked already
-        pooled = next((each for each in _POOLS if each in names), "")
-        says = f"`{pooled}` runs over padded steps too" if pooled else "the last column is taken for the last step"
-        causes.append(f"{says}, or is divided by the number of all steps" if pooled == "sum" else says)
-        advice.append(_POOLS.get(pooled, "out[torch.arange(len(out)), lengths - 1]"))
+        cause, line = _at_the_end(patient, reached=reached)
+        causes += [cause] if cause else []
+        advice += [line] if line else []
     if convolved:
         causes, advice = ["a convolution reaches into the padding"], ["x * mask.unsqueeze(-1) after each convolution"]
+    lines = ", and ".join(advice) or "out * mask.unsqueeze(-1), with mask = torch.arange(T) < lengths.unsqueeze(1)"
     return Symptom(
         "note" if convolved else "error",
         patient[PlainCall].calls.labels,
         f"{what}, the output at real steps moves by {moved:.2g} of its size (limit {patient.thresholds.padding:.1g}).",
         ", and ".join(causes) or "what is returned at real steps follows padded ones",
-        ", and ".join(advice) or "out * mask.unsqueeze(-1), with mask = torch.arange(T) < lengths.unsqueeze(1)",
+        f"{_lengths(patient.inputs)}{lines}",
         {"moved": moved, "limit": patient.thresholds.padding},
     )
 
 
-_MAX = "out.masked_fill(torch.arange(T)[None, :, None] >= lengths[:, None, None], -torch.inf).amax(1)"
-_POOLS = {  # operations over the steps, and what leaves padded ones out
-    "mean": "hs.pool.Mean()(out, lengths)",
-    "max": _MAX,
-    "amax": _MAX,
-    "adaptive_max_pool1d": _MAX,
-    "adaptive_avg_pool1d": "hs.pool.Mean()(out, lengths)",
-    "avg_pool1d": "hs.pool.Mean()(out, lengths)",
-    "softmax": "scores.masked_fill(torch.arange(T) >= lengths.unsqueeze(1), -torch.inf) before the softmax",
-    "sum": "(out * mask.unsqueeze(-1)).sum(1) / lengths.unsqueeze(1), with mask = torch.arange(T) < lengths[:, None]",
-}
+def _lengths(inputs: ModelInputs) -> str:
+    """Return how the lengths are had from a mask, where forward takes a mask instead of them."""
+    if any(argument.kind == "lengths" and argument.rows is not None for argument in inputs.arguments):
+        return ""
+    masks = [argument for argument in inputs.arguments if argument.real is not None and inputs.name(argument.path)]
+    if not masks:
+        return ""
+    name, dtype = inputs.name(masks[0].path), inputs.get(masks[0].path).dtype
+    marks = name if masks[0].real else f"~{name}" if dtype == torch.bool else f"1 - {name}"
+    single = "" if inputs.get(masks[0].path).dim() == 2 else ".squeeze(-1)"
+    whole = ".long()" if dtype.is_floating_point else ""
+    return f"lengths = {marks if masks[0].real else f'({marks})'}{single}.sum({masks[0].time}){whole}; "
+
+
+def _at_the_end(patient: Patient, *, reached: bool) -> tuple[str, str]:
+    """Return how padding gets into the one value of each row, and what leaves it out."""
+    pools = patient[PooledSteps]
+    for pool in pools:
+        if pool.counts:
+            return f"`{pool.name}` runs over padded steps too", _left_out(pool)
+    if any(pool.name == "sum" for pool in pools) and not reached:
+        return "the sum is divided by the number of all steps", "out.sum(1) / lengths.unsqueeze(1)"
+    if pools and reached:
+        return "", ""  # what is made of the steps leaves padding out
+    if reached and not _head_reads_padding(patient):
+        return "", ""
+    return "the last column is taken for the last step", "out[torch.arange(len(out)), lengths - 1]"
+
+
+def _head_reads_padding(patient: Patient) -> bool:
+    """Whether padded steps of a layer's output go into what the model returns, as far as there are any."""
+    outputs = [arrival.output for arrival in patient[Backward].arrivals if arrival.output is not None]
+    fits = [out.abs().sum(2) > 0 for out in outputs if out.shape[:2] == patient.inputs.valid.shape]  # (batch, time)
+    return any(bool((used.cpu() & ~patient.inputs.valid).any()) for used in fits)
+
+
+def _left_out(pool: StepPool) -> str:
+    """Return what leaves padded steps out of an operation, written for the axes that it was applied to."""
+    steps = ", ".join(":" if axis == pool.time else "None" for axis in range(len(pool.shape)))
+    rows = ", ".join(":" if axis == pool.rows else "None" for axis in range(len(pool.shape)))
+    padding = f"torch.arange(out.size({pool.time}))[{steps}] >= lengths[{rows}]"
+    if pool.name in ("mean", "adaptive_avg_pool1d", "avg_pool1d"):
+        turned = "out" if (pool.rows, pool.time) == (0, 1) else f"out.movedim(({pool.rows}, {pool.time}), (0, 1))"
+        return f"hs.pool.Mean()({turned}, lengths)"
+    if pool.name == "softmax":
+        return f"scores.masked_fill({padding.replace('out', 'scores')}, -torch.inf) before the softmax"
+    if pool.name == "sum":
+        return f"out.masked_fill({padding}, 0).sum({pool.time})"
+    return f"out.masked_fill({padding}, -torch.inf).amax({pool.time})"
 
 
 def _runs_backwards(patient: Patient) -> bool:
@@ -147,7 +186,7 @@ def _runs_backwards(patient: Patient) -> bool:
 
 def _reaches_layers(patient: Patient) -> bool:
     """Whether the states of a layer at real steps follow padding."""
-    inputs, longer = patient.inputs, _padded(patient.inputs)
+    inputs, longer = patient.inputs, padded(patient.inputs, _MORE)
     run = None if longer is None else attempt(patient, longer)
     if run is None:
         free = replace(inputs, pad_token=None)
@@ -206,42 +245,13 @@ def _other_values(patient: Patient, leaf: OutputTensor) -> float | None:
 
 def _more(patient: Patient, leaf: OutputTensor) -> float | None:
     """Add steps of padding."""
-    longer = _padded(patient.inputs)
+    longer = padded(patient.inputs, _MORE)
     if longer is None:
         return None
     try:
         return _moved(patient, leaf, patient.run(longer))
     except Exception:  # a model of fixed length
         return None
-
-
-def _padded(inputs: ModelInputs) -> ModelInputs | None:
-    changed = inputs
-    for argument in inputs.arguments:
-        if argument.time is None or argument.steps != inputs.steps or argument.kind not in ("sequence", "mask"):
-            continue
-        if argument.kind == "sequence" and argument.path != inputs.main:
-            return None  # other sequences beside it: how they are padded is unknown
-        x = inputs.get(argument.path)
-        shape = list(x.shape)
-        shape[argument.time] = _MORE
-        changed = changed.put(
-            argument.path, torch.cat([x, x.new_full(shape, _pad_value(inputs, argument.kind, x))], argument.time)
-        )
-    arguments = tuple(replace(s, steps=s.steps + _MORE) if s.steps == inputs.steps else s for s in inputs.arguments)
-    return replace(changed, arguments=arguments, steps=inputs.steps + _MORE)
-
-
-def _pad_value(inputs: ModelInputs, kind: str, x: Tensor) -> float:
-    if kind == "mask" or x.is_floating_point():
-        return 0
-    if inputs.pad_token is not None:
-        return inputs.pad_token
-    argument = inputs.argument(inputs.main)
-    assert argument.rows is not None
-    assert argument.time is not None
-    padding = x.movedim((argument.rows, argument.time), (0, 1))[~inputs.valid.to(x.device)]
-    return int(padding.flatten()[0]) if padding.numel() else 0
 
 
 def _trimmed(patient: Patient, leaf: OutputTensor) -> float | None:
@@ -303,4 +313,9 @@ def _in_the_loss(patient: Patient, leaf: OutputTensor) -> Symptom | None:
     )
 
 
-RULE = Rule("HS106", "padding counts", check, probes=(Directions, OtherSeed, OutputLayout, PlainCall, TracedCall))
+RULE = Rule(
+    "HS106",
+    "padding counts",
+    check,
+    probes=(Backward, Directions, OtherSeed, OutputLayout, PlainCall, PooledSteps),
+)

@@ -55,9 +55,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...cells import Layer
 from ...state import tensors
 from ..calling import state_named
 from ..inputs import ModelInputs
+from ..outcome import Outcome, same
 from ..patient import Patient
 from ..probes.calls import OtherSeed, OutputLayout, PlainCall, RepeatedCall, by_rows
 from ..rule import Rule, Symptom
@@ -121,10 +123,10 @@ def _handed_over(patient: Patient, place: int) -> Symptom | None:
     state = whole.result[1]
     if not tensors(state) or not _state_shaped(patient):
         return None
-    one = patient.run(first)
+    one = patient.run(first, collect=True)
     args = (*second.args[:place], one.result[1], *second.args[place + 1 :])
     try:
-        two = patient.run(replace(second, args=args))
+        two = patient.run(replace(second, args=args), collect=True)
     except Exception as error:  # what it returns is not what it takes
         return _broken(
             patient,
@@ -132,8 +134,57 @@ def _handed_over(patient: Patient, place: int) -> Symptom | None:
             f"{str(error).splitlines()[0][:120] if str(error) else ''}",
             float("inf"),
             cut,
+            ("what the model returns as its state is not in the form that it takes", _RETURN),
         )
-    return _compared(patient, (whole.result, one.result, two.result), cut)
+    return _compared(patient, (whole.result, one.result, two.result), cut, _why(first, place, one, two))
+
+
+_RETURN = "out, state = self.lstm(x, state); return self.head(out), state  # and all else that goes on"
+
+
+def _why(first: ModelInputs, place: int, one: Outcome, two: Outcome) -> tuple[str, str]:
+    """Return what is lost between two pieces, told by what their layers end in and start from."""
+    back = list(tensors(one.result[1]).values())
+    given = list(tensors(first.args[place]).values()) if place < len(first.args) else []
+    if given and len(given) == len(back) and all(map(same, given, back)):
+        return "the model returns the very state that it was handed, and not the one in which it ends", _RETURN
+    starts = {layer.label: calls[0] for layer in _layers(two) if (calls := two.calls.of(layer))}
+    for layer in _layers(one):
+        ended, start = one.calls.of(layer)[-1].state, starts.get(layer.label)
+        missing = [name for name, part in ended.items() if not any(_holds(t, part) for t in back)]
+        if missing:
+            what = f"its {' and '.join(missing)}" if len(missing) < len(ended) else "the state"
+            return (
+                f"{what} in which {layer.label} ends is not among what the model returns, so that it is lost",
+                _RETURN,
+            )
+        if start is not None and start.given is None:
+            return (
+                f"{layer.label} starts anew in the second piece: the state is returned, and not handed to it",
+                _RETURN,
+            )
+        taken = [] if start is None or start.given is None else list(start.given.items())
+        if any(name in ended and not same(ended[name], part) for name, part in taken):
+            return f"{layer.label} starts from something else than it ended in: parts or layers changed places", _RETURN
+    if one.calls:
+        return (
+            "each layer goes on from where it ended, and something beside the state starts anew in each piece: "
+            "positions, an earlier output, a window of earlier inputs",
+            "return self.head(out), (state, position)  # what goes on beside the state is handed on with it",
+        )
+    return "what is returned as the state is not what the next call has to go on from", _RETURN
+
+
+def _layers(run: Outcome) -> list[Layer]:
+    return list(dict.fromkeys(call.layer for call in run.calls))
+
+
+def _holds(whole: Tensor, part: Tensor) -> bool:
+    """Whether a part of a state is a tensor that is returned, or stands in one of several layers."""
+    if whole.numel() == part.numel():
+        return bool(torch.equal(whole.detach().flatten(), part.detach().flatten()))
+    pieces = whole.detach().unbind(0)
+    return any(torch.equal(piece.flatten(), part.detach().flatten()) for piece in pieces)
 
 
 def _state_shaped(patient: Patient) -> bool:
@@ -150,10 +201,14 @@ def _carried(patient: Patient) -> Symptom | None:
     with patient.afresh():
         one = patient.call(first)
         two = patient.call(second)
-    return _compared(patient, (patient[PlainCall].result, one.result, two.result), cut)
+    why = (
+        "something that the model has to go on from starts anew in each call, beside the state that it keeps",
+        "self.state = state  # and all else that goes on: positions, earlier outputs, a window of earlier inputs",
+    )
+    return _compared(patient, (patient[PlainCall].result, one.result, two.result), cut, why)
 
 
-def _compared(patient: Patient, results: tuple[Any, Any, Any], cut: int) -> Symptom | None:
+def _compared(patient: Patient, results: tuple[Any, Any, Any], cut: int, why: tuple[str, str]) -> Symptom | None:
     whole, one, two = (tensors(result) for result in results)
     worst, what = 0.0, ""
     for leaf in patient[OutputLayout].leaves:
@@ -175,23 +230,22 @@ def _compared(patient: Patient, results: tuple[Any, Any, Any], cut: int) -> Symp
             worst, what = gap, "output" if leaf.stepwise else "final state"
     if worst <= patient.thresholds.split:
         return None
-    return _broken(patient, f"the {what} of two pieces cut at step {cut} differs from that of the whole", worst, cut)
+    return _broken(
+        patient, f"the {what} of two pieces cut at step {cut} differs from that of the whole", worst, cut, why
+    )
 
 
-def _broken(patient: Patient, seen: str, gap: float, cut: int) -> Symptom:
+def _broken(patient: Patient, seen: str, gap: float, cut: int, why: tuple[str, str]) -> Symptom:
     convolved = any(isinstance(module, nn.modules.conv._ConvNd) for module in patient.model.modules())
     limit = patient.thresholds.split
     return Symptom(
         "note" if convolved else "error",
         "the model",
         f"{seen}, by {gap:.2g} of its size (limit {limit:.1g}).",
-        "a convolution sees the edge of each piece"
-        if convolved
-        else "the state is ignored, not returned as it ended, or in another form than it is taken in; or something "
-        "beside it starts anew in each piece: positions, a window of earlier inputs",
+        "a convolution sees the edge of each piece" if convolved else why[0],
         "z = torch.cat([kept, x], dim=1); kept = z[:, -(kernel_size - 1):]  # carry the last inputs along, unpadded"
         if convolved
-        else "out, state = self.lstm(x, state); return self.head(out), state  # and all else that goes on",
+        else why[1],
         {"gap": gap, "limit": limit, "cut": cut},
     )
 

@@ -4,8 +4,8 @@ What enters the head is not the final hidden state of the last layer: it is the 
 of two, the first step, a row instead of a step, or a mixture of rows.
 
 **How it is known.** The gradient of the output shows which of `out`, `h_n` and `c_n` is used, and which layers,
-directions and steps of it. For rows, see HS101. For states that are handed on, values show whether h and c changed
-places.
+directions and steps of it, with lengths also a step before the last of each row. For rows, see HS101. For states that
+are handed on, values show whether h and c changed places.
 
 **Limit.** None: it is so or it is not. One direction of two is a warning, the others are errors.
 
@@ -63,7 +63,10 @@ def check(patient: Patient) -> Symptom | None:
     found = _swapped(patient) or _mixture(patient)
     if found is not None:
         return found
-    slices = (_wrong_part(arrival) or _wrong_layer(arrival) or _wrong_step(arrival) for arrival in patient[Summaries])
+    slices = (
+        _wrong_part(arrival) or _wrong_layer(arrival) or _wrong_step(arrival) or _too_early(patient, arrival)
+        for arrival in patient[Summaries]
+    )
     return next(filter(None, slices), None)
 
 
@@ -134,6 +137,28 @@ def _wrong_step(arrival: Arrival) -> Symptom | None:
         "out[:, 0] is the first step",
         "out[:, -1] takes the last step of each row, or h_n[-1]",
         {"used": 1.0},
+    )
+
+
+def _too_early(patient: Patient, arrival: Arrival) -> Symptom | None:
+    """Report an output that is used at one step of each row, as many before its last as in every other row."""
+    known = patient.inputs.known_lengths()
+    if arrival.output is None or arrives(*arrival.state.values()) or known is None or len(set(known.tolist())) < 2:
+        return None
+    used = (arrival.output.abs().sum(2) > 0).cpu()  # (batch, time)
+    if arrival.call.layer.spec.bidirectional or len(used) != len(known) or not bool((used.sum(1) == 1).all()):
+        return None
+    early = (known - 1 - used.int().argmax(1))[known > 2]  # of shorter rows, a step before the last may be clamped
+    if early.numel() < 2 or len(set(early.tolist())) > 1 or int(early[0]) <= 0:
+        return None
+    return Symptom(
+        "error",
+        arrival.call.layer.label,
+        f"of each row's steps, the one {int(early[0])} before its last is used, in {len(early)} of {len(early)} rows "
+        f"(needed: 0 before).",
+        f"the index of the last step is too small: the last of n steps is n - 1, and n - {1 + int(early[0])} was taken",
+        "out[torch.arange(len(out)), lengths - 1]",
+        {"early": int(early[0])},
     )
 
 

@@ -4,7 +4,10 @@ The graph of one call reaches back into the one before: the second `backward()` 
 takes longer and longer.
 
 **How it is known.** Three calls in training mode, one after the other. The graph behind the second output must not hold
-nodes of the first. Attributes that still have a graph after a call are named.
+nodes of the first. Attributes that still have a graph after a call are named. A model that is called step by step, or
+whose neurons keep their own state as spiking ones do, goes on through that graph until it is reset: where a method that
+is called like it (`reset`, `reset_states`, `init_sequence`) lets the next call begin with a graph of its own, it is a
+note that names the method.
 
 **Limit.** No shared node, apart from those of the parameters.
 
@@ -66,6 +69,7 @@ def check(patient: Patient) -> Symptom | None:
     with patient.afresh():
         outcomes = [patient.call(train=True, grad=True) for _ in range(3)]
         holders = [name for name, tensor in held_tensors(patient.model).items() if tensor.grad_fn is not None]
+        anew = patient.call_after_reset(train=True, grad=True) if patient.resets else None
     first, second, third = map(_graph, outcomes)
     shared = len(first & second)
     if not shared:
@@ -73,15 +77,16 @@ def check(patient: Patient) -> Symptom | None:
     made_once = [name for name in holders if not len(first) < len(second) < len(third)]
     if made_once:
         return None  # what is kept was made with the model, and not by its calls
-    # A model that is called step by step goes on through the graph of the steps before, until it is reset.
-    stepped = bool(patient.resets) and patient.inputs.argument(patient.inputs.main).time is None
+    # Step by step, a model goes on through the graph of the steps before; pieces of a sequence do not.
+    stepped = patient.inputs.argument(patient.inputs.main).time is None or not patient.layers
+    ended = stepped and anew is not None and not _graph(anew) & third
     return Symptom(
-        "note" if stepped else "error",
+        "note" if ended else "error",
         ", ".join(holders) or "the model",
         f"the graph of three calls in a row has {len(first)}, {len(second)}, {len(third)} nodes, and the second "
         f"holds {shared} of the first (limit 0): a second backward fails, or takes ever longer.",
         f"a state is kept from call to call with its graph, until {next(iter(patient.resets))}()"
-        if stepped
+        if ended
         else "a state is kept from call to call with its graph",
         detaching(holders, patient.layers),
         {"shared": shared, "first": len(first), "second": len(second), "third": len(third)},

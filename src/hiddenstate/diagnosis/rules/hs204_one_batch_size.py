@@ -48,17 +48,13 @@ x = torch.randn(4, 10, 3)
 from __future__ import annotations
 
 import re
-from pathlib import Path as FilePath
 
-from torch import Tensor, nn
-
-from ...cells import Layer
-from ...state import ends, tensors
-from ..calling import is_state
-from ..outcome import is_users
+from ...state import tensors
+from ..outcome import line_of
 from ..patient import Patient
 from ..probes.calls import OutputLayout, TracedCall
 from ..rule import Rule, Symptom
+from ..wrong_state import wrong_state
 
 
 def check(patient: Patient) -> Symptom | None:
@@ -71,7 +67,7 @@ def check(patient: Patient) -> Symptom | None:
             run = patient.run(inputs.select(range(count)))
         except Exception as error:  # the finding itself
             raised = f"{count} rows raise {type(error).__name__}: {_short(error)}"
-            return _one_size(patient, count, raised, line=_line_of(error))
+            return _one_size(patient, count, raised, line=line_of(error))
         if count > 1:
             continue
         results = tensors(run.result)  # where one number has no axis left
@@ -95,10 +91,9 @@ def _another_size(patient: Patient, error: str) -> Symptom | None:
     inputs = patient.inputs
     if not inputs.batched:
         return None
-    for path, end in ends(inputs.args):
-        fused = [layer for layer in patient.layers if layer.fused and isinstance(layer.module, nn.RNNBase)]
-        if path[0] and fused and inputs.argument(path).rows is None and is_state(inputs.name(path) or "state", end):
-            return _wrong_state(patient, fused[0], inputs.name(path) or "the state", end)
+    state = wrong_state(patient)
+    if state is not None:
+        return state
     named = [v for m in patient.model.modules() for k, v in vars(m).items() if "batch" in k.lower() and type(v) is int]
     numbers = [int(number) for number in re.findall(r"\d+", error)]
     for count in dict.fromkeys([*named, *numbers]):
@@ -110,20 +105,6 @@ def _another_size(patient: Patient, error: str) -> Symptom | None:
             continue
         return _one_size(patient, count, f"and {count} rows run", runs=False)
     return None
-
-
-def _wrong_state(patient: Patient, layer: Layer, name: str, state: Tensor) -> Symptom:
-    spec, rows = layer.spec, patient.inputs.batch
-    needed = (spec.layers * spec.directions, rows, spec.sizes[spec.parts[0]])
-    return Symptom(
-        "error",
-        name,
-        f"it has shape {tuple(state.shape)}, and {layer.label} with {rows} rows of input wants {needed}.",
-        "a state of torch's layers is (layers × directions, batch, unit), also with batch_first=True",
-        f"torch.zeros{needed}, or none at all",
-        {"rows": rows},
-        title="a state of another shape",
-    )
 
 
 def _one_size(
@@ -159,17 +140,6 @@ def _squeezed_axis(patient: Patient) -> str:
             ones = [axis for axis, size in enumerate(operation.inputs[0].shape) if size == 1]
             return str(ones[0] if ones and ones[0] == 0 else -1)
     return "-1"
-
-
-def _line_of(error: BaseException) -> str:
-    """Return the line of the user's code that raised."""
-    trace, found = error.__traceback__, ""
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        if is_users(name):
-            found = f"{FilePath(name).name}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return found
 
 
 def _short(error: Exception) -> str:

@@ -96,10 +96,12 @@ def check(patient: Patient) -> Symptom | None:
             holder,
             f"{count} module{'s' if count > 1 else ''} in {holder} with {_weights(modules)} weights, of which "
             f"parameters() returns 0 (needed: all).",
-            "a plain list or dict of modules is invisible to nn.Module"
+            "a module that a function reads from around it is invisible to nn.Module"
+            if _closed_over(modules[0])
+            else "a plain list or dict of modules is invisible to nn.Module"
             if not modules[0].direct
             else "the attribute was set without registering the module",
-            f"self.{holder.rpartition('.')[2]} = {_container(modules[0])}",
+            _registering(modules[0]),
         )
     parameters = [thing for thing in patient.unregistered if isinstance(thing.value, nn.Parameter)]
     if parameters:
@@ -128,6 +130,19 @@ def check(patient: Patient) -> Symptom | None:
 
 def _by_key(thing: Unregistered) -> bool:
     return thing.name[len(thing.holder) :].startswith("['")
+
+
+def _closed_over(thing: Unregistered) -> str:
+    """Return the variable by which a function reads this from around it, "" where none does."""
+    rest = thing.name[len(thing.holder) :]
+    return rest[2:].partition(")")[0] if rest.startswith(" (") else ""
+
+
+def _registering(thing: Unregistered) -> str:
+    variable = _closed_over(thing)
+    if variable:
+        return f"self.{variable} = {variable}  # an attribute of its own, which forward calls: self.{variable}(x)"
+    return f"self.{thing.holder.rpartition('.')[2]} = {_container(thing)}"
 
 
 def _container(thing: Unregistered) -> str:

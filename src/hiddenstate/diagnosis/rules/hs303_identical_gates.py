@@ -48,8 +48,11 @@ model, inputs = Cell(), ()
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
+from ..advice import drawn_anew
 from ..outcome import SIGMOIDS, Operation, Operations, same
 from ..patient import Patient
 from ..probes.calls import TracedCall
@@ -75,7 +78,12 @@ def check(patient: Patient) -> Symptom | None:
         if isinstance(module, nn.RNNBase | nn.RNNCellBase):
             pair = _identical_blocks(module)
             if pair:
-                return _twins(layer.label, *pair)
+                return replace(
+                    _twins(layer.label, *pair),
+                    evidence=f"{pair[0]} and {pair[1]} have the same weights, to the last bit (limit: 0 pairs).",
+                    cause="the weights of both gates were initialized alike, with a constant",
+                    advice=f"{drawn_anew(layer)}  # weights that differ, as torch draws them",
+                )
     return None
 
 
@@ -116,6 +124,8 @@ def _identical_blocks(module: nn.Module) -> tuple[str, str] | None:
         return None
     weights = [p.detach() for n, p in module.named_parameters() if n.endswith(("_l0", "ih", "hh")) and "weight" in n]
     biases = [p.detach() for n, p in module.named_parameters() if n.endswith(("_l0", "ih", "hh")) and "bias" in n]
+    if len(weights) < 2:
+        return None  # they are kept elsewhere, as by a parametrization: biases alone say nothing
     squashed = [k for k, name in enumerate(names) if name != "candidate"]
     for i in squashed:
         for j in squashed:
@@ -130,7 +140,7 @@ def _twins(where: str, first: str, second: str) -> Symptom:
         where,
         f"{first or 'one gate'} and {second or 'another'} gave the same values, to the last bit, at every step "
         "tried (limit: 0 pairs).",
-        "one gate's weights are used for both, or both were initialized alike with constants",
+        "one gate's weights are used for both, or the weights of both were initialized alike, with a constant",
         "one linear map for each gate, or one for all: i, f, g, o = self.gates(xh).chunk(4, dim=-1)",
         {"pairs": 1},
     )

@@ -67,13 +67,16 @@ def check(patient: Patient) -> Symptom | None:
         raw = _raw_gate(drive)
         if raw is not None:
             operation, low, high = raw
+            shifted = _shifted(drive)
             return Symptom(
                 "warning",
                 operation.line or drive.name,
                 f"a state is multiplied by a gate that goes from {low:.2g} to {high:.2g} (limits 0 and 1), in "
                 f"a cell with other gates that are squashed.",
-                "this gate is not squashed to [0, 1]: the sigmoid is missing, or another function stands in its place",
-                "f = torch.sigmoid(self.forget(xh))",
+                "a number is added to a gate that is squashed already, as in (1 + z) * h"
+                if shifted
+                else "this gate is not squashed to [0, 1]: its sigmoid is missing, or another function is in its place",
+                "h = (1 - z) * h + z * n  # 1 - z, and not 1 + z" if shifted else "f = torch.sigmoid(self.forget(xh))",
                 {"low": low, "high": high, "limit": 1.0},
             )
         beyond = _beyond(drive)
@@ -102,6 +105,25 @@ def _raw_gate(drive: Drive) -> tuple[Operation, float, float] | None:
                 if (low < -0.01 or high > 1.01) and gate.shape[-1:] == value.shape[-1:]:
                     return operation, low, high
     return None
+
+
+def _shifted(drive: Drive) -> bool:
+    """Whether the gate that is out of bounds is a sigmoid with a number added."""
+    for trace, state in zip(drive.traces, drive.states, strict=True):
+        made, parts = trace.makers(), {id(part) for part in state.values()}
+        for operation in trace.named("mul", "__mul__", "__rmul__", "multiply"):
+            for gate in operation.inputs:
+                maker = made.origin(gate)
+                squashed = [made.origin(t) for t in maker.inputs] if maker is not None else []
+                lone = len(squashed) == 1 and squashed[0] is not None and squashed[0].name in SIGMOIDS
+                rest = [t for t in operation.inputs if t is not gate]
+                if (
+                    lone
+                    and (gate.max() > 1.01 or gate.min() < -0.01)
+                    and any(id(made.source(t)) in parts for t in rest)
+                ):
+                    return True
+    return False
 
 
 def _beyond(drive: Drive) -> Symptom | None:

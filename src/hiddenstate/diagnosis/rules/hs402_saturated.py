@@ -44,9 +44,12 @@ x = 1000 + 300 * torch.randn(4, 10, 3)
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from ..advice import drawn_anew
 from ..patient import Patient
 from ..probes.calls import PlainCall
-from ..probes.states import SaturatedStates
+from ..probes.states import SaturatedStates, recorded
 from ..rule import Rule, Symptom
 
 _LARGE = 4.0  # of inputs, from which on they saturate fresh weights
@@ -62,8 +65,16 @@ def check(patient: Patient) -> Symptom | None:
         if seen.by_states
         else f"{seen.gates:.0%} of the gates are below 0.05 or above 0.95 (limit {limits.saturated_gates:.0%})"
     )
-    large = float(patient[PlainCall].calls[0].x.double().std()) if patient[PlainCall].calls else 0.0
-    if large > _LARGE:
+    large = _size_of_input(patient)
+    layer = next((each for each in patient.layers if not each.name or seen.track.startswith(each.name)), None)
+    anew = drawn_anew(layer or next(iter(patient.seen), None))
+    if large > _LARGE and _saturated_when_scaled(patient, seen.track):
+        cause = (
+            f"what enters the layer is too large, its standard deviation {large:.3g}, and so are its weights: scaled "
+            f"to 1, the states are saturated as well"
+        )
+        advice = f"{anew}  # and x = (x - mean) / std, with numbers of the training data, before the layer"
+    elif large > _LARGE:
         cause = f"what enters the layer is too large, its standard deviation {large:.3g}: no gradient passes through"
         advice = "x = (x - mean) / std, with numbers of the training data, before the layer"
     elif patient.survey is not None:  # the first batch is not the one to blame
@@ -71,7 +82,7 @@ def check(patient: Patient) -> Symptom | None:
         advice = "x = (x - mean) / std, with numbers of the training data, before the layer"
     else:
         cause = "weights or biases are too large: no gradient passes through a saturated tanh or sigmoid"
-        advice = "module.reset_parameters()  # drawn anew, within ±1/sqrt(units); then a smaller learning rate"
+        advice = f"{anew}  # within ±1/sqrt(units); then a smaller learning rate"
     return Symptom(
         "warning",
         seen.track,
@@ -80,6 +91,25 @@ def check(patient: Patient) -> Symptom | None:
         advice,
         {"share": seen.share, "gates": seen.gates, "limit": limits.saturated_share},
     )
+
+
+def _saturated_when_scaled(patient: Patient, track: str) -> bool:
+    """Whether the states are saturated too where the input has a mean of 0 and a standard deviation of 1."""
+    x = patient.inputs.get(patient.inputs.main)
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return False
+    scaled = recorded(patient, patient.inputs.put(patient.inputs.main, (x - x.mean()) / x.std()), gates=False)
+    if track not in scaled:
+        return False
+    limits = patient.thresholds
+    return float((scaled[track].h.abs() >= limits.saturated).float().mean()) > limits.saturated_share
+
+
+def _size_of_input(patient: Patient) -> float:
+    """Return the standard deviation of what enters the first layer, or of the input where a loop is written out."""
+    calls, x = patient[PlainCall].calls, patient.inputs.get(patient.inputs.main)
+    fed = calls[0].x if calls else x
+    return float(fed.double().std()) if isinstance(fed, Tensor) and fed.is_floating_point() and fed.numel() > 1 else 0.0
 
 
 RULE = Rule(

@@ -41,6 +41,7 @@ x = torch.randn(4, 10, 3)
 
 from __future__ import annotations
 
+from ..advice import drawn_anew
 from ..patient import Patient
 from ..probes.calls import PlainCall, TracedCall
 from ..probes.states import RecordedStates, VariedStates, real
@@ -119,15 +120,21 @@ def _cause(patient: Patient, track: str) -> tuple[str, str]:
     """Return what holds the units still, as far as gates, weights and inputs tell, and what lets them go."""
     trajectory = patient[RecordedStates].get(track)
     layer = next((each for each in patient.layers if not each.name or track.startswith(each.name)), None)
-    path = "model" if layer is None or not layer.name else f"model.{layer.name}"
-    if layer is None or not hasattr(layer.module, "reset_parameters"):  # a cell of one's own is made of others
-        again = f"[m.reset_parameters() for m in {path}.modules() if hasattr(m, 'reset_parameters')]"
-    else:
-        again = f"{path}.reset_parameters()"
+    again = drawn_anew(layer or next(iter(patient.seen), None))
     gates = {} if trajectory is None else trajectory.gates
     if "output" in gates and float(gates["output"].max()) < 1e-3:
         return (
             "the output gate is shut: its largest value is below 0.001",
+            f"{again}  # its bias, above all",
+        )
+    if "update" in gates and float(gates["update"].min()) > 0.999:
+        return (
+            "the update gate keeps the old state and lets nothing new in: its smallest value is above 0.999",
+            f"{again}  # its bias, above all",
+        )
+    if "input" in gates and float(gates["input"].max()) < 1e-3:
+        return (
+            "the input gate is shut: its largest value is below 0.001",
             f"{again}  # its bias, above all",
         )
     calls = [] if layer is None else patient[PlainCall].calls.of(layer)

@@ -43,10 +43,15 @@ x = torch.randn(4, 10, 3)
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from ...state import tensors
+from ..advice import drawn_anew, path_of
 from ..inputs import ModelInputs
+from ..outcome import Operation, Operations
 from ..patient import Patient
 from ..probes.states import IdenticalRows, RecordedStates
 from ..rule import Rule, Symptom
@@ -57,15 +62,68 @@ def check(patient: Patient) -> Symptom | None:
     seen, limit = patient[IdenticalRows], patient.thresholds.identical
     if not seen.track:
         return _same_input(patient)
+    chosen, cause, advice = _cause(patient, seen.track)
     return Symptom(
-        "warning",
+        "note" if chosen else "warning",
         seen.track,
         f"the states of {seen.rows} rows with different input differ by {seen.spread:.2g} of their size at most "
         f"(limit {limit:.0e}).",
-        "the input does not reach the layer: weights of zero, a constant fed in its place, or a collapsed embedding",
-        "look at what enters the layer: with hs.record(model) as rec: model(x)",
+        cause,
+        advice,
         {"spread": seen.spread, "limit": limit},
     )
+
+
+def _cause(patient: Patient, track: str) -> tuple[bool, str, str]:
+    """Return whether a choice made rows alike, where what tells them apart is lost, and what to write there."""
+    everywhere = torch.ones(patient.inputs.batch, dtype=torch.bool)
+    run = patient.run(patient.inputs.other_rows(everywhere, seed=101), trace=True, collect=True)
+    layer = next((each for each in patient.layers if not each.name or track.startswith(each.name)), None)
+    calls = [] if layer is None else run.calls.of(layer)
+    look = "with hs.record(model) as rec: model(x)  # shows what enters the layer"
+    if layer is None or not calls:
+        return False, "what tells rows apart does not reach the state", look
+    name = path_of("self", layer.name)
+    if not _alike_rows(calls[0].x):
+        return (
+            False,
+            "rows differ where they enter the layer, and not behind it: its weights for the input are zero, or far too "
+            "small",
+            drawn_anew(layer),
+        )
+    for operation in _behind(run.trace, calls[0].input):
+        line = f" ({operation.line})" if operation.line else ""
+        if operation.name in _CHOICES:
+            cause = f"every row has made the same choice: `{operation.name}`{line} gives one token for all of them"
+            return True, cause, f"# train further; or hand on what it chose from: {name}(logits.softmax(-1) @ table)"
+        apart = any(not _alike_rows(t) for t in operation.inputs if t.shape[:1] == (patient.inputs.batch,))
+        if apart or not operation.inputs:
+            lost = "gives the same for rows that differ" if apart else "is made of no input"
+            return (
+                False,
+                f"what enters the layer is the same for all rows: `{operation.name}`{line} {lost}",
+                f"{name}(x)  # with x itself, or what is made of it row by row",
+            )
+    return False, "what enters the layer is the same for all rows: a constant is fed in the place of the input", look
+
+
+_CHOICES = ("argmax", "argmin", "topk", "multinomial")
+
+
+def _behind(trace: Operations, fed: Any) -> list[Operation]:
+    """Return the operations that made what is fed, the last first."""
+    made, waiting = trace.makers(), list(tensors(fed).values())
+    found: list[Operation] = []
+    while waiting:
+        operation = made.get(id(waiting.pop(0)))
+        if operation is not None and operation not in found:
+            found.append(operation)
+            waiting.extend(operation.inputs)
+    return found
+
+
+def _alike_rows(values: Tensor) -> bool:
+    return values.dim() < 2 or bool((values == values[:1]).all())
 
 
 def _same_input(patient: Patient) -> Symptom | None:
@@ -85,7 +143,7 @@ def _same_input(patient: Patient) -> Symptom | None:
                 f"{most} of {inputs.batch} rows of the batch have the same states at all steps, and {_alike(inputs)} "
                 f"the same input (limit: as many).",
                 "what tells rows apart is lost before the layer: rounded away by .long(), clamped, or masked",
-                "look at what enters the layer: with hs.record(model) as rec: model(x)",
+                "with hs.record(model) as rec: model(x)  # shows what enters the layer: fractions need nn.Linear",
                 {"rows": inputs.batch, "identical": most},
             )
         if most >= 3 and 2 * most >= inputs.batch:

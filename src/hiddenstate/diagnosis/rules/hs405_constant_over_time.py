@@ -70,6 +70,8 @@ x = torch.randn(4, 10, 3)
 
 from __future__ import annotations
 
+from ...cells import Layer
+from ..advice import drawn_anew
 from ..patient import Patient
 from ..probes.cells import CellTrials
 from ..probes.states import ConstantStates, RecordedStates
@@ -103,11 +105,15 @@ def check(patient: Patient) -> Symptom | None:
         "the gates keep the old state and let nothing new in, at every step"
         if shut
         else "the state is never updated, or the same step is fed again and again",
-        "module.reset_parameters()  # of this layer: its biases, above all"
+        f"{drawn_anew(_layer(patient, seen.track))}  # its biases, above all"
         if shut
         else "hand each step in: for x_t in x.unbind(1): h = self.cell(x_t, h)",
         {"spread": seen.spread, "limit": limit},
     )
+
+
+def _layer(patient: Patient, track: str) -> Layer | None:
+    return next((each for each in patient.layers if not each.name or track.startswith(each.name)), None)
 
 
 RULE = Rule(

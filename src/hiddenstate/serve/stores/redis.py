@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from ...errors import SessionLost, StoreFailed
 from .redis_address import RedisAddress
-from .store import RANDOM_BITS, Busy, Change, Claim, Row, Store, next_version
+from .store import RANDOM_BITS, Busy, Change, Claim, Row, Store, damaged, next_version
 
 _BUCKETS = 256  # hash tags of a cluster: all keys of one are in one slot, and a session is in one bucket
 _COUNTED = 1.0  # seconds for which the number of sessions in a cluster is remembered
@@ -362,7 +362,7 @@ def _claim(session: str, reply: Any) -> Claim | Busy | SessionLost | None:
     try:
         found = _row(session, row[1:]) if row else None
     except SessionLost as error:
-        return error
+        return Claim(_number(epoch), 0, None, damage=error)
     return Claim(_number(epoch), _number(version), found, bool(row and row[0]))
 
 
@@ -372,4 +372,4 @@ def _row(session: str, found: Sequence[bytes | None]) -> Row:
         times = float(opened or 0), float(touched or 0)
         return Row(int(seq or 0), int(steps or 0), times[0], times[1], (fingerprint or b"").decode(), state)
     except ValueError as error:
-        raise SessionLost(f"session {session!r} is lost: its row is damaged ({error}).", "damaged") from error
+        raise damaged(session, error) from error

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import ctypes
+import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from ...errors import SessionLost, StoreBusy, StoreFailed
-from .store import RANDOM_BITS, Advance, Change, Claim, Lookup, Row, Store, next_version, strayed
+from ...errors import StoreBusy, StoreFailed
+from .sqlite_file import PAGE, WatchedFile, connect, copy_log_back
+from .store import RANDOM_BITS, Advance, Change, Claim, Lookup, Row, Store, damaged, next_version, strayed
 
 _T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -36,17 +38,16 @@ _UPDATE = (
     "UPDATE sessions SET version = ?, seq = ?, steps = ?, opened = ?, touched = ?, fingerprint = ?, state = ? "
     "WHERE id = ? AND version = ?"
 )
-_ADVANCE = (
-    "UPDATE sessions SET version = ?, seq = ?, steps = ?, touched = ?, state = ? WHERE number = ? AND version = ?"
-)
+_MOVED = "version = ?, seq = ?, steps = ?, touched = ?, state = ?"
+_ADVANCE = f"UPDATE sessions SET {_MOVED} WHERE number = ? AND version = ?"
 _DELETE = "DELETE FROM sessions WHERE id = ? AND version = ?"
 _HOLDS = "SELECT 1 FROM sessions WHERE id = ? AND version = ?"
 _PLACES = 16  # answers to delete at least: an engine with another `replay` may have left more
 _FORMAT = 1
 _FULL = 13  # SQLite's code for a full disk; sqlite3 names it from Python 3.11 on
-_PAGE = 16384  # bytes: a few states of some KiB each, so that a commit writes few pages and none runs over
 _LOG = 32 * 2**20  # bytes of the log at most, and a quarter of the room that there is on the disk
-_LOOK_AFTER = 2**20  # bytes of states, after which the size of the log is looked at
+_RESERVE = 2**20  # bytes of the disk that are left for closing sessions, and for copying the log back
+_INPUT = 8 * PAGE  # bytes that the file may grow by with one input
 _REMEMBERED = 50_000  # sessions whose numbers are known without asking
 _ASKED_AT_ONCE = 500  # SQLite takes no more than 999 parameters everywhere
 
@@ -61,6 +62,7 @@ class SqliteStore(Store):
 
     chains = True
     _patient = True
+    _damage: str | None = None  # of a file that took the place of the one that was opened
 
     def __init__(self, path: str, *, patience: float = 1.0) -> None:
         """Open or create the file; wait `patience` seconds for another process's lock before giving up."""
@@ -69,8 +71,7 @@ class SqliteStore(Store):
             found = self._open()
         except sqlite3.Error as error:
             try:
-                # A full disk may have no room for the file that readers share; without it the log can be copied back.
-                self._open(alone=True)
+                copy_log_back(path)
                 found = self._open()
             except sqlite3.Error:
                 raise StoreFailed(
@@ -82,35 +83,24 @@ class SqliteStore(Store):
             raise StoreFailed(
                 f"{path} has version {found} of the format of sessions, but this library reads {_FORMAT}."
             )
-        (self._seen,) = self._db.execute("PRAGMA data_version").fetchone()
-        self._numbers = Lookup()
-        self._swept = 0  # the number of the last session that the sweep looked at
-        self._unseen = _LOOK_AFTER  # bytes written since the size of the log was looked at
 
-    def _open(self, *, alone: bool = False) -> int:
-        """Connect, and return the version of the file's format; `alone`, only copy the log back into it."""
-        self._db = sqlite3.connect(self._path, timeout=self._patience, isolation_level=None, check_same_thread=False)
+    def _open(self) -> int:
+        """Connect, and return the version of the file's format."""
+        self._db = connect(self._path, patience=self._patience)
         try:
-            if alone:
-                self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
-                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                self._db.close()
-                return 0
-            self._db.execute(f"PRAGMA page_size = {_PAGE}")  # takes effect only if the file is new
-            self._db.execute("PRAGMA journal_mode = WAL")
-            # Sessions change again and again: the longer the log, the more of it never has to be copied back. What
-            # SQLite would do by itself, in the midst of a commit, is left for where `upkeep` is never called.
-            self._db.execute(f"PRAGMA wal_autocheckpoint = {4 * _LOG // _PAGE}")
-            self._db.execute("PRAGMA cache_size = -32768")  # KiB: the pages of a tick or two
-            self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
             (found,) = self._db.execute("PRAGMA user_version").fetchone()
             if not found:
                 self._db.execute(f"PRAGMA user_version = {_FORMAT}")
             (self._count,) = self._db.execute("SELECT count(*) FROM sessions").fetchone()
+            (self._seen,) = self._db.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error:
             self._db.close()
             raise
+        self._file = WatchedFile(self._path)
+        self._numbers = Lookup()
+        self._swept = 0  # the number of the last session that the sweep looked at
+        self._patient = True
         return int(found)
 
     @property
@@ -126,17 +116,17 @@ class SqliteStore(Store):
 
     def claim(self, wanted: Sequence[tuple[str, int]]) -> list[Claim | Any]:
         """Read the rows."""
-        rows: dict[str, Claim | SessionLost] = {}
+        rows: dict[str, Claim] = {}
         names, known = [session for session, _ in wanted], dict(wanted)
         with self._failing("read"):
             for some in _chunks(names):
                 query = f"SELECT id, number, {_ROW} FROM sessions WHERE id IN ({_marks(some)})"
                 for session, number, version, *row in self._db.execute(query, some):
                     self._remember(session, number)
-                    if [type(value) for value in row[:5]] == [int, int, float, float, str]:
+                    if [type(value) for value in (version, *row[:5])] == [int, int, int, float, float, str]:
                         rows[session] = Claim(version, version, Row(*row), strayed(known[session], version))
                     else:  # SQLite keeps what it is given, whatever the column
-                        rows[session] = SessionLost(f"session {session!r} is lost: its row is damaged.", "damaged")
+                        rows[session] = Claim(version, version, None, damage=damaged(session))
         return [rows.get(name) for name in names]
 
     def commit(self, changes: Sequence[Change]) -> list[int | None]:
@@ -149,12 +139,15 @@ class SqliteStore(Store):
         def write() -> tuple[list[int | None], list[int | None]]:
             with self._transaction():
                 moved = [version for batch in advances for version in self._advance(batch)]
-                return moved, [self._apply(change) for change in changes]
+                applied = [self._apply(change) for change in changes]
+                if advances or any(change.row is not None for change in changes):
+                    self._check_room()
+                return moved, applied
 
         with self._failing("write"):
-            size = sum(len(batch.sessions) * (batch.states.kind.nbytes + _PAGE) for batch in advances)
-            self._look_at_log(size + sum(_PAGE + len(c.row.state or b"") for c in changes if c.row is not None))
+            self._shorten_log()
             versions, applied = self._with_room(write)
+            self._check_place()
         kept = [change for change, version in zip(changes, applied, strict=True) if version is not None]
         self._count += sum((change.token is None) - (change.row is None) for change in kept)
         return versions + applied
@@ -162,8 +155,8 @@ class SqliteStore(Store):
     def read(self, session: str) -> Row | None:
         """Read one row."""
         (found,) = self.claim([(session, -1)])
-        if isinstance(found, SessionLost):
-            raise found
+        if found is not None and found.damage is not None:
+            raise found.damage
         return None if found is None else found.row
 
     def answer(self, session: str, seq: int) -> Any:
@@ -188,7 +181,7 @@ class SqliteStore(Store):
         with self._failing("sweep"), self._transaction():
             query = "SELECT number, id, touched FROM sessions WHERE number > ? ORDER BY number LIMIT ?"
             seen = self._db.execute(query, (self._swept, limit)).fetchall()
-            gone = [session for _, session, touched in seen if touched < before]
+            gone = [session for _, session, touched in seen if isinstance(touched, int | float) and touched < before]
             if gone:
                 self._numbers = Lookup()
                 self._forget(gone)
@@ -198,28 +191,77 @@ class SqliteStore(Store):
         return len(gone)
 
     def others_wrote(self) -> bool:
-        """Ask SQLite for the number that changes with the commits of other connections."""
+        """Ask SQLite for the number that changes with the commits of other connections, and look at the file itself.
+
+        Where another file has taken its place, that one is opened.
+        """
         with self._failing("read"):
+            self._check_whole()
             (now,) = self._db.execute("PRAGMA data_version").fetchone()
-        before, self._seen = self._seen, now
-        if before != now:
+            wrote, self._seen = now != self._seen, now
+            overwritten = self._file.overwritten() and not wrote  # others who wrote may have copied the log back
+            if replaced := self._file.moved() or overwritten:
+                self._open_again()
+            self._check_whole()
+        self.replaced = replaced
+        if wrote:
             self._numbers = Lookup()
-        return bool(before != now)
+        return wrote or replaced
 
     def check(self) -> None:
-        """Begin to write, which fails where the file is locked or the disk is gone."""
-        with self._failing("write"), self._transaction():
-            self._db.execute("SELECT 1 FROM sessions LIMIT 1").fetchone()
+        """Begin to write, which fails where the file is locked or not the one that was opened, or the disk is full."""
+        with self._failing("write"):
+            self._check_whole()
+            self._file.moved()
+            self._shorten_log()
+
+            def begin() -> None:
+                with self._transaction():
+                    self._db.execute("SELECT 1 FROM sessions LIMIT 1").fetchone()
+                    self._check_room(more=_INPUT)
+
+            self._with_room(begin)
 
     def upkeep(self) -> None:
         """Copy the log back into the file where it has become long."""
-        if self._log_is_long():
+        if self._file.log_is_long(_LOG):
             with suppress(sqlite3.Error), self.timed():  # where somebody else reads or writes now, it is tried again
-                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                self._copy_back()
 
     def close(self) -> None:
         """Close the file; SQLite then copies its log back into it."""
-        self._db.close()
+        if not self._file.torn():
+            self._db.close()
+            return
+        # SQLite would copy the old log into what was put there. Before Python 3.12 one cannot say no: stay open.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._db))
+
+    def _open_again(self) -> None:
+        """Open what is under the path now: another file, or the same, to which somebody wrote past SQLite."""
+        _log.warning("the file %s was replaced or overwritten; what is there now is served from here on", self._path)
+        self._db.close()  # which leaves a file alone that is no longer in its place
+        try:
+            self._open()
+            found = [line for (line,) in self._db.execute("PRAGMA quick_check(1)")]
+            self._damage = None if found == ["ok"] else " ".join(found)
+        except sqlite3.DatabaseError as error:
+            self._damage = str(error)
+
+    def _check_whole(self) -> None:
+        if self._damage is not None:
+            raise StoreFailed(
+                f"the file {self._path} was replaced or overwritten while it is served, and it is damaged now: "
+                f"{self._damage}. Nothing was acknowledged. Stop the server, put a whole copy there, remove the files "
+                f"with -wal and -shm beside it, and start again."
+            )
+
+    def _check_place(self) -> None:
+        """Raise where what was just written can no longer be found under the path."""
+        self._file.wrote()
+        if self._file.moved():
+            raise StoreFailed(
+                f"the store {self._path} was replaced at this moment. Nothing was acknowledged: repeat it."
+            )
 
     def _advance(self, batch: Advance) -> list[int | None]:
         """Write the sessions of one batch; return their versions, None where a token is outdated."""
@@ -282,7 +324,7 @@ class SqliteStore(Store):
             version = next_version()
             done = self._db.execute(_INSERT, (version, *change.row, change.session)).rowcount
         else:
-            version = next_version(change.token)
+            version = next_version(change.token if isinstance(change.token, int) else 0)  # else the row is damaged
             done = self._db.execute(_UPDATE, (version, *change.row, change.session, change.token)).rowcount
         if done and self.replay and change.answer is not None:
             seq, (number,) = change.row.seq, self._numbers_of([change.session])
@@ -307,25 +349,32 @@ class SqliteStore(Store):
         except sqlite3.OperationalError as error:
             if not self._patient or getattr(error, "sqlite_errorcode", _FULL) != _FULL:
                 raise
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._copy_back()
             return write()
 
-    def _look_at_log(self, size: int) -> None:
-        """See to it, before so many bytes are written, that the log leaves room on the disk to be copied back."""
-        self._unseen += size
-        if self._unseen >= _LOOK_AFTER:
-            self._unseen = 0
-            if self._patient:
-                self.upkeep()
-            elif self._log_is_long(times=4):
-                raise StoreBusy(f"the log of {self._path} has to be copied back first.")
+    def _copy_back(self) -> None:
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._file.copied_back()
 
-    def _log_is_long(self, *, times: int = 1) -> bool:
-        try:
-            log, free = os.stat(f"{self._path}-wal").st_size, shutil.disk_usage(os.path.dirname(self._path) or ".").free
-        except OSError:
-            return False
-        return log > min(times * _LOG, (free + log) // 4)
+    def _shorten_log(self) -> None:
+        """See to it, before more is written, that the log leaves room on the disk to be copied back."""
+        if self._patient:
+            self.upkeep()
+        elif self._file.log_is_long(4 * _LOG):
+            raise StoreBusy(f"the log of {self._path} has to be copied back first.")
+
+    def _check_room(self, *, more: int = 0) -> None:
+        """Raise, within a transaction, where the disk would not have room for what has to be copied back after it."""
+        free = self._file.free()
+        if free > 4 * _LOG:
+            return
+        pages, unused = (self._db.execute(f"PRAGMA {of}").fetchone()[0] for of in ("page_count", "freelist_count"))
+        growth = max(0, more - unused * PAGE) + max(0, pages * PAGE - self._file.size)
+        if free < growth + _RESERVE:  # as SQLite says it, and to be tried again after its log was copied back
+            raise sqlite3.OperationalError(
+                f"the disk is full: of {free} bytes, {growth} are needed for the log, and {_RESERVE} are left for "
+                f"closing sessions"
+            )
 
     @contextmanager
     def _failing(self, verb: str) -> Iterator[None]:

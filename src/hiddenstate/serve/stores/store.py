@@ -37,6 +37,15 @@ def strayed(known: int, version: int) -> bool:
     return known >= 0 and version != known and version >> RANDOM_BITS <= known >> RANDOM_BITS
 
 
+def damaged(session: str, why: object = "") -> SessionLost:
+    """Return the error for a session whose row cannot be read."""
+    return SessionLost(
+        f"session {session!r} is lost: its row is damaged{f' ({why})' if why else ''}. Put it back with an exported "
+        f"state (import), or begin it anew with open({session!r}).",
+        "damaged",
+    )
+
+
 class Lookup:
     """An integer for each name, looked up by the hundred: the answer to the last list of names is remembered.
 
@@ -91,6 +100,7 @@ class Claim(NamedTuple):
     version: int  # of the row; it differs after every change
     row: Row | None  # None where the caller knows this version already
     strayed: bool = False  # the version that the caller knows is not among those that led here: the store was set back
+    damage: SessionLost | None = None  # the row cannot be read, and this says why: it may only be removed or replaced
 
 
 class Busy(NamedTuple):
@@ -182,6 +192,7 @@ class Store(ABC):
 
     replay = 8  # how many answers of each session are kept
     ttl: float | None = None  # seconds without an input after which a session expires
+    replaced = False  # whether `others_wrote`, when last asked, found another store in the place of the one it knew
     patient = True  # whether a call may wait for a lock; if not, and there is one, it raises `StoreBusy`
     seconds = 0.0  # spent in reading and writing since the start, waiting included
     waited = 0.0  # of these, without computing: for a disk, a lock, a network
@@ -190,7 +201,8 @@ class Store(ABC):
     def claim(self, wanted: Sequence[tuple[str, int]]) -> list[Claim | Busy | SessionLost | None]:
         """Return each session, given by name and known version (-1: none), for a change; None where there is none.
 
-        One that is damaged is an error in its place, so that the others are served.
+        One that is damaged is a claim with `damage`, or where it cannot even be replaced an error in its place, so that
+        the others are served.
         """
 
     @abstractmethod

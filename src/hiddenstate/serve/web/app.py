@@ -20,7 +20,7 @@ from . import kserve, metrics, sessions, stream
 from .callers import Given, Tokens
 from .gateway import Gateway, Limits
 from .guard import Guard
-from .http_errors import answer_error, answer_http_error
+from .http_errors import answer_error, answer_http_error, answer_late
 
 
 def make_app(
@@ -63,6 +63,7 @@ def make_app(
     for part in (sessions, kserve, metrics, stream):
         app.include_router(part.router)
     app.add_exception_handler(HiddenStateError, answer_error)
+    app.add_exception_handler(TimeoutError, answer_late)
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_exception_handler(RequestValidationError, _invalid)
 

@@ -72,6 +72,7 @@ class TokenFile(Tokens):
         """Read the file."""
         self._path, self._clock, self._looked = path, clock, clock()
         self._stamp = _stamp(path)
+        self._emptied: tuple[int, int, int] | None = None  # as it was when it was first seen without tokens
         super().__init__(_read(path))
 
     def caller(self, authorization: str | None) -> Caller | None:
@@ -80,11 +81,18 @@ class TokenFile(Tokens):
             self._looked = self._clock()
             try:
                 if (stamp := _stamp(self._path)) != self._stamp:
-                    self._callers, self._stamp = dict(_callers(_read(self._path))), stamp
-                    _log.info("read the tokens in %s again: %d", self._path, len(self._callers))
+                    self._read_again(stamp)
             except BadInput as error:  # half written, or gone: those that were known go on
                 _log.warning("the tokens stay as they were: %s", error)
         return super().caller(authorization)
+
+    def _read_again(self, stamp: tuple[int, int, int]) -> None:
+        found = dict(_callers(_read(self._path, empty=True)))
+        if not found and stamp != self._emptied:
+            self._emptied = stamp  # it may be about to be written: only one that stays so revokes everybody
+            return
+        self._callers, self._stamp = found, stamp
+        _log.info("read the tokens in %s again: %d", self._path, len(found))
 
 
 def open_tokens(given: Given | Tokens, *, file: str | None = None) -> Tokens:
@@ -108,16 +116,16 @@ def _stamp(path: str) -> tuple[int, int, int]:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _read(path: str) -> Mapping[str, Any]:
+def _read(path: str, *, empty: bool = False) -> Mapping[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
-            return _parsed(file.read(), path)
+            return _parsed(file.read(), path, empty=empty)
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"the file of tokens {path} cannot be read: {error}.") from error
 
 
-def _parsed(text: str, source: str) -> Mapping[str, Any]:
-    """Return the tokens in a text: JSON, or lines `name: token`."""
+def _parsed(text: str, source: str, *, empty: bool = False) -> Mapping[str, Any]:
+    """Return the tokens in a text: JSON, or lines `name: token`; `empty` says that there may be none."""
     if text.lstrip().startswith("{"):
         try:
             found = json.loads(text)
@@ -131,7 +139,7 @@ def _parsed(text: str, source: str) -> Mapping[str, Any]:
             if not colon or not name.strip() or not token.strip():
                 raise BadInput(f"line {number} of {source} is not of the form 'name: token'.")
             named.setdefault(name.strip(), []).append(token.strip())
-    if not named:
+    if not named and not empty:
         raise BadInput(f"{source} has no tokens: a line 'name: token' is needed for each caller.")
     return named
 

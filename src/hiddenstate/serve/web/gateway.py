@@ -72,6 +72,11 @@ class Gateway:
         connection.state.caller = found.name
         return found
 
+    def knows(self, caller: Caller, connection: WebSocket) -> bool:
+        """Return whether the token that a connection began with is still that of this caller."""
+        found = self.tokens.caller(_authorization(connection))
+        return found is not None and found.name == caller.name
+
     def key(self, caller: Caller, session: str) -> str:
         """Return the engine's name for a caller's session."""
         session = session.replace(SLASH, "/")
@@ -90,14 +95,15 @@ class Gateway:
         with self.new_session(caller):
             await self.engine.aopen(key, exist_ok=exist_ok)
 
-    async def exists(self, key: str) -> bool:
-        """Return whether a session is there; raise where it cannot be continued."""
+    async def exists(self, key: str, *, damaged: bool = False) -> bool:
+        """Return whether a session is there; raise where it cannot be continued, also for damage unless `damaged`."""
         try:
             await self.engine.ainfo(key)
         except SessionLost as error:
             if error.reason in ("unknown", "expired"):
                 return False
-            raise
+            if error.reason != "damaged" or not damaged:
+                raise
         return True
 
     @contextmanager

@@ -6,7 +6,7 @@ import ipaddress
 import json
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, TypeAlias
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from starlette.exceptions import HTTPException
 
@@ -46,7 +46,7 @@ class Guard:
         if scope["type"] in ("http", "websocket"):
             headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
             try:
-                self._check_host(headers.get(b"host", ""))
+                self._check_host(headers.get(b"host"))
                 self._check_origin(headers.get(b"origin"), headers.get(b"host", ""))
                 _name_session(scope)
                 if scope["type"] == "http" and not scope["path"].endswith(_LARGE):
@@ -56,8 +56,10 @@ class Guard:
         passed: Awaitable[None] = self._inner(scope, receive, send)
         return passed
 
-    def _check_host(self, host: str) -> None:
-        name = urlsplit(f"//{host}").hostname or ""
+    def _check_host(self, host: str | None) -> None:
+        if host is None:  # HTTP/1.0, as of a probe: browsers always say it
+            return
+        name = _split(f"//{host}").hostname or ""
         if self._hosts is None or name in self._hosts or name == "localhost" or _is_address(name):
             return
         raise Refusal(
@@ -70,12 +72,19 @@ class Guard:
     def _check_origin(self, origin: str | None, host: str) -> None:
         if origin is None or "*" in self._origins or origin.lower() in self._origins:
             return
-        if urlsplit(origin).netloc.lower() != host.lower() or not host:
+        if _split(origin).netloc.lower() != host.lower() or not host:
             raise Refusal(
                 403,
                 "HTTP",
                 f"the page at {origin[:80]} may not talk to this server. To let it: --allow-origin {origin[:80]}.",
             )
+
+
+def _split(address: str) -> SplitResult:
+    try:
+        return urlsplit(address)
+    except ValueError as error:  # as of a bracket that is never closed
+        raise Refusal(400, "HTTP", f"{address[:80]!r} is no address: {error}.") from None
 
 
 def _is_address(name: str) -> bool:

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from ...errors import (
+    DeadlineExceeded,
     HiddenStateError,
     ModelFailed,
     Overloaded,
@@ -21,7 +22,7 @@ from ...errors import (
 )
 
 _LOST = {"unknown": 404, "expired": 410, "damaged": 410, "model": 409}
-_BUSY = 503
+_BUSY, _LATE = 503, 504
 
 
 def status_of(error: HiddenStateError) -> int:
@@ -33,6 +34,8 @@ def status_of(error: HiddenStateError) -> int:
             return 409
         case ModelFailed():
             return 422
+        case DeadlineExceeded():
+            return _LATE
         case Overloaded() | StoreFailed() | ServeError():
             return _BUSY
     return 400
@@ -58,6 +61,13 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"error": facts_of(error, request)["message"]}, status)
     headers = {"retry-after": "1"} if status == _BUSY else None
     return JSONResponse({"error": facts_of(error, request)}, status, headers)
+
+
+async def answer_late(request: Request, error: Exception) -> JSONResponse:
+    """Answer that there was no answer in time: whether the input is applied, nobody knows yet."""
+    if request.url.path.startswith("/v2/"):
+        return JSONResponse({"error": str(error)}, _LATE)
+    return JSONResponse({"error": {"kind": "TimeoutError", "message": str(error)}}, _LATE)
 
 
 async def answer_http_error(request: Request, error: Exception) -> JSONResponse:

@@ -16,6 +16,7 @@ from ...errors import HiddenStateError
 from ..engine import Engine
 from ..worker import BOUNDS, Histogram
 from .gateway import CurrentCaller, CurrentGateway, Gateway
+from .guard import Guard
 
 router = APIRouter(tags=["health"])
 
@@ -91,13 +92,16 @@ async def metrics(gateway: CurrentGateway, caller: CurrentCaller) -> Response:
 
 
 def metrics_app(gateway: Gateway) -> FastAPI:
-    """Return an application with health and numbers alone, for a port of its own, which needs no token."""
+    """Return an application for a port of its own, which needs no token: health, numbers, and what an operator does."""
     app = FastAPI(title="hiddenstate metrics", version="1", openapi_url=None)
     app.state.gateway = gateway
     app.get("/healthz")(alive)
     app.get("/readyz")(lambda: _checked(gateway))
     app.get("/v1/stats")(lambda: _stats(gateway.engine))
     app.get("/metrics")(lambda: _metrics(gateway.engine))
+    app.get("/v1/versions")(gateway.engine.versions)
+    app.post("/v1/drain", status_code=204)(gateway.engine.drain)
+    app.add_middleware(Guard, hosts=[], origins=())  # a page that somebody opens on this machine must not drain it
     return app
 
 

@@ -19,6 +19,7 @@ from .callers import Caller
 from .gateway import CurrentCaller, CurrentGateway, Gateway, numbers_in, off_loop
 
 _LARGEST_SEQ = 2**62
+_LONGEST_TIMEOUT = 3600.0  # seconds
 
 
 class NewSession(BaseModel):
@@ -82,6 +83,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     422: {"description": "the model failed on this input; the session is as it was"},
     429: {"description": "too many new sessions, inputs or streams"},
     421: {"description": "the server does not answer to this name"},
+    504: {"description": "the input's turn did not come in time, or its answer did not"},
     503: {"description": "the store is out of reach or full; try again"},
 }
 
@@ -139,12 +141,15 @@ async def push(
     caller: CurrentCaller,
     session: str,
     request: Request,
+    *,
     seq: Annotated[int | None, Query(ge=1, lt=_LARGEST_SEQ)] = None,
     create: Annotated[bool, Query(alias="open")] = False,
+    timeout: Annotated[float | None, Query(gt=0, le=_LONGEST_TIMEOUT)] = None,
 ) -> Response:
     """Apply one step or a piece, as JSON `{"x": …, "seq": …}` or as a safetensors file with one tensor `x`.
 
-    The answer has the form of the request. With `open` a session that is not there is begun.
+    The answer has the form of the request. With `open` a session that is not there is begun. With `timeout`, an input
+    whose turn has not come within so many seconds is 504, and is not applied.
     """
     key = gateway.key(caller, session)
     binary = _media_type(request) == SAFETENSORS
@@ -157,13 +162,13 @@ async def push(
     gateway.admit_inputs(caller)
     given = gateway.engine.submit(key, x, number)
     try:
-        output = gateway.engine.output(await given.outcome())
+        output = gateway.engine.output(await given.outcome(timeout))
     except SessionLost as error:
         if not create or error.reason != "unknown":
             raise
         await gateway.begin(caller, key, exist_ok=True)
         given = gateway.engine.submit(key, x, number)
-        output = gateway.engine.output(await given.outcome())
+        output = gateway.engine.output(await given.outcome(timeout))
     if binary:
         return Response(pack(named_tensors(output)), media_type=SAFETENSORS, headers={"x-seq": str(given.seq)})
     text = await off_loop(numbers_in(output), to_json, {"seq": given.seq, "y": output})
@@ -206,7 +211,7 @@ async def import_state(
     key = gateway.key(caller, session)
     data = await gateway.body_of(request, json=False)
     check_file(data)
-    known = await gateway.exists(key)
+    known = await gateway.exists(key, damaged=True)
     with nullcontext() if known else gateway.new_session(caller):
         await gateway.engine.aimport_(key, data, any_model=any_model)
     return await _facts(gateway, caller, key)

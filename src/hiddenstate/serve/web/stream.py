@@ -4,7 +4,8 @@ A binary frame is the number of the input (8 bytes, little-endian; 0: the next o
 model's dtype. The answer is a binary frame with that number, then the output: raw bytes where the model gives one
 tensor, else a safetensors file. A text frame is a JSON object with a `type`:
 
-    to the server      {"type": "push", "x": …, "seq": …}  {"type": "reset"}  {"type": "info"}  {"type": "eof"}
+    to the server      {"type": "push", "x": …, "seq": …, "timeout": …}  {"type": "reset"}
+                       {"type": "info"}  {"type": "eof"}
     from the server    {"type": "ready", "seq": …, …}  {"type": "output", "seq": …, "y": …}  {"type": "reset"}
                        {"type": "eof", "seq": …}  {"type": "error", "kind": …, "message": …, …}
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
@@ -34,6 +36,7 @@ router = APIRouter()
 
 _REFUSED = 4000  # plus the HTTP status: 4401 is no token, 4404 no such session, 4503 a store that is gone
 _SEQ_BYTES = 8
+_LOOK_AGAIN = 1.0  # seconds after which it is looked whether the caller's token is still known
 _Answer: TypeAlias = "list[Push] | Awaitable[str | bytes]"  # inputs that will have results, or a frame to come
 
 
@@ -75,6 +78,7 @@ class StreamConnection:
         self._frames: list[tuple[memoryview, int | None]] = []  # received together, and not queued yet
         self._window = max(1, gateway.limits.window)
         self._under_way = 0
+        self._look_again, self._revoked = time.monotonic() + _LOOK_AGAIN, False
         self._has_rate = (caller.inputs or gateway.limits.inputs) < math.inf
         self._changed: asyncio.Future[None] | None = None  # what reader and writer wait on
         self._step_bytes = gateway.engine.dtype.itemsize * math.prod(gateway.engine.step_shape)
@@ -96,6 +100,8 @@ class StreamConnection:
                     text = await self._settled(answer)
                     await (self._socket.send_text(text) if isinstance(text, str) else self._socket.send_bytes(text))
                     self._done(1)
+            if self._revoked:
+                raise HTTPException(401, "the bearer token of this stream is no longer one that this server knows.")
             if not reader.result():
                 return
             seq = (await self._gateway.engine.ainfo(self._key)).seq
@@ -117,6 +123,11 @@ class StreamConnection:
                 frame = await self._socket.receive()
                 if frame["type"] != "websocket.receive":
                     return False
+                if time.monotonic() > self._look_again:
+                    self._look_again = time.monotonic() + _LOOK_AGAIN
+                    if not self._gateway.knows(self._caller, self._socket):
+                        self._revoked = True
+                        return False
                 while self._has_rate and (wait := self._gateway.input_wait(self._caller)):
                     await asyncio.sleep(wait)  # not reading is how a stream is told to be slower
                 data, text = frame.get("bytes"), frame.get("text")
@@ -233,8 +244,11 @@ class StreamConnection:
             raise BadInput(f"seq is {str(seq)[:40]}, but inputs are numbered from 1 on.")
         x = from_json(content.get("x"), self._gateway.engine.dtype, depth=len(self._gateway.engine.step_shape) + 1)
         self._limited(self._gateway.check_steps, x)
+        timeout = content.get("timeout")
+        if timeout is not None and not (type(timeout) in (int, float) and 0 < timeout < math.inf):
+            raise BadInput(f"timeout is {str(timeout)[:40]}, but a number of seconds above 0 is needed.")
         push = self._gateway.engine.submit(self._key, x, seq)
-        output = self._gateway.engine.output(await push.outcome())
+        output = self._gateway.engine.output(await push.outcome(timeout))
         answer = {"type": "output", "seq": push.seq, "y": output}
         return (await off_loop(numbers_in(output), to_json, answer)).decode()
 
@@ -260,6 +274,8 @@ class StreamConnection:
             return await answer
         except HiddenStateError as error:
             return json.dumps({"type": "error", **facts_of(error, self._socket)})
+        except TimeoutError as error:  # of an input that is under way
+            return json.dumps({"type": "error", "kind": "TimeoutError", "message": str(error)})
 
     def _abandon(self) -> None:
         """Cancel answers that nobody will read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import os
@@ -140,7 +141,10 @@ def _compiler_seen(compiler: str | None) -> str:
 
 @lru_cache(maxsize=1)
 def _private() -> Path:
-    return Path(tempfile.mkdtemp(prefix="hiddenstate-"))
+    """Return a folder for this process alone, which goes with it."""
+    folder, owner = Path(tempfile.mkdtemp(prefix="hiddenstate-")), os.getpid()
+    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None)
+    return folder
 
 
 @lru_cache(maxsize=1)

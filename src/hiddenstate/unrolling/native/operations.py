@@ -92,8 +92,7 @@ POINTWISE: dict[Any, Callable[..., str]] = {
     aten.ceil.default: _rounded("ceilf", "ceil"),
     aten.trunc.default: _rounded("truncf", "trunc"),
     aten.round.default: _rounded("rintf", "rint"),
-    aten.fmod.Scalar: _floating(_call("fmodf", "fmod")),
-    aten.fmod.Tensor: _floating(_call("fmodf", "fmod")),
+    aten.fmod.Scalar: _floating(lambda t, a, b: _rest(t, a, b)),
     aten.pow.Tensor_Tensor: _floating(_call("powf", "pow")),
     aten.isnan.default: _of("({0} != {0})"),
     aten.cos.default: _call("cosf", "cos"),
@@ -156,6 +155,7 @@ _COMPARED = {
     *(aten.le.Tensor, aten.le.Scalar, aten.eq.Tensor, aten.eq.Scalar, aten.ne.Tensor, aten.ne.Scalar),
 }
 _TRUTHS = {aten.logical_not.default, aten.logical_and.default, aten.logical_or.default}
+_SMALLEST = 1e-6  # numbers by which a remainder is taken; of far smaller ones torch itself finds none
 _CONDITIONS = {aten.where.self: 0, aten.masked_fill.Scalar: 1, aten.masked_fill.Tensor: 1}  # which argument is one
 
 
@@ -239,6 +239,12 @@ def _power(t: str, base: str, exponent: str) -> str:
     }
     known = {literal(number, t): text for number, text in special}
     return known.get(exponent) or f"{'powf' if t == 'float' else 'pow'}({base}, {exponent})"
+
+
+def _rest(t: str, a: str, b: str) -> str:
+    if not abs(float(b.rstrip("f") if b[0] != "(" else "nan")) >= _SMALLEST:
+        raise Unsupported("a remainder is taken by a number that is very small, or none")
+    return f"{'fmodf' if t == 'float' else 'fmod'}({a}, {b})"
 
 
 def _clamp(t: str, a: str, low: str, high: str) -> str:

@@ -14,7 +14,7 @@ _TILE = 16  # rows of one instruction of the matrix unit; it has eight columns
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product with a weight, as its size matters: so many numbers of so many bytes, for so many parts of a unit."""
+    """The size of a product with a weight: its inner length, how many parts of a unit it makes, bytes per number."""
 
     inner: int
     parts: int

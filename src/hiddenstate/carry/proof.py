@@ -1,0 +1,122 @@
+"""Seeing that pieces of a call's input, with the state put in, give what the whole gives, or refusing to carry."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+from ..cells import Layer, Layers, OuterCall, Rank, foreseen, unheard, untouched
+from ..errors import CarryError
+from .carrier import Carrier, CarryOptions
+from .choice import Choice
+from .pieces import PiecesAndWhole, Times, compare_pieces, without_dropout
+
+Tell: TypeAlias = "Callable[[str, list[str]], None]"  # warns of what was not said before
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proof:
+    """Tries pieces of a call's input against the whole, and says what comes of it."""
+
+    model: nn.Module
+    options: CarryOptions
+    carrier: Carrier
+    undone: Callable[[], AbstractContextManager[None]]  # within which our calls leave no trace in what the model keeps
+    adopted: Callable[[], Mapping[str, Layer]]  # what the model keeps itself
+    tell: Tell
+
+    def compared(self, entry: OuterCall, found: Layers, times: Times = ()) -> PiecesAndWhole:
+        """Make calls of our own with pieces of a call's input, and leave the model as it was.
+
+        `times` is what an earlier call told, where this one is too short to tell which of its inputs run along time.
+        """
+        times = (found.seen.times if found.seen is not None else ()) or times
+        with self.undone(), untouched(self.model), unheard(but=Rank.CARRY), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            without_dropout(self.model)
+            return compare_pieces((entry.args, entry.kwargs), times, self.carrier.try_call)
+
+    def judge(self, outcome: PiecesAndWhole, found: Layers, choice: Choice, *, before: str = "") -> None:
+        """Refuse what pieces do not give, or say so; `before` stands in front of a refusal."""
+        if outcome.refused:
+            raise CarryError(f"{before}{outcome.why_not}")
+        if outcome.holds:
+            return
+        if outcome.tried:
+            reasons = _reasons(found, choice)
+            line = f", first seen at {outcome.line}" if outcome.line else ""
+            text = (
+                f"two pieces of this call's input, cut at step {outcome.at}, do not give what the whole gives, "
+                f"although the state is put in (largest difference {outcome.error:.2g}): something in "
+                f"{type(self.model).__name__} looks across the cut{line}{f' ({reasons})' if reasons else ''}"
+            )
+        elif choice.uneven:
+            text = f"pieces do not give what the whole gives: {'; '.join(choice.uneven)}"
+        else:
+            self.tell("carried, but whether pieces give what the whole gives was not proven: ", [outcome.why_not])
+            return
+        if self.options.exact:
+            raise CarryError(f"{before}{text}. Carry(model, override=True, exact=False) carries it all the same.")
+        self.tell("", [text])
+
+    def again(
+        self,
+        entry: OuterCall,
+        news: str,
+        carried: Sequence[Layer],
+        replaced: Collection[str],
+        *,
+        cells: bool,
+        times: Times,
+    ) -> None:
+        """Look once more, at a call of another way than those that were seen to hold; `news` says which.
+
+        `carried` is what is carried, in `replaced` the carried state took the place of the model's own; without
+        `cells`, loops are carried in the place of the cells in them.
+        """
+        name = type(self.model).__name__
+        before = (
+            f"this call takes another way through {name} than those in which the carried state was seen to be right: "
+            f"{news}. The states of before are kept. Let the first call of a Carry go this way, or carry it in a Carry "
+            f"of its own. What is so: "
+        )
+        with torch.no_grad():
+            found = foreseen(entry)
+        if found is not None and not cells:
+            found = found.without_cells() if found.without_cells is not None else None
+        if found is None or found.seen is None:
+            raise CarryError(f"{before}it could not be looked at by a call of our own")
+        choice = Choice.of(found, carried, list(self.adopted().values()), final=True, override=True)
+        known = {layer.name for layer in carried} | {layer.name for layer in found if self.adopted() and layer.seen}
+        beside = [each.label for each in (*choice.stays, *choice.new, *choice.loops) if each.name not in known]
+        if beside:
+            raise CarryError(f"{before}{', '.join(beside)} would have to be carried too")
+        handed = [each for each in replaced if each in found.seen.handed_in]
+        if handed:
+            raise CarryError(f"{before}the state of {', '.join(handed)} comes with this call, and was replaced")
+        outcome = self.compared(entry, found, times)
+        if found.seen.entangled and cells and (outcome.holds or not outcome.tried):
+            why = not_theirs(self.model, found.seen.entangled)
+            outcome = PiecesAndWhole(False, refused=True, why_not=why)
+        self.judge(outcome, found, choice, before=before)
+
+
+def not_theirs(model: nn.Module, cells: Sequence[str]) -> str:
+    """Return the refusal of cells whose start is not what they alone are handed."""
+    return (
+        f"cells of {type(model).__name__} start from what is not theirs alone, and nothing else can be put in the "
+        f"place of what their loop starts from: {'; '.join(cells)}. hs.layers(model, *inputs).explain() says more."
+    )
+
+
+def _reasons(found: Layers, choice: Choice) -> str:
+    seen = found.seen
+    cuts = [f"{cut.module or 'the model'}: {cut.why}" for cut in (seen.cuts if seen is not None else ())]
+    handed = [f"{name}: its state comes with the call" for name in (seen.handed_in if seen is not None else ())]
+    return "; ".join(dict.fromkeys([*choice.left, *cuts, *handed]))

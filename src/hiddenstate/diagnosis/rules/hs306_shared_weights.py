@@ -1,0 +1,121 @@
+"""HS306: layers share their weights.
+
+What is written as several layers is one: `[layer] * 3` holds the same layer three times, and `copy.copy` makes a second
+module with the weights of the first. The stack has the depth, and the weights of a single layer.
+
+**How it is known.** Two places of one `ModuleList`, `Sequential` or `ModuleDict` hold the same recurrent module, or two
+modules hold one dictionary of parameters; the weights that are there are counted, and those that as many layers would
+have. A layer that forward calls several times is shared on purpose, and so is one that has two names in a module.
+
+**Limit.** One place for each layer.
+
+## Sick
+
+```python
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.GRU(8, 8, batch_first=True)] * 3)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x, _ = layer(x)
+        return self.head(x)
+
+model = Model()
+x = torch.randn(4, 10, 8)
+```
+
+## Healthy
+
+```python
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.GRU(8, 8, batch_first=True) for _ in range(3)])
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x, _ = layer(x)
+        return self.head(x)
+
+model = Model()
+x = torch.randn(4, 10, 8)
+```
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..advice import path_of
+from ..patient import Patient
+from ..rule import Rule, Symptom
+
+
+def check(patient: Patient) -> Symptom | None:
+    """Several places that should hold a layer each hold one and the same."""
+    recurrent = {layer.module for layer in patient.layers}
+    for name, container in patient.model.named_modules():
+        if not isinstance(container, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            continue
+        places: dict[int, list[str]] = {}
+        for key, module in container._modules.items():
+            if module is not None and not recurrent.isdisjoint(module.modules()):
+                places.setdefault(id(module), []).append(key)
+        for keys in places.values():
+            if len(keys) > 1:
+                return _shared(name, container, keys)
+    return _copied(patient)
+
+
+def _shared(name: str, container: nn.Module, keys: list[str]) -> Symptom:
+    module = container._modules[keys[0]]
+    assert module is not None
+    weights = sum(p.numel() for p in module.parameters())
+    kind = type(container).__name__
+    path = path_of("model", name)
+    each = {"ModuleDict": "{key: copy.deepcopy(layer) for key, layer in %s.items()}"}.get(
+        kind, "(copy.deepcopy(layer) for layer in %s)"
+    )
+    again = f"torch.nn.{kind}({'*' if kind == 'Sequential' else ''}{each % path})"
+    return Symptom(
+        "warning",
+        ", ".join(f"{name}.{key}" if name else key for key in keys),
+        f"{len(keys)} places hold one {type(module).__name__}: {weights:,} weights, where {len(keys)} layers have "
+        f"{len(keys) * weights:,} (needed: one place for each layer).",
+        "[layer] * n repeats one layer, and does not make n of them",
+        f"import copy; {path} = {again}  # or one made for each place; on purpose: call one layer several times",
+        {"places": len(keys), "weights": weights},
+    )
+
+
+def _copied(patient: Patient) -> Symptom | None:
+    """Report two modules that hold one dictionary of parameters, as a shallow copy does."""
+    seen: dict[int, str] = {}
+    for name, module in patient.model.named_modules():
+        own = vars(module).get("_parameters") or vars(module).get("_modules")  # a scripted module makes them when asked
+        if not own:
+            continue
+        held = id(own)
+        if held not in seen:
+            seen[held] = name
+            continue
+        weights = sum(p.numel() for p in module.parameters())
+        parent, _, key = name.rpartition(".")
+        path = f"{path_of('model', parent)}{f'[{key}]' if key.isdigit() else f'.{key}'}"
+        return Symptom(
+            "warning",
+            f"{seen[held]}, {name}",
+            f"2 modules hold one dictionary of parameters: {weights:,} weights, where both have {2 * weights:,} "
+            f"(needed: one dictionary for each).",
+            "copy.copy makes a second module with the very parameters of the first",
+            f"import copy; {path} = copy.deepcopy({path})  # in place of copy.copy",
+            {"places": 2, "weights": weights},
+        )
+    return None
+
+
+RULE = Rule("HS306", "layers share their weights", check, static=True)

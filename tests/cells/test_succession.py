@@ -1,0 +1,132 @@
+"""Which call goes on from which."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import hiddenstate as hs
+from hiddenstate.cells import Call, Succession
+
+
+def calls(cell, states):
+    (layer,) = hs.layers(cell)
+    for state in states:
+        x = torch.randn(2, 3)
+        args = (x,) if state is None else (x, state)
+        yield Call(layer, args, {}, cell(*args))
+
+
+def test_calls_from_outside_with_one_state_are_counted_and_told():
+    cell, succession, h = nn.GRUCell(3, 4), Succession(), torch.randn(2, 4)
+    for number, call in enumerate(calls(cell, [h, h, h.clone(), torch.zeros(2, 4), None])):
+        assert not succession.goes_on(call, number)
+        succession.ended(call, number)
+    assert "called 3 times with the same state" in str(succession.complaint())
+
+
+def test_within_one_call_of_the_model_leaves_of_a_tree_may_start_alike():
+    cell, succession = nn.GRUCell(3, 4), Succession()
+    for call in calls(cell, [torch.zeros(2, 4)] * 5):
+        assert not succession.goes_on(call, 7)
+        succession.ended(call, 7)
+    assert succession.complaint() is None
+
+
+def test_within_one_call_of_the_model_a_state_may_be_changed_by_anything():
+    cell, succession = nn.GRUCell(3, 4), Succession()
+    with torch.no_grad():
+        first, second, third = calls(cell, [torch.ones(2, 4), torch.randn(2, 4), torch.ones(2, 4)])
+    assert not succession.goes_on(first, 0)
+    succession.ended(first, 0)
+    first = first.returned(None)  # nobody holds what it ended in, so this can only come back changed
+    assert succession.goes_on(second, 0)
+    assert not succession.goes_on(third, 0)  # where the run began
+    assert not succession.goes_on(second, 1)  # from outside it has to be recognized
+
+
+def test_a_layer_that_is_called_in_a_way_of_its_own_is_left_alone():
+    class Own(nn.GRU):
+        def forward(self, *, sequence):
+            return super().forward(sequence)[0].sum()
+
+    layer, succession = Own(3, 4), Succession()
+    call = Call(hs.layers(nn.GRU(3, 4))[0], (), {"sequence": torch.randn(5, 2, 3)}, torch.zeros(()))
+    for number in range(5):
+        assert not succession.goes_on(call, number)
+        succession.ended(call, number)
+    assert succession.complaint() is None
+    monitor = hs.Monitor(layer, every=1)
+    for _ in range(4):
+        layer(sequence=torch.randn(5, 2, 3)).backward()
+    assert monitor.step == 4
+    with pytest.warns(hs.errors.HiddenStateWarning, match=r"saw nothing of model: .* returning something else"):
+        monitor.close()
+
+
+def runs_of(cell, states, numbers=None):
+    """Return which run each call belongs to, numbered as they begin; a state may be a number: what that call gave."""
+    (layer,), succession, ends, runs = hs.layers(cell), Succession(), [], []
+    for at, state in enumerate(states):
+        given = state(ends) if callable(state) else state
+        call = Call(layer, (torch.randn(2, 3), given))
+        run = succession.run_of(call, 0 if numbers is None else numbers[at])
+        ends.append(cell(*call.args))
+        succession.ended(call.returned(ends[-1]), 0 if numbers is None else numbers[at], run)
+        runs.append(run)
+    order = list(dict.fromkeys(runs))
+    return [order.index(run) for run in runs], succession
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("outside", [True, False])
+def test_a_call_goes_on_with_the_run_whose_end_it_is_handed(grad, outside):
+    a, b = torch.randn(2, 40), torch.randn(2, 40)
+    states = [a, b, lambda ends: ends[0], lambda ends: ends[1], lambda ends: ends[3], lambda ends: ends[2]]
+    with torch.set_grad_enabled(grad):
+        runs, _ = runs_of(nn.GRUCell(3, 40), states, range(6) if outside else None)
+    assert runs == [0, 1, 0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_state_from_which_a_run_has_gone_on_begins_another_when_it_is_handed_in_again(grad):
+    with torch.set_grad_enabled(grad):
+        runs, _ = runs_of(nn.GRUCell(3, 40), [torch.zeros(2, 40), *[lambda ends: ends[0]] * 3, lambda ends: ends[2]])
+    assert runs == [0, 0, 1, 2, 1]
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_states_that_are_changed_on_the_way_go_on_with_their_own_run(grad):
+    def normed(at):
+        return lambda ends: torch.layer_norm(ends[at], (40,)) + 0.01 * torch.randn(2, 40)
+
+    with torch.set_grad_enabled(grad):
+        runs, _ = runs_of(nn.GRUCell(3, 40), [torch.zeros(2, 40)] * 2 + [normed(0), normed(1), normed(2), normed(3)])
+    assert runs == [0, 1, 0, 1, 0, 1]
+
+
+def test_a_learned_start_of_its_own_begins_another_run():
+    first, second = torch.randn(40, requires_grad=True), torch.randn(40, requires_grad=True)
+    runs, _ = runs_of(nn.GRUCell(3, 40), [first.expand(2, -1), second.expand(2, -1), lambda ends: ends[0]])
+    assert runs == [0, 1, 0]
+
+
+def test_several_sequences_that_start_alike_and_are_handed_on_are_told_nothing():
+    five = [torch.zeros(2, 4)] * 5
+    _, succession = runs_of(nn.GRUCell(3, 4), [*five, *(lambda ends: ends[-5] for _ in range(10))], range(15))
+    assert succession.complaint() is None
+    _, succession = runs_of(nn.GRUCell(3, 4), five, range(5))
+    assert "called 5 times with the same state" in str(succession.complaint())
+
+
+def test_of_more_runs_than_are_kept_open_the_one_that_rested_longest_ends():
+    cell, succession, (layer,) = nn.GRUCell(3, 4), Succession(), hs.layers(nn.GRUCell(3, 4))
+    ended = []
+    for number in range(20):
+        call = Call(layer, (torch.randn(2, 3), torch.zeros(2, 4)))
+        run = succession.run_of(call, number)
+        ended += succession.ended(call.returned(cell(*call.args)), number, run)
+    assert len(succession.open) == 16
+    assert len(ended) == 4
+    assert not set(map(id, ended)) & set(map(id, succession.open))
