@@ -2,9 +2,20 @@
 
 from typing import TYPE_CHECKING
 
-from .axes import InputAxes, input_axes, is_step, layer_axes
+from .axes import InputAxes, input_axes, is_step, layer_axes, rows_beside_steps
 from .batches import BegunDataSet, ReadBatch, as_tensors, is_data_set, read_batch
-from .calling import Called, Calling, GivenCall, called, calling, given_call, refuse_clashes, taken_by_position
+from .calling import (
+    Called,
+    Calling,
+    GivenCall,
+    called,
+    calling,
+    given_call,
+    is_mask,
+    refuse_clashes,
+    sequence_among,
+    taken_by_position,
+)
 from .cell import Cell
 from .custom import CellAdapter
 from .discovery import (
@@ -96,6 +107,7 @@ __all__ = [
     "invented_inputs",
     "is_around_cells",
     "is_data_set",
+    "is_mask",
     "is_sharded",
     "is_step",
     "layer_axes",
@@ -112,7 +124,9 @@ __all__ = [
     "recomputing",
     "refuse_clashes",
     "register",
+    "rows_beside_steps",
     "seed",
+    "sequence_among",
     "started",
     "taken_by_position",
     "uncompiled",
