@@ -30,7 +30,6 @@ from .discovery import (
     register,
 )
 from .dynamo import eager, uncompiled
-from .handed_on import EndState, memory_of
 from .layer import Adapter, Call, Layer, Spec, unwrap, unwrap_to_call
 from .listener import (
     Handle,
@@ -52,7 +51,7 @@ from .native import Form, flatten, rebuild
 from .signature import Arguments
 from .snapshot import Snapshot, is_sharded, plain_object, random_streams_kept, seed, untouched
 from .started import StartedModel, needed_states, started
-from .succession import OpenRun, Succession
+from .succession import EndState, OpenRun, Succession, memory_of
 from .trials import invented_inputs
 from .warning import warn
 from .watched_calls import Begun, foreseen, watched, watched_from, when_reached
