@@ -4,18 +4,6 @@ from typing import TYPE_CHECKING
 
 from .axes import InputAxes, input_axes, is_step, layer_axes, rows_beside_steps
 from .batches import BegunDataSet, ReadBatch, as_tensors, is_data_set, read_batch
-from .calling import (
-    Called,
-    Calling,
-    GivenCall,
-    called,
-    calling,
-    given_call,
-    is_mask,
-    refuse_clashes,
-    sequence_among,
-    taken_by_position,
-)
 from .cell import Cell
 from .custom import CellAdapter
 from .discovery import (
@@ -30,6 +18,18 @@ from .discovery import (
     register,
 )
 from .dynamo import eager, uncompiled
+from .given_call import (
+    Called,
+    Calling,
+    GivenCall,
+    called,
+    calling,
+    given_call,
+    is_mask,
+    refuse_clashes,
+    sequence_among,
+    taken_by_position,
+)
 from .layer import Adapter, Call, Layer, Spec, unwrap, unwrap_to_call
 from .listener import (
     Handle,

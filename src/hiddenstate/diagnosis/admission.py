@@ -111,8 +111,10 @@ def _unflattened(names: tuple[str, ...], args: tuple[Any, ...]) -> tuple[tuple[A
     found = {path: end for path, end in ends(args) if isinstance(end, Tensor)}
     states = {path for path in found if path[0] > 0 and _is_state(found, path, names)}
     first = next((end for path, end in found.items() if path not in states), None)
-    rows = None if first is None or not first.dim() else rows_beside_steps(first, [found[path] for path in states])
-    if first is None or rows is None or first.shape[1:2] == (rows,):
+    if not states or first is None or not first.dim():
+        return args, frozenset()
+    rows = rows_beside_steps(first, [found[path] for path in states])
+    if rows is None or first.shape[1:2] == (rows,):
         return args, frozenset()
     flat = frozenset(path for path, end in found.items() if path not in states and end.shape[:1] == first.shape[:1])
     return mapped(args, lambda path, end: end.unflatten(0, (-1, rows)) if path in flat else end), flat
