@@ -156,7 +156,7 @@ TREES = source.files()
 AT_MOST = {
     "meanings too many": 6,
     "rings of imports": 0,
-    "files in a chain of names": 31,
+    "files in a chain of names": 30,
     "files that the front door leads through": 18,
     "files without a test": 74,
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import hiddenstate as hs
 from hiddenstate.errors import CarryError, CarryWarning, StateMismatch
+
+pytestmark = pytest.mark.usefixtures("no_warnings")
 
 FEATURES, UNITS, BATCH, STEPS = 3, 4, 2, 12
 
@@ -121,18 +122,6 @@ def make(request) -> Callable[[], nn.Module]:
 
     made.name = request.param
     return made
-
-
-@pytest.fixture
-def x() -> Tensor:
-    return torch.randn(BATCH, STEPS, FEATURES, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture(autouse=True)
-def no_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", CarryWarning)
-        yield
 
 
 def whole(make: Callable[[], nn.Module], x: Tensor) -> Tensor:

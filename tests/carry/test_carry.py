@@ -465,15 +465,21 @@ def test_without_detach_gradients_go_back_through_batches():
     torch.testing.assert_close(first.grad, whole.grad[:, :4])
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing_recomputes_with_the_state_of_that_call(reentrant):
+def with_checkpoints(reentrant: bool) -> tuple[Deep, Deep]:
+    """A model, and the same one with its activations computed again in the backward."""
+
     class Checkpointed(Deep):
         def forward(self, x):
             return checkpoint(super().forward, x, use_reentrant=reentrant)
 
-    model = Checkpointed().double()
-    plain = Deep().double()
+    plain, model = Deep().double(), Checkpointed().double()
     plain.load_state_dict(model.state_dict())
+    return plain, model
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing_recomputes_with_the_state_of_that_call(reentrant):
+    plain, model = with_checkpoints(reentrant)
     x = torch.randn(2, 8, 3, dtype=torch.float64, requires_grad=True)
     for net in (plain, model):
         with Carry(net) as carry:
@@ -696,13 +702,7 @@ def first_part(native):
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_several_calls_before_one_backward_are_each_recomputed_with_their_own_state(reentrant):
-    class Checkpointed(Deep):
-        def forward(self, x):
-            return checkpoint(super().forward, x, use_reentrant=reentrant)
-
-    model = Checkpointed().double()
-    plain = Deep().double()
-    plain.load_state_dict(model.state_dict())
+    plain, model = with_checkpoints(reentrant)
     x = torch.randn(2, 8, 3, dtype=torch.float64, requires_grad=True)
     for net in (plain, model):
         with Carry(net):

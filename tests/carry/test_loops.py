@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -13,8 +12,10 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 import hiddenstate as hs
-from hiddenstate.errors import CarryError, CarryWarning
+from hiddenstate.errors import CarryError
 from tests.support.untouched import untouched
+
+pytestmark = pytest.mark.usefixtures("no_warnings")
 
 FEATURES, UNITS, BATCH, STEPS = 3, 4, 3, 12
 
@@ -146,18 +147,6 @@ MODELS = {
 def model(request) -> nn.Module:
     torch.manual_seed(0)
     return MODELS[request.param]().double()
-
-
-@pytest.fixture
-def x() -> Tensor:
-    return torch.randn(BATCH, STEPS, FEATURES, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture(autouse=True)
-def no_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", CarryWarning)
-        yield
 
 
 def gradients(model: nn.Module, out: Tensor) -> list[Tensor]:

@@ -18,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 import hiddenstate as hs
 from hiddenstate.errors import CarryError, CarryWarning, StateMismatch
 
+pytestmark = pytest.mark.usefixtures("no_warnings")
+
 FEATURES, UNITS, BATCH, STEPS = 3, 4, 2, 12
 
 
@@ -156,18 +158,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 def model(request) -> nn.Module:
     torch.manual_seed(0)
     return MODELS[request.param]().double()
-
-
-@pytest.fixture
-def x() -> Tensor:
-    return torch.randn(BATCH, STEPS, FEATURES, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture(autouse=True)
-def no_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", CarryWarning)
-        yield
 
 
 def slopes(model: nn.Module, out: Tensor) -> dict[str, Tensor]:

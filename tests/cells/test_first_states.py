@@ -9,6 +9,7 @@ from torch import nn
 import hiddenstate as hs
 from hiddenstate.cells.first_states import FIRST_STATES, candidates, own_start, units_of
 from hiddenstate.errors import BadInput, NotRecurrent
+from tests.support.cells import OutputLast
 from tests.support.unsized import STYLES, UNITS, made, sequence
 
 
@@ -50,16 +51,6 @@ def test_what_a_cell_says_counts_more_than_what_was_learned():
     assert units_of(cell) == UNITS
     cell.hidden_size = 9
     assert units_of(cell) == 9
-
-
-class OutputLast(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.out = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 2)
-
-    def forward(self, x, h):
-        h = torch.tanh(self.a(x) + self.b(h))
-        return h, self.out(h)
 
 
 def test_a_cell_whose_state_nobody_can_tell_is_refused_with_a_way_out():

@@ -12,7 +12,7 @@ import hiddenstate as hs
 from hiddenstate.cells import invented_inputs
 from hiddenstate.cells.first_states import ROWS, call_initial_state, guesses
 from hiddenstate.cells.trials import learn, read_form, starts_by_number, try_out
-from tests.support.cells import PairCell, TanhCell, TokenCell
+from tests.support.cells import OutputLast, PairCell, TanhCell, TokenCell
 
 
 @given(shape=st.lists(st.integers(1, 3), min_size=1, max_size=2), size=st.integers(1, 5))
@@ -159,18 +159,6 @@ class PassedThrough(nn.Module):
 
     def forward(self, x, state):
         return self.net(x), state
-
-
-class OutputLast(nn.Module):
-    """Returns its state before its output, which is not what a cell returns."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.out = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 2)
-
-    def forward(self, x, h):
-        h = torch.tanh(self.a(x) + self.b(h))
-        return h, self.out(h)
 
 
 NO_CELLS = [

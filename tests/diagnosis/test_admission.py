@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import hiddenstate as hs
+from hiddenstate.cells import calling
 from hiddenstate.diagnosis.admission import admit, read_inputs
-from hiddenstate.diagnosis.calling import calling
 from hiddenstate.diagnosis.thresholds import Thresholds
 from hiddenstate.state import ends
 from tests.diagnosis.patients.healthy import Classifier, floats

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
+from hiddenstate.cells import calling
 from hiddenstate.diagnosis.admission import read_inputs
-from hiddenstate.diagnosis.calling import calling
 
 
 class Any(nn.Module):

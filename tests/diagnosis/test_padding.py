@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hiddenstate as hs
+from hiddenstate.cells import Calling
 from hiddenstate.diagnosis.admission import read_inputs
-from hiddenstate.diagnosis.calling import Calling
 from hiddenstate.diagnosis.padding import padded, unread_padding
 
 LENGTHS = torch.tensor([6, 4, 1, 3])

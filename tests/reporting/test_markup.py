@@ -1,6 +1,7 @@
-"""Pieces of HTML: whatever users write stays text, and every piece is closed."""
+"""Pages and pieces of HTML: whatever users write stays text, and every piece is closed."""
 
 import json
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -8,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hiddenstate.reporting import markup
-from hiddenstate.reporting.evidence import Unmeasured
 
 words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
 nasty = words | st.sampled_from(["</script><b>", "<i>&", '"quoted"', "'", "a & b"])
@@ -67,7 +67,7 @@ def test_a_section_is_named_by_its_title(title):
 
 @given(reason=nasty)
 def test_what_was_not_measured_says_why(reason):
-    assert "".join(Read(markup.unmeasured(Unmeasured(reason))).texts) == f"Not measured: {reason}"
+    assert "".join(Read(markup.unmeasured(reason)).texts) == f"Not measured: {reason}"
 
 
 def test_a_figure_has_its_data_beside_it_and_words_for_those_who_cannot_see_it():
@@ -98,3 +98,20 @@ def test_an_anchor_is_letters_digits_and_dashes(text):
 
 def test_an_anchor_can_be_read():
     assert (markup.anchor("encoder.lstm.l0"), markup.anchor("")) == ("encoder-lstm-l0", "model")
+
+
+def test_a_page_holds_its_title_its_contents_and_who_made_it():
+    page = markup.document(
+        "<run>", markup.contents({"a": "One", "b": "Two"}, {"b": "<ul></ul>"}), "<p>body</p>", "monitor.report()"
+    )
+    assert "<title>&lt;run&gt;</title>" in page
+    assert re.findall(r'<li><a href="#(\w)">(\w+)</a>(<ul></ul>)?</li>', page) == [
+        ("a", "One", ""),
+        ("b", "Two", "<ul></ul>"),
+    ]
+    assert "<p>body</p><footer>Made by <code>monitor.report()</code>" in page
+
+
+def test_no_number_breaks_out_of_its_tile():
+    made = markup.tiles([("warning", "<3>", "findings", "a & b")])
+    assert '<div class="tile warning"><dt>findings</dt><dd>&lt;3&gt;</dd><dd class="small">a &amp; b</dd></div>' in made

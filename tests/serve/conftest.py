@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -25,15 +26,28 @@ def redis_server(tmp_path_factory) -> Iterator[RedisServer]:
     server.stop()
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
-def address(request, tmp_path) -> str:
-    """The address of an empty store of each kind."""
+KINDS = ["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)]
+
+
+def _address(request: pytest.FixtureRequest, file: Path) -> str:
     match request.param:
         case "sqlite":
-            return f"sqlite:///{tmp_path}/sessions.db"
+            return f"sqlite:///{file}"
         case "redis":
             return request.getfixturevalue("redis_server").address(uuid.uuid4().hex)
     return "memory:"
+
+
+@pytest.fixture(params=KINDS)
+def address(request, tmp_path) -> str:
+    """The address of an empty store of each kind."""
+    return _address(request, tmp_path / "sessions.db")
+
+
+@pytest.fixture(params=KINDS)
+def other(request, tmp_path) -> str:
+    """The address of another empty store of each kind."""
+    return _address(request, tmp_path / "other.db")
 
 
 @pytest.fixture(scope="module")

@@ -30,17 +30,6 @@ def whole(x: torch.Tensor) -> torch.Tensor:
         return deep()(x.unsqueeze(0))[0]
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
-def other(request, tmp_path) -> str:
-    """The address of another empty store of each kind."""
-    match request.param:
-        case "sqlite":
-            return f"sqlite:///{tmp_path}/other.db"
-        case "redis":
-            return request.getfixturevalue("redis_server").address(uuid.uuid4().hex)
-    return "memory:"
-
-
 def test_all_sessions_go_on_in_another_store_with_their_answers(address, other, tmp_path):
     x, file = torch.randn(12, 3), tmp_path / "savepoint.db"
     with Engine(deep(), address, replay=4) as engine:

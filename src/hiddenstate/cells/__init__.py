@@ -2,9 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from .axes import InputAxes, input_axes, is_step, layer_axes
+from .axes import InputAxes, input_axes, is_step, layer_axes, rows_beside_steps
 from .batches import BegunDataSet, ReadBatch, as_tensors, is_data_set, read_batch
-from .calling import Called, Calling, GivenCall, called, calling, given_call, refuse_clashes, taken_by_position
 from .cell import Cell
 from .custom import CellAdapter
 from .discovery import (
@@ -19,7 +18,18 @@ from .discovery import (
     register,
 )
 from .dynamo import eager, uncompiled
-from .handed_on import EndState, memory_of
+from .given_call import (
+    Called,
+    Calling,
+    GivenCall,
+    called,
+    calling,
+    given_call,
+    is_mask,
+    refuse_clashes,
+    sequence_among,
+    taken_by_position,
+)
 from .layer import Adapter, Call, Layer, Spec, unwrap, unwrap_to_call
 from .listener import (
     Handle,
@@ -41,7 +51,7 @@ from .native import Form, flatten, rebuild
 from .signature import Arguments
 from .snapshot import Snapshot, is_sharded, plain_object, random_streams_kept, seed, untouched
 from .started import StartedModel, needed_states, started
-from .succession import OpenRun, Succession
+from .succession import EndState, OpenRun, Succession, memory_of
 from .trials import invented_inputs
 from .warning import warn
 from .watched_calls import Begun, foreseen, watched, watched_from, when_reached
@@ -96,6 +106,7 @@ __all__ = [
     "invented_inputs",
     "is_around_cells",
     "is_data_set",
+    "is_mask",
     "is_sharded",
     "is_step",
     "layer_axes",
@@ -112,7 +123,9 @@ __all__ = [
     "recomputing",
     "refuse_clashes",
     "register",
+    "rows_beside_steps",
     "seed",
+    "sequence_among",
     "started",
     "taken_by_position",
     "uncompiled",

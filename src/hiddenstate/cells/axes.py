@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,6 +109,21 @@ def is_step(model: nn.Module) -> bool:
     except (TypeError, ValueError):
         return False
     return len(parameters) == 2 and all(parameter.default is parameter.empty for parameter in parameters)
+
+
+def rows_beside_steps(x: Tensor, states: Sequence[Tensor]) -> int | None:
+    """Return how many rows share the first axis of `x` with its steps, as states of fewer rows tell, or None.
+
+    Agents take observations that way: steps times environments, and a state for each environment.
+    """
+    # (layers, rows, units), or (rows, layers, units) and (rows, units).
+    found = {state.shape[-2] if state.shape[-2] > 1 else state.shape[0] for state in states}
+    if len(found) != 1 or any(state.shape[:1] == x.shape[:1] for state in states):
+        return None
+    (rows,) = found
+    if x.dim() > 1 and x.shape[1] == rows and (x.dim() > 2 or not x.is_floating_point()):
+        return None  # these are the rows: steps of features, or of tokens
+    return None if rows < 2 or len(x) == rows or len(x) % rows else rows
 
 
 def _told(x: Tensor, time_axis: int | None, batch_axis: int | None) -> InputAxes:

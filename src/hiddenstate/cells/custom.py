@@ -12,8 +12,9 @@ from torch.nn.utils.rnn import PackedSequence
 from ..errors import NotRecurrent, StateMismatch
 from ..state import State
 from .first_states import ROWS, call_initial_state, guesses, is_int, learned_of, own_start, remember, units_of
-from .layer import Adapter, Spec, arguments, first_input, named_like_state, weights_like
+from .layer import Adapter, Spec, weights_like
 from .native import Form, Native, flatten, matches, names, rebuild
+from .signature import arguments, first_input, named_like_state
 from .snapshot import untouched
 from .trials import StateForm, Takes, learn, read_form, try_out
 

@@ -14,7 +14,8 @@ from ..errors import NotRecurrent, StateMismatch
 from ..state import as_preformatted
 from .custom import CellAdapter, SequenceAdapter, is_cell
 from .first_states import learned_of, looks_unsized, needed_arguments, units_of
-from .layer import Adapter, Layer, arguments, unwrap, unwrap_to_call
+from .layer import Adapter, Layer, unwrap, unwrap_to_call
+from .signature import arguments
 from .spread import GatheredCell, SpreadAdapter, is_spread, parts_of
 from .torch_layers import FusedAdapter, TorchCellAdapter
 from .trials import learn, starts_by_number

@@ -14,10 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from ..errors import BadInput, HiddenStateError, NotRecurrent, StateMismatch
 from ..state import State
 from .native import Native
-from .signature import arguments as arguments
-from .signature import first_input as first_input
-from .signature import give_state, given_state, state_argument
-from .signature import named_like_state as named_like_state
+from .signature import arguments, first_input, give_state, given_state, state_argument
 from .snapshot import is_sharded
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from ..errors import BadInput
 from ..state import State
 from .discovery import cell_along, layers
 from .first_states import FIRST_STATES
-from .layer import Layer, named_like_state, unwrap
+from .layer import Layer, unwrap
 from .listener import unheard
+from .signature import named_like_state
 from .snapshot import untouched
 
 Given: TypeAlias = "tuple[Any, ...]"  # what is handed in beside the sequence

@@ -11,10 +11,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_sequence
 
-from ..cells import input_axes, started, unheard, untouched, unwrap_to_call
+from ..cells import (
+    Calling,
+    called,
+    calling,
+    input_axes,
+    is_mask,
+    rows_beside_steps,
+    sequence_among,
+    started,
+    unheard,
+    untouched,
+    unwrap_to_call,
+)
 from ..errors import BadInput
 from ..state import Path, ends, mapped, numbers
-from .calling import Calling, called, calling, is_state, path_name
+from .argument_names import is_state, path_name
 from .inputs import Argument, ModelInputs, lengths_of, unpacked
 from .padding import unread_padding, with_padding
 from .patient import Patient
@@ -95,27 +107,17 @@ def _padded(args: tuple[Any, ...], lengths: Any) -> tuple[tuple[Any, ...], froze
 
 
 def _unflattened(names: tuple[str, ...], args: tuple[Any, ...]) -> tuple[tuple[Any, ...], frozenset[Path]]:
-    """Return the arguments with rows and steps on two axes, where a state of fewer rows tells that they share one.
-
-    Agents take observations that way: steps times environments, and a state for each environment.
-    """
+    """Return the arguments with rows and steps on two axes, where a state of fewer rows tells that they share one."""
     found = {path: end for path, end in ends(args) if isinstance(end, Tensor)}
     states = {path for path in found if path[0] > 0 and _is_state(found, path, names)}
-    # (layers, rows, units), or (rows, layers, units) and (rows, units).
-    rows = {found[path].shape[-2] if found[path].shape[-2] > 1 else found[path].shape[0] for path in states}
     first = next((end for path, end in found.items() if path not in states), None)
-    if first is not None and any(found[path].shape[:1] == first.shape[:1] for path in states):
+    if not states or first is None or not first.dim():
         return args, frozenset()
-    if len(rows) != 1 or first is None or first.dim() < 1:
-        return args, frozenset()
-    (each,) = rows
-    if each < 2 or len(first) == each or len(first) % each or (first.dim() > 1 and first.shape[1] == each):
+    rows = rows_beside_steps(first, [found[path] for path in states])
+    if rows is None or first.shape[1:2] == (rows,):
         return args, frozenset()
     flat = frozenset(path for path, end in found.items() if path not in states and end.shape[:1] == first.shape[:1])
-    return (
-        mapped(args, lambda path, end: end.unflatten(0, (-1, each)) if path in flat else end),
-        flat,
-    )
+    return mapped(args, lambda path, end: end.unflatten(0, (-1, rows)) if path in flat else end), flat
 
 
 def _batch_axis(
@@ -221,7 +223,7 @@ def read_inputs(how: Calling, args: tuple[Any, ...], *, batch_axis: int, lengths
     """Return the arguments with all that can be told of them before the model has run."""
     found = dict(ends(args))
     names = how.names
-    main = _main(found, names)
+    main = sequence_among(_sequences(found, names))
     x = found[main]
     if isinstance(x, PackedSequence):
         _, own = unpacked(x)
@@ -256,26 +258,13 @@ def read_inputs(how: Calling, args: tuple[Any, ...], *, batch_axis: int, lengths
     return with_padding(replace(read, lengths=read.known_lengths()) if by_name and batched else read)
 
 
-def _main(found: dict[Path, Any], names: tuple[str, ...]) -> Path:
-    tensors = {
-        path: end
-        for path, end in found.items()
-        if isinstance(end, Tensor | PackedSequence) and not _is_state(found, path, names)
-    }
+def _sequences(found: dict[Path, Any], names: tuple[str, ...]) -> dict[Path, Any]:
+    """Return the arguments that may be the sequence."""
+    tensors = {path: end for path, end in found.items() if isinstance(end, Tensor | PackedSequence)}
+    tensors = {path: end for path, end in tensors.items() if not _is_state(found, path, names)}
     if not tensors:
         raise BadInput("none of the inputs is a tensor or a packed sequence: hs.diagnose(model, x) needs one sequence.")
-
-    def rank(item: tuple[Path, Any]) -> int:
-        end = item[1]
-        if isinstance(end, PackedSequence):
-            return 0
-        if end.dtype == torch.bool:
-            return 4
-        if end.dim() >= 3 or (end.dim() == 2 and not end.is_floating_point()):
-            return 1 if _marks(end) else 0
-        return 2 if end.dim() == 2 else 3
-
-    return min(tensors.items(), key=rank)[0]
+    return tensors
 
 
 def _is_state(found: dict[Path, Any], path: Path, names: tuple[str, ...]) -> bool:
@@ -322,19 +311,13 @@ def _argument(
     if rows == 1 and axis == 0:
         return Argument(path, "state", rows)
     beside = 1 - rows if rows < 2 else None  # the axis of time
-    if _marks(end):
+    if is_mask(end):
         return Argument(
             path, "mask", rows, beside if beside is not None and end.shape[beside] == steps else None, steps
         )
     if end.dim() == 2 and end.is_floating_point() and (beside is None or end.shape[beside] != steps):
         return Argument(path, "features", rows)
     return Argument(path, "sequence", rows, beside, end.shape[beside] if beside is not None else 0)
-
-
-def _marks(end: Tensor) -> bool:
-    """Whether a tensor marks rows and steps with 0 and 1."""
-    single = end.dim() == 2 or (end.dim() == 3 and end.shape[2] == 1)
-    return end.dtype == torch.bool or (single and bool(((end == 0) | (end == 1)).all()))
 
 
 def _rows_of(end: Tensor, batch: int | None, axis: int) -> int | None:

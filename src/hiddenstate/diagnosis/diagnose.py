@@ -11,11 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..cells import BegunDataSet, as_tensors, is_data_set, read_batch, unwrap
+from ..cells import BegunDataSet, as_tensors, is_data_set, read_batch, refuse_clashes, unwrap
 from ..errors import BadInput, DiagnosisFailed, HiddenStateWarning
 from ..measure import survey, tracked
 from .admission import admit
-from .calling import refuse_clashes
 from .first_call import settle, timed
 from .outcome import Outcome
 from .patient import Patient

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from ..cells import Calling
 from ..errors import BadInput
 from ..state import Path, ends, mapped, numbers
-from .calling import Calling, path_name
+from .argument_names import path_name
 
 Kind = Literal["sequence", "features", "state", "lengths", "mask", "other"]
 

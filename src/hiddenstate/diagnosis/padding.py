@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .calling import begins_anew
+from .argument_names import begins_anew
 from .inputs import Argument, ModelInputs
 
 _PADDING = re.compile(r"pad|attention|attn|attend|valid", re.IGNORECASE)

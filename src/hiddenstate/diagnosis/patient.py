@@ -19,6 +19,7 @@ from torch.distributions import Distribution
 
 from ..carry import Carry
 from ..cells import (
+    Called,
     Layer,
     Snapshot,
     as_layer,
@@ -33,7 +34,6 @@ from ..cells import (
 from ..errors import NotRecurrent
 from ..measure import Survey
 from ..state import Path, mapped
-from .calling import Called
 from .inputs import Excerpt, ModelInputs
 from .outcome import LayerCalls, Operations, Outcome, Tracer, collected
 from .thresholds import Thresholds

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ..cells import Layer, as_layer, gathered, invented_inputs, layers, unheard, untouched
+from ..cells import Layer, as_layer, gathered, invented_inputs, layers, taken_by_position, unheard, untouched
 from ..errors import BadInput, NotRecurrent
 from ..state import ends
-from .calling import taken_by_position
 from .inputs import spread
 
 _ROWS, _STEPS = 4, 8  # of invented inputs

@@ -5,9 +5,8 @@ from __future__ import annotations
 from html import escape
 
 from . import sections
-from .document import contents, document, tiles
 from .evidence import Evidence, Unmeasured
-from .markup import anchor
+from .markup import anchor, contents, document, tiles
 
 
 def page(evidence: Evidence) -> str:

@@ -27,10 +27,10 @@ def findings(evidence: Evidence) -> str:
     """Return the doctor's verdicts, gravest first, each with its evidence and advice inside."""
     report = evidence.findings
     if isinstance(report, Unmeasured):
-        return section("findings", "Findings", "What the doctor says about this model.", unmeasured(report))
+        return section("findings", "Findings", "What the doctor says about this model.", unmeasured(report.reason))
     lead = "Tested on the input you gave. Open a finding for its evidence, its usual cause and what to do."
     if report.broken:
-        return section("findings", "Findings", lead, unmeasured(Unmeasured(report.broken)))
+        return section("findings", "Findings", lead, unmeasured(report.broken))
     if not len(report):
         body = '<p class="healthy"><strong>Nothing found.</strong> Every probe that could run came back clean.</p>'
         return section("findings", "Findings", lead, body + _footnotes(report))
@@ -139,7 +139,7 @@ def _track(evidence: Evidence, track: MeasuredTrack, cells: int) -> str:
 
 def _saturation(name: str, track: MeasuredTrack) -> str:
     if isinstance(track.saturation, Unmeasured):
-        return unmeasured(track.saturation)
+        return unmeasured(track.saturation.reason)
     words = f"<strong>Saturation</strong>: {escape(str(track.saturation).splitlines()[0])}."
     if not track.saturation.share:
         return f'<p class="healthy">{words}</p>'
@@ -156,7 +156,7 @@ def memory(evidence: Evidence) -> str:
     lead += "<code>hs.measure.memory(model, x)</code>."
     result = evidence.memory
     if isinstance(result, Unmeasured) or not result.input_reaches:
-        why = result if isinstance(result, Unmeasured) else Unmeasured(str(result))
+        why = result.reason if isinstance(result, Unmeasured) else str(result)
         return section("memory", "Memory", lead, unmeasured(why))
     words = f"<strong>{escape(str(result)).capitalize()}.</strong> Dashed: the threshold, and the last lag above it."
     lags = [lag for lag in (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if lag < len(result.curve)]
@@ -189,7 +189,7 @@ def distances(evidence: Evidence) -> str:
         facts = table(("row", "nearest", "distance"), _nearest(result, evidence.labels), "Nearest rows")
         body += figure("distances-rows", picture, words, table=facts, square=True)
     lead = "How far apart states are, as points in the space of all units."
-    return section("distances", "Distances", lead, body or unmeasured(Unmeasured("there is one state only.")))
+    return section("distances", "Distances", lead, body or unmeasured("there is one state only."))
 
 
 def trajectories(evidence: Evidence) -> str:
@@ -204,7 +204,7 @@ def trajectories(evidence: Evidence) -> str:
             track.traj, evidence.rows_of(track.traj), evidence.tokens_of(track.traj)
         )
     except ValueError as error:
-        return section("trajectories", "Trajectories", lead, unmeasured(Unmeasured(str(error))))
+        return section("trajectories", "Trajectories", lead, unmeasured(str(error)))
     words = f"<strong>{escape(track.name)}</strong>: these two hold {float(explained.sum()):.0%} of the variance."
     words += f" Drawn: {escape(note)}." if note else ""
     return section("trajectories", "Trajectories", lead, figure("paths", picture, words))
@@ -216,7 +216,7 @@ def spectrum(evidence: Evidence) -> str:
     for name, result in evidence.jacobians.items():
         title = escape(name or "the model")
         if isinstance(result, Unmeasured):
-            body += f"<h3>{title}</h3>{unmeasured(result)}"
+            body += f"<h3>{title}</h3>{unmeasured(result.reason)}"
             continue
         radius = result.spectral_radius[result.valid]
         words = f"<strong>{title}</strong>: {escape(str(result))}. {_growth(evidence.exponents.get(name))}"

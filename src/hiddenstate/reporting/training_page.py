@@ -11,8 +11,7 @@ import torch
 
 from ..diagnosis import Episode, Monitor
 from . import figures
-from .document import contents, document, tiles
-from .markup import figure, section, table
+from .markup import contents, document, figure, section, table, tiles
 
 _MANY = 12  # lines in one picture, the first of them by name; more are a tangle
 _RANK = {"error": 0, "warning": 1, "note": 2}

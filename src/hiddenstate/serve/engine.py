@@ -17,9 +17,8 @@ from ..errors import BadInput, SessionLost
 from ..state import State
 from .arena import Arena
 from .futures import AsyncResultFuture, ResultFuture
-from .gathered_inputs import GatheredInputs
 from .policy import SessionPolicy
-from .pushes import PushFactory
+from .pushes import GatheredInputs, PushFactory
 from .queue import OperationQueue
 from .rollout import Migrate, Rollout
 from .savepoint import load_sessions, save_sessions

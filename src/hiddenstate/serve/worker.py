@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from .futures import AsyncResultFuture, ResultFuture, notify_all
-from .gathered_inputs import GatheredInputs
+from .pushes import GatheredInputs
 from .queue import OperationQueue
 from .session_operations import LATER, Export, Import, ListNames, Push, PushChain, PushMany, SessionOperation, flattened
 from .stores import Store

@@ -15,8 +15,9 @@ from hiddenstate.errors import SequenceGap, SessionExists, SessionLost, StoreFai
 from hiddenstate.serve import Client, Engine
 from hiddenstate.serve.stores import Change, open_store
 from hiddenstate.serve.stores.sqlite import SqliteStore
+from hiddenstate.testing.check_store import moved_on
 from tests.support.models import Deep
-from tests.support.stores import begin, claimed, moved, row
+from tests.support.stores import begin, claimed, row
 from tests.support.web import ROOT, serving
 
 
@@ -27,7 +28,7 @@ def test_a_session_made_anew_by_somebody_else_is_not_taken_for_the_old_one(tmp_p
     old = {name: claimed(mine, name).token for name in "ab"}
     theirs.commit([Change("a", claimed(theirs, "a").token, None, None, True)])
     begin(theirs, "a", state=None)
-    group = moved(["a", "b"], [old["a"], old["b"]], {"a": 0, "b": 0}, 2)
+    group = moved_on(["a", "b"], [old["a"], old["b"]], {"a": 0, "b": 0}, 2)
     first, second = mine.advance([group], [])
     assert first is None
     assert second is not None
@@ -35,7 +36,7 @@ def test_a_session_made_anew_by_somebody_else_is_not_taken_for_the_old_one(tmp_p
     assert [mine.answer("a", seq) for seq in (1, 2)] == [None, None]
     assert mine.answer("b", 2) == group.answers.sealed()[3]
     assert mine.others_wrote()
-    assert mine.advance([moved(["a"], [claimed(mine, "a").token], {"a": 0}, 1)], []) != [None]
+    assert mine.advance([moved_on(["a"], [claimed(mine, "a").token], {"a": 0}, 1)], []) != [None]
     assert theirs.answer("a", 1) is not None
     for store in (mine, theirs):
         store.close()
@@ -49,7 +50,7 @@ def test_more_sessions_than_are_remembered(tmp_path, monkeypatch):
     names = [f"{n}" for n in range(8)]
     begin(store, *names, state=None)
     tokens = [found.token for found in store.claim([(name, -1) for name in names])]
-    group = moved(names, tokens, dict.fromkeys(names, 0), 1)
+    group = moved_on(names, tokens, dict.fromkeys(names, 0), 1)
     assert None not in store.advance([group], [])
     assert [store.answer(name, 1) for name in names] == group.answers.sealed()
     assert [store.read(name).state for name in names] == group.states.sealed()

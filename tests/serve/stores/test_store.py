@@ -14,9 +14,10 @@ from hiddenstate.serve.stores import Blobs, Change, Claim, Lookup, MemoryStore, 
 from hiddenstate.serve.tick import TickRunner
 from hiddenstate.serve.trial import prepare
 from hiddenstate.testing import FakeClock
+from hiddenstate.testing.check_store import moved_on
 from tests.support.deadline import wait_until
 from tests.support.models import Deep
-from tests.support.stores import begin, claimed, moved, row
+from tests.support.stores import begin, claimed, row
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def test_to_move_many_on_at_once_is_to_change_each(store, data):
         inputs = data.draw(st.integers(1, 5)) if store.chains else 1
         tokens = [claimed(store, name).token for name in moving]
         stale = data.draw(st.lists(st.booleans(), min_size=len(moving), max_size=len(moving)))
-        group = moved(moving, [token + 10**6 * old for token, old in zip(tokens, stale, strict=True)], seqs, inputs)
+        group = moved_on(moving, [token + 10**6 * old for token, old in zip(tokens, stale, strict=True)], seqs, inputs)
         versions = store.advance([group], [])
         assert [version is None for version in versions] == stale
         for place, (name, old) in enumerate(zip(moving, stale, strict=True)):

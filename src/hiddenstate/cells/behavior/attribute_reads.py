@@ -1,12 +1,19 @@
-"""Whether a model's own code may read an attribute that an earlier call left."""
+"""What a model's own code reads of what an earlier call left: at all, in its forward, and again in a backward pass."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType
+from typing import TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
+from ..listener import CHECKPOINT
 from .bytecode import may_read_first
+from .places import Scope, in_torch
+from .trace import Trace
+
+Key: TypeAlias = tuple[str, str]  # module and name
 
 
 def may_be_read(model: nn.Module, name: str) -> bool:
@@ -41,3 +48,53 @@ def _is_own(kind: type) -> bool:
 def _functions(kind: type) -> dict[str, CodeType]:
     codes = {key: getattr(getattr(thing, "fget", thing), "__code__", None) for key, thing in vars(kind).items()}
     return {key: code for key, code in codes.items() if isinstance(code, CodeType)}
+
+
+def read_again(
+    trace: Trace, model: nn.Module, kept: Mapping[Key, Tensor], *, home: Callable[[nn.Module, Key, Tensor], str]
+) -> set[Key]:
+    """Return what is kept that checkpointed code reads as it was before the call, or makes, and may name itself.
+
+    Activation checkpointing runs such code once more, within the backward pass. `home` tells the attribute in which it
+    lies. What comes as an argument and leaves as a result is the same again.
+    """
+    if not any(scope.code.co_filename.endswith(CHECKPOINT) for scope in trace.places.scopes):
+        return set()
+    inside = [op for op in trace.ops if _is_rerun(op.scope)]
+    read = {value.label for op in inside for value in op.ins if value.op < 0}
+    made = {value.number for op in inside for value in op.outs}
+    ends = {key: trace.peek(tensor) for key, tensor in kept.items()}
+    written = {key for key, end in ends.items() if end is not None and end.number in made}
+    found = written | {key for key in kept if ".".join(filter(None, key)) in read}
+    names = _names(model, [scope.code for scope in trace.places.scopes if _is_rerun(scope)]) if found else set()
+    return {key for key in found if home(model, key, kept[key]) in names}
+
+
+def _is_rerun(scope: Scope | None) -> bool:
+    while scope is not None and not scope.code.co_filename.endswith(CHECKPOINT):
+        scope = scope.parent
+    return scope is not None
+
+
+def _names(model: nn.Module, codes: Iterable[CodeType]) -> set[str]:
+    """Return all names that these functions use, and those of the model's own that they may call."""
+    kinds = dict.fromkeys(kind for module in model.modules() for kind in type(module).__mro__)
+    own = {name: getattr(thing, "fget", thing) for kind in kinds for name, thing in vars(kind).items()}
+    todo = [code for code in codes if not in_torch(code)]
+    found: set[str] = set()
+    for code in todo:
+        for name in _used(code):
+            called = getattr(own.get(name), "__code__", None)
+            if name not in found and isinstance(called, CodeType) and not in_torch(called):
+                todo.append(called)
+            found.add(name)
+    return found
+
+
+def _used(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, str):  # getattr(self, "h")
+            yield constant
+        elif isinstance(constant, CodeType):
+            yield from _used(constant)

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from .analysis import moved_from
-from .attribute_reads import may_be_read, read_in_forward
+from .attribute_reads import may_be_read, read_again, read_in_forward
 from .candidates import Analysis
-from .checkpointing import under_checkpointing
 from .found import Found, Part, Recurrence, Unsure
 from .memory import Value, version_of
 from .model_call import ModelCall
@@ -63,7 +62,7 @@ class Attributes:
     def after(self, model: nn.Module, trace: Trace, marks: bytearray) -> None:
         """Look after the call."""
         self.new = kept_by(model)
-        self.rerun = under_checkpointing(trace, model, {key: one.tensor for key, one in self.new.items()}, home=_home)
+        self.rerun = read_again(trace, model, {key: one.tensor for key, one in self.new.items()}, home=_home)
         for key, now in self.new.items():
             old = self.old.get(key)
             if old is None or old.tensor is not now.tensor or old.version != now.version:

@@ -20,7 +20,7 @@ from ..listener import unheard
 from ..snapshot import untouched
 from .analysis import analyze
 from .attributes import Attributes, kept_states
-from .blind_spots import blind_spots
+from .blind_spots import blind_spots, undecided
 from .candidates import Analysis, Candidate, Draft
 from .found import Found, Part, Recurrence, Unsure
 from .handed_back import entangled
@@ -31,7 +31,6 @@ from .overriding import overriding_now
 from .places import line_of
 from .replay import Law
 from .rows import Axes, axes_of
-from .short_calls import undecided
 from .starts import first_states, handed_in, start_of
 from .stepped_cells import no_cells
 from .taps import LoopTaps, Tapped, plan_of

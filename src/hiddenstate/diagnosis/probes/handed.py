@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...cells import around, seed, unheard
 from ...state import Path, mapped, tensors
-from ..calling import state_named
+from ..argument_names import state_named
 from ..inputs import another_state
 from ..outcome import apart, same
 from ..patient import Patient, PatientProbe

@@ -53,7 +53,7 @@ import torch
 from torch import Tensor
 
 from ...state import Path, spelled
-from ..calling import begins_anew
+from ..argument_names import begins_anew
 from ..inputs import Argument, ModelInputs
 from ..outcome import Outcome, gap, same
 from ..patient import Patient

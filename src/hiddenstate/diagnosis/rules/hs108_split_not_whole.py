@@ -57,7 +57,7 @@ from torch import Tensor, nn
 
 from ...cells import Layer
 from ...state import tensors
-from ..calling import state_named
+from ..argument_names import state_named
 from ..inputs import ModelInputs
 from ..outcome import Outcome, same
 from ..patient import Patient

@@ -70,7 +70,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from ..calling import Calling, taken_by_position
+from ...cells import Calling, taken_by_position
 from ..inputs import ModelInputs
 from ..patient import Patient
 from ..probes.feeding import Feeding, Feedings, fed

@@ -58,7 +58,7 @@ import torch
 from torch import Tensor, nn
 
 from ...state import tensors
-from ..calling import state_named
+from ..argument_names import state_named
 from ..outcome import Operation
 from ..patient import Patient, Unregistered, unregistered
 from ..probes.calls import RepeatedCall, TracedCall

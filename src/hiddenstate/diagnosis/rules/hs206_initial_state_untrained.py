@@ -47,7 +47,7 @@ import re
 
 from torch import Tensor, nn
 
-from ..calling import state_named
+from ..argument_names import state_named
 from ..patient import Patient
 from ..probes.calls import TracedCall
 from ..probes.gradients import ParameterGradients

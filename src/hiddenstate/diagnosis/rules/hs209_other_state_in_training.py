@@ -52,7 +52,7 @@ import torch
 from torch import Tensor
 
 from ...cells import Layer
-from ..calling import begins_anew
+from ..argument_names import begins_anew
 from ..inputs import Argument
 from ..outcome import Outcome, gap, same
 from ..patient import Patient

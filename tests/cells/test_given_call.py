@@ -198,6 +198,45 @@ def test_rows_and_steps_on_one_axis_are_parted_where_a_state_tells_the_rows(pair
     torch.testing.assert_close(found.curve, expected.curve)
 
 
+class Handing(nn.Module):
+    """Tokens or observations, a state for each row, and a number that belongs to no row."""
+
+    def __init__(self, embed, form):
+        super().__init__()
+        self.embed, self.rnn, self.form = embed, nn.GRU(3, 8), form
+
+    def forward(self, x, state, scale):
+        x = self.embed(x)
+        return self.rnn(x.view(-1, state.shape[1], 3) if self.form == "flat" else x, state)[0] * scale
+
+
+@pytest.mark.parametrize("form", ["flat", "time first"])
+@pytest.mark.parametrize("rows", [3, 4])
+def test_only_steps_times_rows_are_parted_whatever_else_the_call_is_given(form, rows):
+    if form == "flat":  # 3 features: as many as one of the numbers of rows
+        model, x = Handing(nn.Linear(3, 3), form), torch.randn(12 * rows, 3)
+    else:  # as many steps as would be several times the rows
+        model, x = Handing(nn.Embedding(7, 3), form), torch.randint(0, 7, (12, rows))
+    split = hs.check_split(model, x, torch.zeros(1, rows, 8), torch.tensor(0.5))
+    assert split
+    assert (split.axes.time, split.axes.batch) == (0, 1)
+    assert split.at < 12
+
+
+def test_marks_in_front_are_not_the_sequence():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.GRU(3, 8, batch_first=True)
+
+        def forward(self, mask, x):
+            return self.rnn(x * mask.unsqueeze(-1))[0]
+
+    mask, x = torch.ones(4, 9, dtype=torch.long), torch.randn(4, 9, 3)
+    given = given_call(hs.check_split, Masked(), (mask, x), kwargs={}, call=None, options={})
+    assert given.x is x
+
+
 class Steps(nn.Module):
     """The same agent on (time, batch, feature), from zeros."""
 

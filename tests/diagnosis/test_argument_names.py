@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import hiddenstate as hs
-from hiddenstate.diagnosis.calling import calling, is_state, state_named
+from hiddenstate.cells import calling
+from hiddenstate.diagnosis.argument_names import is_state, state_named
 from hiddenstate.errors import BadInput
 from tests.support.untouched import untouched
 

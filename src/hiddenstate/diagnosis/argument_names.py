@@ -8,21 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..cells import Called, Calling, called, calling, refuse_clashes, taken_by_position
 from ..state import Path
-
-__all__ = [
-    "Called",
-    "Calling",
-    "begins_anew",
-    "called",
-    "calling",
-    "is_state",
-    "path_name",
-    "refuse_clashes",
-    "state_named",
-    "taken_by_position",
-]
 
 _STATE_WORDS = ("h", "c", "hs", "cs", "hx", "cx", "hn", "cn", "ht", "ct", "hid", "hids", "mem")  # as words of a name
 _STATE_PARTS = ("hidden", "state", "hx", "h0", "c0", "carry", "memory", "hc")  # anywhere in one

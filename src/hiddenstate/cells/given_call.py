@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import BadInput
 from ..state import Path, ends, mapped, numbers, tensors
-from .axes import InputAxes
+from .axes import InputAxes, rows_beside_steps
 from .batches import are_lengths, as_tensors, named_like_lengths
 from .layer import unwrap_to_call
 from .signature import named_like_state
@@ -279,15 +279,11 @@ def _read(given: GivenCall, options: Mapping[str, Any]) -> GivenCall:
     x, places = given.x, given.states() if given.main else []
     if not isinstance(x, Tensor) or x.dim() > 2 or any(options.get(each) is not None for each in _AXES):
         return given
-    states = [part for place in places for part in tensors(given.args[place]).values()]
-    # (layers, rows, units), or (rows, layers, units) and (rows, units).
-    rows = {part.shape[-2] if part.shape[-2] > 1 else part.shape[0] for part in states}
-    if len(rows) != 1 or any(part.shape[:1] == x.shape[:1] for part in states):
+    rows = rows_beside_steps(x, [part for place in places for part in tensors(given.args[place]).values()])
+    if rows is None:
         return given
-    (each,) = rows
-    if each < 2 or len(x) == each or len(x) % each:
-        return given
-    flat = {path for path, end in tensors(given.args).items() if path[0] not in places and len(end) == len(x)}
+    beside = {path: end for path, end in tensors(given.args).items() if path[0] not in places}
+    flat = {path for path, end in beside.items() if end.shape[:1] == x.shape[:1]}
     run = given.model.forward if isinstance(given.model, Called) else given.model
 
     def flattened(_: nn.Module, *args: Any) -> Any:
@@ -301,7 +297,7 @@ def _read(given: GivenCall, options: Mapping[str, Any]) -> GivenCall:
             ),
         )
 
-    args = mapped(given.args, lambda path, end: end.reshape(-1, each, *end.shape[1:]) if path in flat else end)
+    args = mapped(given.args, lambda path, end: end.reshape(-1, rows, *end.shape[1:]) if path in flat else end)
     return replace(given, model=Called(given.own, flattened, None), args=args)
 
 
@@ -310,13 +306,18 @@ def _flat(end: Tensor, parted: tuple[int, int]) -> bool:
 
 
 def _with_main(given: GivenCall) -> GivenCall:
-    """Tell which argument is the sequence: the first with the axes of one that is neither a state nor marks."""
+    """Tell which argument is the sequence, where one may be: one that is no state."""
     found = {
         path: end
         for path, end in ends(given.args)
         if isinstance(end, Tensor | PackedSequence)
         and not (path[0] > 0 and _is_state(given.names[path[0]], given.args[path[0]]))
     }
+    return replace(given, main=sequence_among(found)) if found else given
+
+
+def sequence_among(found: Mapping[Path, Any]) -> Path:
+    """Return which of some tensors is the sequence: the first with the axes of one that does not only mark steps."""
 
     def rank(path: Path) -> int:
         end = found[path]
@@ -325,10 +326,16 @@ def _with_main(given: GivenCall) -> GivenCall:
         if end.dtype == torch.bool:
             return 4
         if end.dim() >= 3 or (end.dim() == 2 and not end.is_floating_point()):
-            return 0
-        return 1 if end.dim() == 2 else 2
+            return int(is_mask(end))
+        return 2 if end.dim() == 2 else 3
 
-    return replace(given, main=min(found, key=rank)) if found else given
+    return min(found, key=rank)
+
+
+def is_mask(end: Tensor) -> bool:
+    """Say whether a tensor marks rows and steps with 0 and 1."""
+    single = end.dim() == 2 or (end.dim() == 3 and end.shape[2] == 1)
+    return end.dtype == torch.bool or (single and bool(((end == 0) | (end == 1)).all()))
 
 
 def _is_state(name: str, value: Any) -> bool:
