@@ -26,6 +26,7 @@ class EndState:
     parts: tuple[Tensor, ...]
     mark: object | None  # left on the nodes that made it; None where it has no graph
     lies: Lies = ()
+    memory: tuple[int | None, ...] = ()  # where the memory of each part begins
     made: tuple[ref[Tensor], ...] = ()  # the tensors themselves, as long as somebody else holds them
 
     @classmethod
@@ -37,7 +38,8 @@ class EndState:
         for node in nodes:  # beside the marks of others: several may listen to one layer
             _metadata(node).setdefault(_MARKS, set()).add(mark)
         kept = tuple(part.detach() for part in found)
-        return cls(kept, mark if nodes else None, lies(found), tuple(ref(part) for part in found))
+        memory = tuple(memory_of(part) for part in kept)
+        return cls(kept, mark if nodes else None, lies(found), memory, tuple(ref(part) for part in found))
 
     @property
     def held(self) -> bool:
@@ -50,12 +52,24 @@ class EndState:
 
     def shares_memory(self, parts: tuple[Tensor, ...]) -> bool:
         """Say whether a state lies where this one does, or within it."""
-        places = [(memory_of(part), memory_of(last)) for part, last in zip(parts, self.parts, strict=False)]
-        return any(place is not None and place == last for place, last in places)
+        return self.lies_at(tuple(memory_of(part) for part in parts))
+
+    def lies_at(self, places: tuple[int | None, ...]) -> bool:
+        """Say whether one of its parts lies in the memory that begins where the same part of a state does."""
+        return any(place is not None and place == last for place, last in zip(places, self.memory, strict=False))
+
+    def equals(self, parts: tuple[Tensor, ...]) -> bool:
+        """Say whether a state is a copy of this one."""
+        pairs = zip(parts, self.parts, strict=False)
+        return len(parts) == len(self.parts) and all(
+            part.shape == last.shape and part.dtype == last.dtype and part.device == last.device and part.equal(last)
+            for part, last in pairs
+        )
 
     def holds(self, parts: tuple[Tensor, ...]) -> bool:
-        """Say whether a state has the numbers of this one, all of them scaled, or those that a mask has left."""
-        return any(_same_values(part.detach(), last) for part, last in zip(parts, self.parts, strict=False))
+        """Say whether a state has the numbers of this one, all of them scaled, those that a mask has left, or its rows."""
+        pairs = [(part.detach(), last) for part, last in zip(parts, self.parts, strict=False)]
+        return any(_same_values(part, last) or _same_rows(part, last) for part, last in pairs)
 
     def handed_on(self, given: Any) -> bool:
         """Say whether a state is this one, or was made of it: in memory, by its graph, or in what it holds."""
@@ -122,6 +136,17 @@ def _same_values(part: Tensor, last: Tensor) -> bool:
     ratio = ours / theirs
     scale = ratio.median()
     return int(((ratio - scale).abs() <= 1e-5 * scale.abs()).sum()) * 2 > max(len(theirs), 6)
+
+
+def _same_rows(part: Tensor, last: Tensor) -> bool:
+    """Say whether most rows of a tensor are rows of the other, in whatever order, as a beam search chooses them."""
+    if part.shape != last.shape or part.dim() < 2 or part.device != last.device or part.device.type == "meta":
+        return False
+    ours, theirs = part.flatten(0, -2), last.flatten(0, -2)
+    telling = (ours != ours[:, :1]).sum(1) > 2  # zeros, and rows of few different numbers, are equal by chance
+    at = (ours[:, :1] == theirs[:, 0]).int().argmax(1)
+    same = (ours == theirs[at]).all(1) & telling
+    return int(same.sum()) * 2 > int(telling.sum())
 
 
 def _likeness(part: Tensor, last: Tensor) -> float:

@@ -13,6 +13,7 @@ from .handed_on import EndState, lies, memory_of, nearest
 from .layer import Call
 
 OPEN = 16  # runs that are kept open beside each other; the one that rested longest ends
+_TURNS = 64  # the same of sequences that are fed in turns: they start alike, or somebody holds what they ended in
 _COMPARED = 8  # of these, whose numbers are compared with those of a state that was changed on the way
 _PASSED = 256  # states from which a run has gone on, and which begin another one when they are handed in again
 _AGAIN = 3  # calls in a row with the same state that are told
@@ -22,7 +23,7 @@ _AGAIN = 3  # calls in a row with the same state that are told
 class _SameStart:
     """Calls in a row from one and the same state, one step each, from which no call has gone on."""
 
-    calls: int = 0
+    calls: int = 1
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +34,7 @@ class OpenRun:
     last: EndState | None = None  # None before its first call has ended
     number: int = -1  # of the model call that it was in last
     steps: int = 0  # that it made in that model call
-    again: _SameStart | None = None  # where its first call, the only one so far, was handed what the call before was
+    again: _SameStart | None = None  # where its first call, the only one so far, was handed what others were
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Complaint:
     way_out: str
     calls: int
     mixes_rows: bool = False  # one row's state went to all, rather than none
+    too_many: bool = False  # nothing is wrong but that there are more runs in turns than are followed
 
     def __str__(self) -> str:
         """Return it as the rest of a sentence about the layer, and one more."""
@@ -66,6 +68,8 @@ class Succession:
     _given: tuple[Tensor, ...] | None = None  # what the call before was handed, where it came from outside
     _again: _SameStart = field(default_factory=_SameStart)  # the calls before this one that were handed the same
     _told: list[_SameStart] = field(default_factory=list)  # earlier ones that may have to be told
+    _lost: list[_SameStart] = field(default_factory=list)  # one for each run of theirs that ended, as there were many
+    _parted: int = 0  # calls that may well go on from a run that is lost
     _latest: OpenRun | None = None
 
     def goes_on(self, call: Call, number: int) -> bool:
@@ -99,8 +103,13 @@ class Succession:
             self.one_row += self._one_row(call, parts, run)
             self._goes_on_with(run)
         else:
+            if self._lost and parts and not same and not _no_state(parts):  # may well go on from one that is lost
+                self._lost.pop().calls -= 1
+                self._parted += 1
             run = OpenRun(tuple(part.detach().clone() for part in parts), again=self._again if same else None)
             self._again.calls += same
+            if self._again.calls == 2 and same and self._latest is not None:  # the first of them
+                self._latest.again = self._again
         self._latest = run
         return run
 
@@ -113,15 +122,25 @@ class Succession:
         if run.last is not None:
             self._passed.extend(run.last.made)
         before = run.steps if number == run.number else 0
-        self.open = [each for each in self.open if each is not run]
+        others = [each for each in self.open if each is not run]
+        begins = len(others) == len(self.open)
+        self.open = others
         try:
             run.steps, run.last = before + call.steps, EndState.of(call.state_native)
         except Exception:  # a layer that is called, or answers, in a way of its own: nothing can go on from it
             return [run]
         run.number = number
-        self.open.append(run)
-        over, self.open = self.open[:-OPEN], self.open[-OPEN:]
+        over = self._over(others) if begins and len(others) >= OPEN else []
+        self._lost += [each.again for each in over if each.again is not None]
+        self.open = [*(each for each in others if each not in over), run]
         return over
+
+    @staticmethod
+    def _over(others: list[OpenRun]) -> list[OpenRun]:
+        """Return the runs that end as another begins: those that rested longest, of those that wait for no turn."""
+        waits = [run.again is not None or (run.last is not None and run.last.held) for run in others]
+        idle = [run for run, waiting in zip(others, waits, strict=True) if not waiting][: len(others) + 1 - OPEN]
+        return idle or others[: max(0, len(others) + 1 - _TURNS)]
 
     def _goes_on_with(self, run: OpenRun) -> None:
         self.handed = True
@@ -143,7 +162,8 @@ class Succession:
         """Return the run whose end state this is, or was made of: in memory, by its graph, or in what it holds."""
         self.handed = True
         ends = [(run, run.last) for run in reversed(self.open) if run.last is not None]
-        found = next((run for run, last in ends if last.shares_memory(parts)), None)
+        places = tuple(memory_of(part) for part in parts)
+        found = next((run for run, last in ends if last.lies_at(places)), None)
         if found is not None or not ends:
             return found
         marked = {last.mark: run for run, last in reversed(ends) if last.mark is not None}
@@ -152,7 +172,8 @@ class Succession:
             return marked[mark]
         if _no_state(parts) or self._is_passed(parts):  # zeros have no numbers to be known by
             return None
-        return next((run for run, last in ends[:_COMPARED] if last.holds(parts)), None)
+        same = next((run for run, last in ends if last.equals(parts)), None)  # a copy
+        return same or next((run for run, last in ends[:_COMPARED] if last.holds(parts)), None)
 
     def _is_passed(self, parts: tuple[Tensor, ...]) -> bool:
         return any(part() is each for part in self._passed for each in parts)
@@ -176,7 +197,7 @@ class Succession:
         before, self._given = self._given, tuple(p.detach() for p in parts) if told and not own else None
         if before is not None and self._given is not None and not on and _alike(self._given, before):
             return True
-        self._told = [each for each in (*self._told, self._again) if each.calls + 1 >= _AGAIN]
+        self._told = [each for each in (*self._told, self._again) if each.calls >= _AGAIN]
         self._again = _SameStart()
         return False
 
@@ -194,10 +215,14 @@ class Succession:
                     return bool((before == rows[:1]).all(1).any())
         return False
 
-    def complaint(self) -> Complaint | None:
-        """Say what is wrong with how states are handed on from outside; None where nothing is."""
-        again = max(each.calls for each in (*self._told, self._again)) + 1
-        if again >= _AGAIN:
+    def complaint(self, *, over: bool = True) -> Complaint | None:
+        """Say what is wrong with how states are handed on from outside; None where nothing is.
+
+        Before all calls were heard, `over=False`, as many that start alike may be sequences fed in turns, which go on
+        later: nothing is said until there are more than could be under way.
+        """
+        again = max(each.calls for each in (*self._told, self._again))
+        if again >= (_AGAIN if over else _TURNS):
             return Complaint(
                 f"called {again} times with the same state, one step each, so what one step gave never "
                 f"reaches the next",
@@ -213,6 +238,15 @@ class Succession:
                 "hand it on as it is",
                 calls=self.one_row,
                 mixes_rows=True,
+            )
+        if self._parted >= _AGAIN:
+            return Complaint(
+                f"called in turns along more than {_TURNS} sequences, which is as many as are followed: at least "
+                f"{self._parted} calls are runs of their own, though they may go on from others",
+                "each of many callers is stepped by itself",
+                "step some of them at a time, or all as the rows of one batch",
+                calls=self._parted,
+                too_many=True,
             )
         return None
 
