@@ -285,7 +285,8 @@ def _read(given: GivenCall, options: Mapping[str, Any]) -> GivenCall:
     if len(rows) != 1 or any(part.shape[:1] == x.shape[:1] for part in states):
         return given
     (each,) = rows
-    if each < 2 or len(x) == each or len(x) % each:
+    tokens = x.dim() == 2 and not x.is_floating_point()
+    if each < 2 or len(x) == each or len(x) % each or (tokens and x.shape[1] == each):  # tokens: (time, rows)
         return given
     flat = {path for path, end in tensors(given.args).items() if path[0] not in places and len(end) == len(x)}
     run = given.model.forward if isinstance(given.model, Called) else given.model
