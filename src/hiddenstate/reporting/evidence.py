@@ -105,9 +105,9 @@ def gather(
     tell("running the model")
     model = along_time(given.model, given.args, batch_axis=batch_axis or 0)  # the doctor steps a cell himself
     ran = run_model(model, given.args)
+    real = lengths if lengths is not None else _told_lengths(given, batch_axis)
     inputs = ran.given
     given = replace(given, args=inputs)  # with the first states that the model insists on
-    real = lengths if lengths is not None else _told_lengths(given, batch_axis)
     found = [(name, [_cut(run, real) for run in ran.recording.runs(name)]) for name in ran.recording]
     if not found:
         names = ", ".join(layer.label for layer in ran.layers)
