@@ -133,3 +133,17 @@ def test_where_no_order_is_known_it_is_asked_for():
     model = nn.Sequential(nn.GRU(3, 8, batch_first=True, bidirectional=True))
     with pytest.raises(BadInput, match=r"All steps in one axis are parted by output=lambda out: out.view\(5, 30, -1\)"):
         memory(model, torch.randn(ROWS, STEPS, 3), output=lambda out: out[0].flatten(0, 1))
+
+
+@pytest.mark.parametrize("classes_first", [True, False])
+@pytest.mark.parametrize("told", [{}, {"time_axis": 2, "batch_axis": 0}])
+def test_time_behind_the_features_as_convolutions_have_it(told, classes_first):
+    class Convolved(Tagger):
+        def forward(self, x):  # (batch, feature, time)
+            out = super().forward(x.transpose(1, 2))
+            return out.transpose(1, 2) if classes_first else out
+
+    x = torch.randn(ROWS, STEPS, 3)
+    found = memory(Convolved(plain), x.transpose(1, 2), **told)
+    assert (found.axes.time, found.axes.batch) == (2, 0)
+    torch.testing.assert_close(found.curve, memory(Tagger(plain), x).curve)
