@@ -537,7 +537,7 @@ def test_what_autocast_leaves_behind_is_of_use_without_it(x):
         assert model(x[:, 4:]).dtype is torch.float32
 
 
-class Buffered(nn.Module):
+class BufferOfZeros(nn.Module):
     """Keeps its state in a buffer of zeros, written in place or bound anew."""
 
     def __init__(self, kind, in_place):
@@ -558,7 +558,7 @@ class Buffered(nn.Module):
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("calls", [1, 2])
 def test_single_rows_of_a_buffer_of_zeros_start_anew_however_it_is_written(calls, in_place, kind):
-    model, x = Buffered(kind, in_place), torch.randn(2, 12, 3)
+    model, x = BufferOfZeros(kind, in_place), torch.randn(2, 12, 3)
     whole = model.rnn(x)[0]
     with hs.Carry(model) as carry:
         for at in range(calls):

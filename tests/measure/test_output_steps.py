@@ -116,7 +116,11 @@ def test_the_number_of_rows_never_decides():
     assert torch.equal(turned, output.transpose(0, 1))
 
 
-FLAT = [lambda out: out.flatten(0, 1), lambda out: out.flatten(0, 1).log_softmax(1).exp(), lambda out: out[..., 0].flatten()]
+FLAT = [
+    lambda out: out.flatten(0, 1),
+    lambda out: out.flatten(0, 1).log_softmax(1).exp(),
+    lambda out: out[..., 0].flatten(),
+]
 
 
 @pytest.mark.parametrize("flatten", FLAT)

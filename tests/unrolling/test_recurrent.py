@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -239,6 +240,7 @@ def test_a_cell_in_place_of_its_class_is_refused_with_both_ways_out():
 
 
 def test_a_cell_in_place_of_its_class_is_refused_also_without_sizes():
-    for make in (lambda: hs.Recurrent(nn.LSTMCell(3, 4)), lambda: hs.Recurrent(CellType=nn.LSTMCell(3, 4))):
+    make: Any = hs.Recurrent
+    for args, kwargs in (((nn.LSTMCell(3, 4),), {}), ((), {"CellType": nn.LSTMCell(3, 4)})):
         with pytest.raises(BadInput, match=r"a LSTMCell that is made already.*hs\.Recurrent\(LSTMCell, .*hs\.unroll"):
-            make()
+            make(*args, **kwargs)

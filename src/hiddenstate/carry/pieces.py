@@ -156,7 +156,7 @@ def _row_by_row(whole: Tensor, first: Tensor, second: Tensor, axis: int) -> floa
     common = math.gcd(first.shape[axis], second.shape[axis])
     gaps = [math.inf]
     for rows in (rows for rows in range(2, common + 1) if common % rows == 0):
-        parted = [piece.unflatten(axis, (rows, -1)) for piece in (first, second)]
+        parted = [p.reshape(*p.shape[:axis], rows, -1, *p.shape[axis + 1 :]) for p in (first, second)]
         gaps.append(distance(torch.cat(parted, dim=axis + 1).flatten(axis, axis + 1), whole))
     return min(gaps)
 

@@ -67,7 +67,7 @@ class EndState:
         )
 
     def holds(self, parts: tuple[Tensor, ...]) -> bool:
-        """Say whether a state has the numbers of this one, all of them scaled, those that a mask has left, or its rows."""
+        """Say whether a state has the numbers of this one, scaled, or those that a mask has left, or its rows."""
         pairs = [(part.detach(), last) for part, last in zip(parts, self.parts, strict=False)]
         return any(_same_values(part, last) or _same_rows(part, last) for part, last in pairs)
 

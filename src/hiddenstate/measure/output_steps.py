@@ -46,9 +46,10 @@ def _parted(output: Tensor, shorter: Tensor, batch: int, time: int) -> Tensor | 
 
     What the model gives for the first steps alone tells, where steps do not see later ones.
     """
-    orders = (output.unflatten(0, (time, batch)).transpose(0, 1), output.unflatten(0, (batch, time)))
+    rest = output.shape[1:]
+    orders = (output.reshape(time, batch, *rest).transpose(0, 1), output.reshape(batch, time, *rest))
     steps = len(shorter) // batch
-    tries = (shorter.unflatten(0, (steps, batch)).transpose(0, 1), shorter.unflatten(0, (batch, steps)))
+    tries = (shorter.reshape(steps, batch, *rest).transpose(0, 1), shorter.reshape(batch, steps, *rest))
     fits = [
         order
         for order, tried in zip(orders, tries, strict=True)
