@@ -524,3 +524,35 @@ def test_what_autocast_leaves_behind_is_of_use_without_it(x):
         with torch.autocast("cpu", torch.bfloat16):
             model(x[:, :4])
         assert model(x[:, 4:]).dtype is torch.float32
+
+
+class BufferOfZeros(nn.Module):
+    """Keeps its state in a buffer of zeros, written in place or bound anew."""
+
+    def __init__(self, kind, in_place):
+        super().__init__()
+        self.rnn, self.in_place = kind(3, 8, batch_first=True), in_place
+        self.register_buffer("hidden", torch.zeros(1, 2, 8))
+
+    def forward(self, x):
+        out, hidden = self.rnn(x, self.hidden)
+        if self.in_place:
+            self.hidden.copy_(hidden.detach())
+        else:
+            self.hidden = hidden.detach()
+        return out
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_single_rows_of_a_buffer_of_zeros_start_anew_however_it_is_written(calls, in_place, kind):
+    model, x = BufferOfZeros(kind, in_place), torch.randn(2, 12, 3)
+    whole = model.rnn(x)[0]
+    with hs.Carry(model) as carry:
+        for at in range(calls):
+            model(x[:, 4 * at : 4 * at + 4])
+        carry.reset([0])
+        after = model(torch.stack([x[0, :4], x[1, 4 * calls : 4 * calls + 4]]))
+    torch.testing.assert_close(after[0], whole[0, :4])
+    torch.testing.assert_close(after[1], whole[1, 4 * calls : 4 * calls + 4])

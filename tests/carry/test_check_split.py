@@ -236,3 +236,20 @@ def test_pieces_that_raise_or_cannot_be_put_together_are_not_the_whole(case):
 def test_a_list_with_an_output_for_each_step_is_put_together():
     assert check_split(Reading(lambda h: list(h.unbind(1))), torch.randn(2, 8, 3))
     assert not check_split(Reading(lambda h: list(h.flip(1).unbind(1))), torch.randn(2, 8, 3))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_scores_flattened_for_a_loss_are_put_together(batch_first):
+    class Flat(nn.Module):
+        def __init__(self, sick):
+            super().__init__()
+            self.rnn, self.out, self.sick = nn.LSTM(3, 8, batch_first=batch_first), nn.Linear(8, 2), sick
+
+        def forward(self, x):
+            states, _ = self.rnn(x)
+            states = states - states.mean(int(batch_first), keepdim=True) if self.sick else states
+            return self.out(states.reshape(-1, 8))
+
+    x = torch.randn(4, 15, 3) if batch_first else torch.randn(15, 4, 3)
+    assert check_split(Flat(sick=False), x)
+    assert check_split(Flat(sick=True), x).where == "after the layers"

@@ -91,3 +91,12 @@ def test_only_what_drops_is_switched_off():
     model = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(3), nn.GRU(3, 3, 2, dropout=0.5), nn.GRU(3, 3))
     without_dropout(model)
     assert [module.training for module in model] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 6])
+@pytest.mark.parametrize("tail", [(), (3,)])
+def test_steps_row_after_row_on_one_axis_are_put_together_row_by_row(rows, tail):
+    whole = torch.randn(rows, 10, *tail)
+    pieces = [piece.flatten(0, 1) for piece in whole.split([4, 6], dim=1)]
+    assert difference(whole.flatten(0, 1), *pieces) == 0
+    assert difference(whole.flatten(0, 1), pieces[0], pieces[1] + 1) > 0.5

@@ -182,6 +182,35 @@ class Flat(nn.Module):
         return logits.argmax(-1), logits, state
 
 
+class LanguageModel(nn.Module):
+    """As tutorials have it: time first, a state in and out, and scores flattened for the loss."""
+
+    def __init__(self, kind, *, flat):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.rnn, self.out, self.flat = nn.Embedding(11, 6), kind(6, 8, 2), nn.Linear(8, 11), flat
+
+    def forward(self, tokens, hidden):
+        output, hidden = self.rnn(self.embed(tokens), hidden)
+        scores = self.out(output)
+        return (scores.view(-1, 11) if self.flat else scores), hidden
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize(("steps", "rows"), [(20, 4), (12, 6), (9, 4)])
+def test_tokens_with_time_first_and_a_state_for_each_row_are_not_parted(steps, rows, kind):
+    tokens, zeros = torch.randint(11, (steps, rows)), torch.zeros(2, rows, 8)
+    state = (zeros, zeros) if kind is nn.LSTM else zeros
+    plain, flat = LanguageModel(kind, flat=False), LanguageModel(kind, flat=True)
+    found = hs.measure.memory(flat, tokens, state)
+    assert (found.axes.time, found.axes.batch) == (0, 1)
+    assert len(found.curve) == steps
+    torch.testing.assert_close(found.curve, hs.measure.memory(plain, tokens, state).curve)
+    split = hs.check_split(flat, tokens, state)
+    assert split
+    assert (split.axes.time, split.axes.sure) == (0, True)
+
+
 @pytest.mark.parametrize("pair", [False, True])
 def test_rows_and_steps_on_one_axis_are_parted_where_a_state_tells_the_rows(pair):
     x, done, zeros = torch.randn(9 * 4, 3), torch.zeros(9 * 4), torch.zeros(1, 4, 8)

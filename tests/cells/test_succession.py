@@ -183,13 +183,105 @@ def test_several_sequences_that_start_alike_and_are_handed_on_are_told_nothing()
     assert "called 5 times with the same state" in str(succession.complaint())
 
 
-def test_of_more_runs_than_are_kept_open_the_one_that_rested_longest_ends():
+def begun(states, hold=False):
+    """Return a succession after calls from these states, the runs that it has ended, and what it gave, if held."""
     cell, succession, (layer,) = nn.GRUCell(3, 4), Succession(), hs.layers(nn.GRUCell(3, 4))
-    ended = []
-    for number in range(20):
-        call = Call(layer, (torch.randn(2, 3), torch.zeros(2, 4)))
+    ended, ends = [], []
+    for number, state in enumerate(states):
+        call = Call(layer, (torch.randn(2, 3), state))
         run = succession.run_of(call, number)
-        ended += succession.ended(call.returned(cell(*call.args)), number, run)
+        call = call.returned(cell(*call.args))
+        ended += succession.ended(call, number, run)
+        ends += [call.result] if hold else []
+    return succession, ended, ends
+
+
+def test_of_more_runs_than_are_kept_open_the_one_that_rested_longest_ends():
+    succession, ended, _ = begun(torch.randn(20, 2, 4))
     assert len(succession.open) == 16
     assert len(ended) == 4
     assert not set(map(id, ended)) & set(map(id, succession.open))
+
+
+def test_of_runs_whose_ends_are_held_or_that_start_alike_more_are_kept_open():
+    held, _, ends = begun(torch.randn(40, 2, 4), hold=True)
+    assert len(held.open) == len(ends) == 40
+    alike, _, _ = begun(torch.zeros(40, 2, 4))
+    assert len(alike.open) == 40
+    for states, hold in ((torch.randn(80, 2, 4), True), (torch.zeros(80, 2, 4), False)):
+        succession, ended, _ = begun(states, hold)
+        assert len(succession.open) == 64
+        assert len(ended) == 16
+
+
+def test_runs_that_were_held_are_ended_once_nobody_holds_them():
+    succession, _, ends = begun(torch.randn(40, 2, 4), hold=True)
+    ends.clear()
+    (layer,) = hs.layers(cell := nn.GRUCell(3, 4))
+    call = Call(layer, (torch.randn(2, 3), torch.randn(2, 4)))
+    run = succession.run_of(call, 99)
+    assert len(succession.ended(call.returned(cell(*call.args)), 99, run)) == 25
+    assert len(succession.open) == 16
+
+
+CHANGES = {
+    "as it is": lambda h: h,
+    "detached": lambda h: h.detach(),
+    "copied": lambda h: h.detach().clone(),
+    "listed": lambda h: torch.tensor(h.tolist()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("sequences", [3, 12, 40])
+def test_sequences_that_start_alike_and_are_fed_in_turns_are_each_one_run_and_told_nothing(sequences, grad, change):
+    cell, succession, (layer,) = nn.GRUCell(3, 4), Succession(), hs.layers(nn.GRUCell(3, 4))
+    states, seen = [torch.zeros(2, 4)] * sequences, {}
+    for turn in range(3):
+        for at in range(sequences):
+            number = turn * sequences + at
+            call = Call(layer, (torch.randn(2, 3), states[at]))
+            run = succession.run_of(call, number)
+            assert seen.setdefault(at, run) is run
+            with torch.set_grad_enabled(grad):
+                call = call.returned(cell(*call.args))
+            succession.ended(call, number, run)
+            states[at] = change(call.result)
+            assert succession.complaint(over=False) is None
+    assert succession.complaint() is None
+
+
+def test_before_the_end_only_more_calls_than_could_be_in_turns_are_told():
+    few, _, _ = begun(torch.zeros(30, 2, 4))
+    assert few.complaint(over=False) is None
+    assert "called 30 times with the same state" in str(few.complaint())
+    many, _, _ = begun(torch.zeros(64, 2, 4))
+    assert "called 64 times with the same state" in str(many.complaint(over=False))
+
+
+def test_more_sequences_in_turns_than_are_followed_are_told_as_such():
+    (layer,), cell, succession = hs.layers(cell := nn.GRUCell(3, 4)), cell, Succession()
+    states = [torch.zeros(2, 4)] * 70
+    for number in range(140):
+        call = Call(layer, (torch.randn(2, 3), states[number % 70]))
+        run = succession.run_of(call, number)
+        states[number % 70] = cell(*call.args).detach()
+        succession.ended(call.returned(states[number % 70]), number, run)
+    complaint = succession.complaint()
+    assert complaint.too_many
+    assert "in turns along more than 64 sequences" in str(complaint)
+    assert "as the rows of one batch" in str(complaint)
+
+
+@pytest.mark.parametrize("rows", [[2, 0, 1, 3], [1, 1, 0, 3], [3, 2, 1, 0]])
+def test_rows_in_another_order_as_a_beam_search_chooses_them_go_on_with_their_run(rows):
+    cell, succession, (layer,) = nn.GRUCell(3, 8), Succession(), hs.layers(nn.GRUCell(3, 8))
+    h = torch.randn(4, 8)
+    with torch.no_grad():
+        for number in range(4):
+            call = Call(layer, (torch.randn(4, 3), h))
+            assert succession.goes_on(call, number) == (number > 0)
+            call = call.returned(cell(*call.args))
+            succession.ended(call, number)
+            h = call.result[rows]

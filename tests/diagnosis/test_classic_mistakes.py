@@ -147,6 +147,52 @@ def test_a_decoder_that_gets_h_and_a_zero_c_is_told():
     assert told(Seq2Seq(lambda h: (h, torch.zeros_like(h)), nn.GRU), *inputs) == {}  # there is no c to hand on
 
 
+def each_part(take):
+    return lambda state: tuple(map(take, state)) if isinstance(state, tuple) else take(state)
+
+
+class Summarized(nn.Module):
+    """A decoder that starts from what is taken of the final states of an encoder."""
+
+    def __init__(self, kind, take, *, layers=1, both=True, onto=1, attend=False):
+        super().__init__()
+        self.encoder = kind(3, 8, layers, bidirectional=both, batch_first=True)
+        self.decoder, self.head = kind(3, 8, onto, batch_first=True), nn.Linear(8, 2)
+        self.take, self.keys = each_part(take), nn.Linear(16 if both else 8, 8) if attend else None
+
+    def forward(self, source, target):
+        seen, state = self.encoder(source)
+        out, _ = self.decoder(target, self.take(state))
+        if self.keys is not None:
+            keys = self.keys(seen)
+            out = out + (out @ keys.mT).softmax(-1) @ keys
+        return self.head(out)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"take": lambda h: h[-1:]}, "only the reverse one is used"),
+        ({"take": lambda h: h[0].unsqueeze(0).contiguous()}, "only the forward one is used"),
+        ({"take": lambda h: h[:2], "layers": 2, "onto": 2}, "the final state of layer 0 is the last"),
+        ({"take": lambda h: h[:1], "layers": 2, "both": False}, "the final state of layer 0 is the last"),
+        ({"take": lambda h: h[-1:], "layers": 2, "both": False}, ""),
+        ({"take": lambda h: h[:1] + h[1:]}, ""),
+        ({"take": lambda h: h[0::2] + h[1::2], "layers": 2, "onto": 2}, ""),
+        ({"take": lambda h: h, "onto": 2}, ""),
+        ({"take": lambda h: h[-1:], "attend": True}, ""),  # the rest arrives by another way
+    ],
+)
+def test_a_decoder_that_gets_a_wrong_slice_of_the_final_states_is_told(options, said, kind):
+    found = told(Summarized(kind, **options), torch.randn(4, 6, 3), torch.randn(4, 5, 3))
+    assert list(found) == (["HS109"] if said else [])
+    if said:
+        assert found["HS109"].where == "encoder"
+        assert said in found["HS109"].evidence
+        assert "hs.Bridge(self.encoder, self.decoder)" in found["HS109"].advice
+
+
 @pytest.mark.parametrize("encoder", [nn.LSTM, nn.GRU])
 def test_an_encoder_whose_state_is_not_used_is_told_by_the_name_of_its_input(encoder):
     model = Seq2Seq(lambda state: None, encoder)

@@ -174,3 +174,42 @@ def test_a_state_that_is_kept_from_call_to_call_is_named():
 def test_a_model_in_which_nothing_recurs_is_a_warning():
     with pytest.warns(HiddenStateWarning, match=r"heard no recurrent layer in 4 training calls, and saw nothing recur"):
         train(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1)))
+
+
+class OneSentence(nn.Module):
+    """As tutorials have it: a sentence without rows, and what the layer gave kept as an attribute."""
+
+    def __init__(self, kind, keep):
+        super().__init__()
+        self.embed, self.rnn, self.tag, self.keep = nn.Embedding(9, 4), kind(4, 8), nn.Linear(8, 3), keep
+        self.hidden = self.begin()
+
+    def begin(self):
+        zeros = torch.zeros(1, 1, 8)
+        return (zeros, zeros) if isinstance(self.rnn, nn.LSTM) and self.keep != "output" else zeros
+
+    def forward(self, sentence):
+        x = self.embed(sentence).view(len(sentence), 1, -1)
+        if self.keep == "output":  # which is no state of the layer's
+            out, _ = self.rnn(x + self.hidden[0].mean())
+            self.hidden = out
+        else:
+            out, hidden = self.rnn(x, self.hidden)
+            self.hidden = hs.State.detached(hidden) if self.keep == "detached" else hidden
+        return self.tag(out.view(len(sentence), -1))
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("keep", ["state", "detached", "output"])
+def test_an_attribute_that_holds_what_a_heard_layer_gave_is_not_named_as_unseen(keep, kind, recwarn):
+    model = OneSentence(kind, keep)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with hs.Monitor(model, optimizer, every=1) as monitor, hs.record(model) as recording:
+        for steps in (5, 7, 5):
+            optimizer.zero_grad()
+            model.hidden = model.begin()
+            model(torch.randint(9, (steps,))).square().mean().backward()
+            optimizer.step()
+    assert len(recording.runs("rnn")) == 3
+    said = [str(warning.message) for warning in recwarn]
+    assert bool(monitor.unseen) == any("not recorded" in each for each in said) == (keep == "output")

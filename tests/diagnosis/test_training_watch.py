@@ -192,3 +192,48 @@ def test_layers_that_are_unfrozen_later_are_told_from_then_on():
         model.requires_grad_(True)
         carried_and_trained(model, None, optimizer)
     assert [(e.finding.code, e.finding.where, e.began) for e in monitor.findings] == [("HS504", "0.weight, 0.bias", 4)]
+
+
+def stepped(sequences, update, hand_on, *, kind=nn.GRUCell, epochs=2, steps=4):
+    """Return the codes that a Monitor has of a loop that steps a cell along several sequences in turns."""
+    cell, head = kind(3, 8), nn.Linear(8, 1)
+    optimizer = torch.optim.SGD([*cell.parameters(), *head.parameters()], 0.01)
+    with hs.Monitor(cell, optimizer, every=1) as monitor:
+        for _ in range(epochs):
+            start = torch.zeros(2, 8)
+            states, loss = [(start, start) if kind is nn.LSTMCell else start] * sequences, torch.zeros(())
+            for step in range(steps):
+                for at in range(sequences):
+                    after = cell(torch.randn(2, 3), states[at])
+                    loss = loss + head(after[0] if kind is nn.LSTMCell else after).square().mean()
+                    states[at] = hand_on(states[at], after)
+                if update == "each round" or step == steps - 1:
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    states, loss = [hs.State.detached(state) for state in states], torch.zeros(())
+    return {episode.finding.code for episode in monitor.findings}
+
+
+@pytest.mark.parametrize("kind", [nn.RNNCell, nn.GRUCell, nn.LSTMCell])
+@pytest.mark.parametrize("update", ["each round", "at the end"])
+@pytest.mark.parametrize("sequences", [1, 3, 7, 20])
+def test_sequences_fed_in_turns_from_one_start_are_told_nothing(sequences, update, kind):
+    assert not {"HS101", "HS103"} & stepped(sequences, update, lambda before, after: after, kind=kind)
+
+
+@pytest.mark.parametrize("kind", [nn.GRUCell, nn.LSTMCell])
+@pytest.mark.parametrize("update", ["each round", "at the end"])
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_a_state_that_is_never_handed_on_is_told_at_the_end(sequences, update, kind):
+    assert "HS103" in stepped(sequences, update, lambda before, after: before, kind=kind)
+
+
+def test_a_state_that_is_never_handed_on_is_told_while_it_trains():
+    cell, told = nn.GRUCell(3, 8), []
+    monitor = hs.Monitor(cell, every=10, on_finding=told.append)
+    for _ in range(8):
+        sum(cell(torch.randn(2, 3), torch.zeros(2, 8)).sum() for _ in range(10)).backward()
+    assert [episode.finding.code for episode in told] == ["HS103"]
+    assert "called 80 times with the same state" in monitor.findings[0].finding.evidence
+    monitor.close()

@@ -114,3 +114,40 @@ def test_the_number_of_rows_never_decides():
     turned, by_step = steps_second(output, valid, time_axis=1, again=lambda steps: output[:steps])
     assert by_step
     assert torch.equal(turned, output.transpose(0, 1))
+
+
+FLAT = [
+    lambda out: out.flatten(0, 1),
+    lambda out: out.flatten(0, 1).log_softmax(1).exp(),
+    lambda out: out[..., 0].flatten(),
+]
+
+
+@pytest.mark.parametrize("flatten", FLAT)
+@pytest.mark.parametrize("turn", [plain, lambda out: out.transpose(0, 1)])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_rows_and_steps_on_one_axis_are_parted_in_whatever_order(batch_first, turn, flatten):
+    x = torch.randn(ROWS, STEPS, 3) if batch_first else torch.randn(STEPS, ROWS, 3)
+    shaped = Tagger(lambda out: flatten(out).unflatten(0, out.shape[:2]), batch_first=batch_first)
+    found = memory(Tagger(lambda out: flatten(turn(out)), batch_first=batch_first), x)
+    torch.testing.assert_close(found.curve, memory(shaped, x).curve)
+
+
+def test_where_no_order_is_known_it_is_asked_for():
+    model = nn.Sequential(nn.GRU(3, 8, batch_first=True, bidirectional=True))
+    with pytest.raises(BadInput, match=r"All steps in one axis are parted by output=lambda out: out.view\(5, 30, -1\)"):
+        memory(model, torch.randn(ROWS, STEPS, 3), output=lambda out: out[0].flatten(0, 1))
+
+
+@pytest.mark.parametrize("classes_first", [True, False])
+@pytest.mark.parametrize("told", [{}, {"time_axis": 2, "batch_axis": 0}])
+def test_time_behind_the_features_as_convolutions_have_it(told, classes_first):
+    class Convolved(Tagger):
+        def forward(self, x):  # (batch, feature, time)
+            out = super().forward(x.transpose(1, 2))
+            return out.transpose(1, 2) if classes_first else out
+
+    x = torch.randn(ROWS, STEPS, 3)
+    found = memory(Convolved(plain), x.transpose(1, 2), **told)
+    assert (found.axes.time, found.axes.batch) == (2, 0)
+    torch.testing.assert_close(found.curve, memory(Tagger(plain), x).curve)

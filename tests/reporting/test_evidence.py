@@ -167,3 +167,27 @@ def test_memory_of_a_time_first_model_is_measured_along_its_time_and_a_state_is_
         found = gather(plain_call(Insisting(), x), batch_axis=axis, **plain)
         assert found.memory.rows.shape == (4, 12)
         assert len(found.labels) == 4
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("told", ["lengths", "mask"])
+def test_padding_that_an_input_tells_counts_in_nothing(told, batch_first):
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru, self.out = nn.GRU(3, 8, batch_first=batch_first), nn.Linear(8, 2)
+
+        def forward(self, x, lengths=None, mask=None):
+            states = self.gru(x)[0] if batch_first else self.gru(x)[0].transpose(0, 1)
+            lengths = lengths if mask is None else mask.sum(1 if batch_first else 0)
+            return self.out(states[torch.arange(len(states)), lengths - 1])
+
+    lengths, x = torch.tensor([7, 3, 5]), torch.randn(3, 7, 3)
+    real = torch.arange(7) < lengths[:, None]
+    x, real = (x, real) if batch_first else (x.transpose(0, 1), real.T)
+    inputs = (x, lengths) if told == "lengths" else (x, None, real.long())
+    tokens = [["a"] * 7, ["b"] * 3, ["c"] * 5]
+    found = gathered(Reader(), *inputs, batch_axis=None if batch_first else 1, tokens=tokens)
+    assert found.tracks[0].traj.lengths.tolist() == [7, 3, 5]
+    assert not found.tracks[0].traj.h[1, 3:].any()
+    assert list(map(len, found.tokens)) == [7, 3, 5]

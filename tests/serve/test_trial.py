@@ -170,3 +170,20 @@ def test_an_example_may_be_the_arguments_of_a_call_with_a_state_among_them():
         prepared.close()
     with pytest.raises(NotServable, match=r"is a tuple of \(Tensor, str\), but a session pushes one tensor"):
         prepare(MayBegin(), example=(x, "fast"))
+
+
+def test_a_model_that_reads_steps_by_their_number_is_told_so():
+    class Taps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru, self.out = nn.GRU(3, 8, batch_first=True), nn.Linear(16, 2)
+
+        def forward(self, x):
+            states, _ = self.gru(x)
+            return self.out(torch.cat([states[:, 0], states[:, 10]], dim=1))
+
+    said = r"no input could be made up that Taps takes.*reads steps by their number.*cannot be fed in pieces"
+    with pytest.raises(NotServable, match=said):
+        hs.serve.Engine(Taps())
+    with pytest.raises(NotServable, match=r"a session fed in pieces would not equal one call|steps by their number"):
+        hs.serve.Engine(Taps(), example=torch.randn(1, 30, 3))

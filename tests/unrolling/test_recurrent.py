@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -236,3 +237,10 @@ def test_a_compiled_model_runs_its_stack_as_it_is(backend):
 def test_a_cell_in_place_of_its_class_is_refused_with_both_ways_out():
     with pytest.raises(BadInput, match=r"a GRUCell that is made already.*hs\.Recurrent\(GRUCell, .*hs\.unroll\(cell"):
         hs.Recurrent(nn.GRUCell(3, 4), 3, 4)
+
+
+def test_a_cell_in_place_of_its_class_is_refused_also_without_sizes():
+    make: Any = hs.Recurrent
+    for args, kwargs in (((nn.LSTMCell(3, 4),), {}), ((), {"CellType": nn.LSTMCell(3, 4)})):
+        with pytest.raises(BadInput, match=r"a LSTMCell that is made already.*hs\.Recurrent\(LSTMCell, .*hs\.unroll"):
+            make(*args, **kwargs)

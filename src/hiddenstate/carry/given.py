@@ -101,7 +101,7 @@ class GivenStates:
         own = call.given
         assert own is not None
         self.check_anew(call.layer, kept, own)
-        self._first[call.layer.name] = own.detach()
+        self._first[call.layer.name] = own.detach().clone()  # a buffer may be written in place
 
     def _start_of_rows(self, layer: Layer, kept: Kept, own: State) -> State | None:
         """Return what rows begin with that start anew; None where the layer starts them by itself."""

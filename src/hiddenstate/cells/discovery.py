@@ -62,9 +62,13 @@ class Layers(list[Layer]):
         """Return the same without what holds on to the call that was watched."""
         return Layers(self, None if self.seen is None else replace(self.seen, live={}))
 
-    def doubts(self) -> list[str]:
-        """Return what could not be told in the call that was watched, but for steps of a layer that is known."""
-        return self._outside(self.seen.unsure if self.seen is not None else ())
+    def doubts(self, *, heard: bool = False) -> list[str]:
+        """Return what could not be told in the call that was watched, but for steps of a layer that is known.
+
+        `heard`: also but for attributes that hold what such a layer gave, for those who hear that layer itself.
+        """
+        unsure = self.seen.unsure if self.seen is not None else ()
+        return self._outside(each for each in unsure if not (heard and each.gave))
 
     def undecided(self, but: Container[str] = ()) -> list[str]:
         """Return what may be a state for all that can be told, on other lines than `but`: the call was too short."""

@@ -211,6 +211,11 @@ class Layer:
         """Return the name of one of its parts in a State of the whole model."""
         return f"{self.name}.{name}" if self.name else name
 
+    def unnamed(self, error: Exception) -> BaseException:
+        """Return an error of this layer without its name, for a sentence that says it already."""
+        plain = error.__context__
+        return plain if isinstance(plain, HiddenStateError) and str(self._naming(plain)) == str(error) else error
+
     def _naming(self, error: HiddenStateError) -> HiddenStateError:
         return type(error)(f"at the layer {self.name!r}: {error}") if self.name else error
 

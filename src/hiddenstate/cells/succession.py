@@ -15,6 +15,7 @@ from ..state import tensors
 from .layer import Call
 
 OPEN = 16  # runs that are kept open beside each other; the one that rested longest ends
+_TURNS = 64  # the same of sequences that are fed in turns: they start alike, or somebody holds what they ended in
 _COMPARED = 8  # of these, whose numbers are compared with those of a state that was changed on the way
 _PASSED = 256  # states from which a run has gone on, and which begin another one when they are handed in again
 _AGAIN = 3  # calls in a row with the same state that are told
@@ -31,6 +32,7 @@ class EndState:
     parts: tuple[Tensor, ...]
     mark: object | None  # left on the nodes that made it; None where it has no graph
     lies: Lies = ()
+    memory: tuple[int | None, ...] = ()  # where the memory of each part begins
     made: tuple[ref[Tensor], ...] = ()  # the tensors themselves, as long as somebody else holds them
 
     @classmethod
@@ -42,7 +44,8 @@ class EndState:
         for node in nodes:  # beside the marks of others: several may listen to one layer
             _metadata(node).setdefault(_MARKS, set()).add(mark)
         kept = tuple(part.detach() for part in found)
-        return cls(kept, mark if nodes else None, lies(found), tuple(ref(part) for part in found))
+        memory = tuple(memory_of(part) for part in kept)
+        return cls(kept, mark if nodes else None, lies(found), memory, tuple(ref(part) for part in found))
 
     @property
     def held(self) -> bool:
@@ -55,12 +58,24 @@ class EndState:
 
     def shares_memory(self, parts: tuple[Tensor, ...]) -> bool:
         """Say whether a state lies where this one does, or within it."""
-        places = [(memory_of(part), memory_of(last)) for part, last in zip(parts, self.parts, strict=False)]
-        return any(place is not None and place == last for place, last in places)
+        return self.lies_at(tuple(memory_of(part) for part in parts))
+
+    def lies_at(self, places: tuple[int | None, ...]) -> bool:
+        """Say whether one of its parts lies in the memory that begins where the same part of a state does."""
+        return any(place is not None and place == last for place, last in zip(places, self.memory, strict=False))
+
+    def equals(self, parts: tuple[Tensor, ...]) -> bool:
+        """Say whether a state is a copy of this one."""
+        pairs = zip(parts, self.parts, strict=False)
+        return len(parts) == len(self.parts) and all(
+            part.shape == last.shape and part.dtype == last.dtype and part.device == last.device and part.equal(last)
+            for part, last in pairs
+        )
 
     def holds(self, parts: tuple[Tensor, ...]) -> bool:
-        """Say whether a state has the numbers of this one, all of them scaled, or those that a mask has left."""
-        return any(_same_values(part.detach(), last) for part, last in zip(parts, self.parts, strict=False))
+        """Say whether a state has the numbers of this one, scaled, or those that a mask has left, or its rows."""
+        pairs = [(part.detach(), last) for part, last in zip(parts, self.parts, strict=False)]
+        return any(_same_values(part, last) or _same_rows(part, last) for part, last in pairs)
 
     def handed_on(self, given: Any) -> bool:
         """Say whether a state is this one, or was made of it: in memory, by its graph, or in what it holds."""
@@ -116,7 +131,7 @@ def memory_of(tensor: Tensor) -> int | None:
 class _SameStart:
     """Calls in a row from one and the same state, one step each, from which no call has gone on."""
 
-    calls: int = 0
+    calls: int = 1
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +142,7 @@ class OpenRun:
     last: EndState | None = None  # None before its first call has ended
     number: int = -1  # of the model call that it was in last
     steps: int = 0  # that it made in that model call
-    again: _SameStart | None = None  # where its first call, the only one so far, was handed what the call before was
+    again: _SameStart | None = None  # where its first call, the only one so far, was handed what others were
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +154,7 @@ class Complaint:
     way_out: str
     calls: int
     mixes_rows: bool = False  # one row's state went to all, rather than none
+    too_many: bool = False  # nothing is wrong but that there are more runs in turns than are followed
 
     def __str__(self) -> str:
         """Return it as the rest of a sentence about the layer, and one more."""
@@ -160,6 +176,8 @@ class Succession:
     _given: tuple[Tensor, ...] | None = None  # what the call before was handed, where it came from outside
     _again: _SameStart = field(default_factory=_SameStart)  # the calls before this one that were handed the same
     _told: list[_SameStart] = field(default_factory=list)  # earlier ones that may have to be told
+    _lost: list[_SameStart] = field(default_factory=list)  # one for each run of theirs that ended, as there were many
+    _parted: int = 0  # calls that may well go on from a run that is lost
     _latest: OpenRun | None = None
 
     def goes_on(self, call: Call, number: int) -> bool:
@@ -193,8 +211,13 @@ class Succession:
             self.one_row += self._one_row(call, parts, run)
             self._goes_on_with(run)
         else:
+            if self._lost and parts and not same and not _no_state(parts):  # may well go on from one that is lost
+                self._lost.pop().calls -= 1
+                self._parted += 1
             run = OpenRun(tuple(part.detach().clone() for part in parts), again=self._again if same else None)
             self._again.calls += same
+            if self._again.calls == 2 and same and self._latest is not None:  # the first of them
+                self._latest.again = self._again
         self._latest = run
         return run
 
@@ -207,15 +230,25 @@ class Succession:
         if run.last is not None:
             self._passed.extend(run.last.made)
         before = run.steps if number == run.number else 0
-        self.open = [each for each in self.open if each is not run]
+        others = [each for each in self.open if each is not run]
+        begins = len(others) == len(self.open)
+        self.open = others
         try:
             run.steps, run.last = before + call.steps, EndState.of(call.state_native)
         except Exception:  # a layer that is called, or answers, in a way of its own: nothing can go on from it
             return [run]
         run.number = number
-        self.open.append(run)
-        over, self.open = self.open[:-OPEN], self.open[-OPEN:]
+        over = self._over(others) if begins and len(others) >= OPEN else []
+        self._lost += [each.again for each in over if each.again is not None]
+        self.open = [*(each for each in others if each not in over), run]
         return over
+
+    @staticmethod
+    def _over(others: list[OpenRun]) -> list[OpenRun]:
+        """Return the runs that end as another begins: those that rested longest, of those that wait for no turn."""
+        waits = [run.again is not None or (run.last is not None and run.last.held) for run in others]
+        idle = [run for run, waiting in zip(others, waits, strict=True) if not waiting][: len(others) + 1 - OPEN]
+        return idle or others[: max(0, len(others) + 1 - _TURNS)]
 
     def _goes_on_with(self, run: OpenRun) -> None:
         self.handed = True
@@ -237,7 +270,8 @@ class Succession:
         """Return the run whose end state this is, or was made of: in memory, by its graph, or in what it holds."""
         self.handed = True
         ends = [(run, run.last) for run in reversed(self.open) if run.last is not None]
-        found = next((run for run, last in ends if last.shares_memory(parts)), None)
+        places = tuple(memory_of(part) for part in parts)
+        found = next((run for run, last in ends if last.lies_at(places)), None)
         if found is not None or not ends:
             return found
         marked = {last.mark: run for run, last in reversed(ends) if last.mark is not None}
@@ -246,7 +280,8 @@ class Succession:
             return marked[mark]
         if _no_state(parts) or self._is_passed(parts):  # zeros have no numbers to be known by
             return None
-        return next((run for run, last in ends[:_COMPARED] if last.holds(parts)), None)
+        same = next((run for run, last in ends if last.equals(parts)), None)  # a copy
+        return same or next((run for run, last in ends[:_COMPARED] if last.holds(parts)), None)
 
     def _is_passed(self, parts: tuple[Tensor, ...]) -> bool:
         return any(part() is each for part in self._passed for each in parts)
@@ -270,7 +305,7 @@ class Succession:
         before, self._given = self._given, tuple(p.detach() for p in parts) if told and not own else None
         if before is not None and self._given is not None and not on and _alike(self._given, before):
             return True
-        self._told = [each for each in (*self._told, self._again) if each.calls + 1 >= _AGAIN]
+        self._told = [each for each in (*self._told, self._again) if each.calls >= _AGAIN]
         self._again = _SameStart()
         return False
 
@@ -288,10 +323,14 @@ class Succession:
                     return bool((before == rows[:1]).all(1).any())
         return False
 
-    def complaint(self) -> Complaint | None:
-        """Say what is wrong with how states are handed on from outside; None where nothing is."""
-        again = max(each.calls for each in (*self._told, self._again)) + 1
-        if again >= _AGAIN:
+    def complaint(self, *, over: bool = True) -> Complaint | None:
+        """Say what is wrong with how states are handed on from outside; None where nothing is.
+
+        Before all calls were heard, `over=False`, as many that start alike may be sequences fed in turns, which go on
+        later: nothing is said until there are more than could be under way.
+        """
+        again = max(each.calls for each in (*self._told, self._again))
+        if again >= (_AGAIN if over else _TURNS):
             return Complaint(
                 f"called {again} times with the same state, one step each, so what one step gave never "
                 f"reaches the next",
@@ -307,6 +346,15 @@ class Succession:
                 "hand it on as it is",
                 calls=self.one_row,
                 mixes_rows=True,
+            )
+        if self._parted >= _AGAIN:
+            return Complaint(
+                f"called in turns along more than {_TURNS} sequences, which is as many as are followed: at least "
+                f"{self._parted} calls are runs of their own, though they may go on from others",
+                "each of many callers is stepped by itself",
+                "step some of them at a time, or all as the rows of one batch",
+                calls=self._parted,
+                too_many=True,
             )
         return None
 
@@ -337,6 +385,17 @@ def _same_values(part: Tensor, last: Tensor) -> bool:
     ratio = ours / theirs
     scale = ratio.median()
     return int(((ratio - scale).abs() <= 1e-5 * scale.abs()).sum()) * 2 > max(len(theirs), 6)
+
+
+def _same_rows(part: Tensor, last: Tensor) -> bool:
+    """Say whether most rows of a tensor are rows of the other, in whatever order, as a beam search chooses them."""
+    if part.shape != last.shape or part.dim() < 2 or part.device != last.device or part.device.type == "meta":
+        return False
+    ours, theirs = part.flatten(0, -2), last.flatten(0, -2)
+    telling = (ours != ours[:, :1]).sum(1) > 2  # zeros, and rows of few different numbers, are equal by chance
+    at = (ours[:, :1] == theirs[:, 0]).int().argmax(1)
+    same = (ours == theirs[at]).all(1) & telling
+    return int(same.sum()) * 2 > int(telling.sum())
 
 
 def _likeness(part: Tensor, last: Tensor) -> float:

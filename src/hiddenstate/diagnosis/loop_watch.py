@@ -73,7 +73,7 @@ class LoopWatch:
                 self.seen = True
             else:
                 self.unseen[f"{name}, whose rows could not be told"] = None
-        self.unseen.update(dict.fromkeys(found.doubts()))
+        self.unseen.update(dict.fromkeys(found.doubts(heard=True)))
         self._found[module] = found.settled()
 
 

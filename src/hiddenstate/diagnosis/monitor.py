@@ -170,6 +170,8 @@ class Monitor(Listener):
         """Bring the last look to its end, listen no longer, and close the writers."""
         self.flush()
         self._see_update()
+        for module in self._successions:
+            self._see_handing_on(module, over=True)
         self._warn_unseen()
         for handle in self._handles:
             handle.remove()
@@ -283,10 +285,15 @@ class Monitor(Listener):
                 self._successions[module] = Succession()
                 continue
             succession.ended(call, self._step)
-            finding = not_handed_on(call.layer.name or "model", succession)
-            if finding is not None:
-                self._episodes.begin(finding, self._step, anew=True)  # with the number of calls so far
+            self._see_handing_on(module, over=False)
         self._last_calls = {}
+
+    def _see_handing_on(self, module: nn.Module, *, over: bool) -> None:
+        """Tell where the states of a layer are not handed on; `over`: no call comes that may yet do so."""
+        name = next((layer.name for layer in self._layers if layer.module is module), "")
+        finding = not_handed_on(name or "model", self._successions[module], over=over)
+        if finding is not None:
+            self._episodes.begin(finding, max(0, self._step), anew=True)  # with the number of calls so far
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
         """Look at a layer where it is its turn, and else see that what it gives is finite."""

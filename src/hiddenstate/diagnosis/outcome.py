@@ -128,7 +128,7 @@ class _Collector(Listener):
             try:
                 yield
             except Exception as error:  # whatever a user's cell does, looking at it must not stop it
-                self._calls.unread[call.layer.label] = f"{type(error).__name__}: {error}"
+                self._calls.unread[call.layer.label] = f"{type(error).__name__}: {call.layer.unnamed(error)}"
 
 
 def _embedding(

@@ -209,10 +209,10 @@ def graph_grows(shared: int, model: nn.Module, found: list[Layer]) -> Finding:
     )
 
 
-def not_handed_on(where: str, succession: Succession) -> Finding | None:
-    """Say that a loop outside the model does not hand the states of a layer on; None where it does."""
-    complaint = succession.complaint()
-    if complaint is None:
+def not_handed_on(where: str, succession: Succession, *, over: bool) -> Finding | None:
+    """Say that a loop outside the model does not hand the states of a layer on; None where it does, or may yet."""
+    complaint = succession.complaint(over=over)
+    if complaint is None or complaint.too_many:
         return None
     return Finding(
         "HS101" if complaint.mixes_rows else "HS103",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -170,12 +171,14 @@ def _measured(
         raise BadInput(f"the input is (batch, time, ...), but this is {seen}. One sequence wants x.unsqueeze(0).")
     inner = unwrap_to_call(given.model)
     layer = _itself_a_layer(inner, x, turned=time_axis == 0 or batch_axis == 1) if given.alone else None
-    run = given if layer is not None or not given.alone else started(inner, x)
-    axes = _axes(layer, inner, x, run, time_axis=time_axis, batch_axis=batch_axis)
+    call: Callable[[Tensor], Any] = given if layer is not None or not given.alone else started(inner, x)
+    axes = _axes(layer, inner, x, call, time_axis=time_axis, batch_axis=batch_axis)
     lengths = lengths if lengths is not None else given.lengths(axes)
     time = axes.time
     if layer is not None:  # layers are run batch-first here, whatever their own layout
         x, time = axes.rows_first(x), 1
+    elif {axes.time, axes.batch} != {0, 1}:  # behind the features, as convolutions have it
+        x, time, call = axes.rows_first(x), 1, partial(_moved_back, call, axes)
     with at_rest(inner):
         valid, ends = _last_steps(x, lengths, at=at, time_axis=time)
         leaf = Leaf(x, valid, time_axis=time)
@@ -185,7 +188,7 @@ def _measured(
         if isinstance(system, TorchSystem) and output is None and system.size <= _JACOBIANS:
             found, dtype = by_closed_form(system, sequence, valid, ends, probes=probes), sequence.dtype
         else:
-            go = _runner(layer, run, valid.sum(1), output)
+            go = _runner(layer, call, valid.sum(1), output)
             with leaf.attached(inner):
                 result = go(leaf.x)
             if layer is None or output is not None:
@@ -265,12 +268,14 @@ def _axes(
             f"the input has shape {tuple(x.shape)} and no rows ({axes.how}), but (batch, time, ...) is needed. "
             f"One sequence wants x.unsqueeze(0), or x.unsqueeze(1) where the model takes time first."
         )
-    if {axes.time, axes.batch} != {0, 1}:
-        raise BadInput(
-            f"time_axis is 1 for (batch, time, ...) or 0 for (time, batch, ...), but this is {axes}. "
-            f"A model that takes time elsewhere is measured within a module that moves it."
-        )
+    if layer is not None and {axes.time, axes.batch} != {0, 1}:
+        raise BadInput(f"time_axis is 1 for (batch, time, ...) or 0 for (time, batch, ...), but this is {axes}.")
     return axes
+
+
+def _moved_back(call: Callable[[Tensor], Any], axes: InputAxes, x: Tensor) -> Any:
+    """Call a model with `x (batch, time, ...)` in the layout that it takes."""
+    return call(axes.as_given(x))
 
 
 def _itself_a_layer(model: nn.Module, x: Tensor, *, turned: bool) -> Layer | None:

@@ -15,21 +15,24 @@ def steps_second(output: Tensor, valid: Tensor, *, time_axis: int, again: Callab
     """Return an output that has a step for each of the input's as (batch, time, ...), and whether it has.
 
     Sizes alone do not tell: ten classes look like ten steps. So `again(steps)` gives the output for fewer steps of the
-    input. Where the model takes no fewer, an axis as long as the input counts as time.
+    input. Where the model takes no fewer, an axis as long as the input counts as time. All rows and steps in one axis,
+    as a loss wants them, are parted in the order in which the output for fewer steps is found in them.
     """
     batch, time = valid.shape
-    if not isinstance(output, Tensor) or output.dim() < 2 or time < 2:
+    if not isinstance(output, Tensor) or time < 2 or (output.dim() < 2 and output.numel() != batch * time):
         return output, False
-    shorter = _shape_of_fewer(again, time)
-    if shorter is None or len(shorter) != output.dim():
+    shorter = _of_fewer(again, time)
+    if shorter is None or shorter.dim() != output.dim():
         axis = _by_size(output, batch, time, time_axis=time_axis)
     else:
-        changed = [axis for axis, size in enumerate(output.shape) if size != shorter[axis]]
+        changed = [axis for axis, size in enumerate(output.shape) if size != shorter.shape[axis]]
         if not changed:
             return (output.unsqueeze(1) if len(output) == batch else output), False
-        axis = changed[0] if len(changed) == 1 and output.shape[changed[0]] == time else None
+        axis = changed[0] if len(changed) == 1 and output.shape[changed[0]] == time and output.dim() > 1 else None
         if axis is None and output.shape[changed[0]] != batch * time:
             raise BadInput(_of_other_length(tuple(output.shape), changed[0], time))
+        if axis is None and changed == [0] and (parted := _parted(output, shorter, batch, time)) is not None:
+            return parted, True
     if axis is None:
         return output, False
     rows = 1 if axis == 0 else 0
@@ -38,12 +41,30 @@ def steps_second(output: Tensor, valid: Tensor, *, time_axis: int, again: Callab
     return output.movedim((rows, axis), (0, 1)), True
 
 
-def _shape_of_fewer(again: Callable[[int], Any], time: int) -> tuple[int, ...] | None:
-    """Return the shape of the output for half of the steps, or for one less; None where the model takes neither."""
+def _parted(output: Tensor, shorter: Tensor, batch: int, time: int) -> Tensor | None:
+    """Return an output that has all rows and steps on axis 0 as (batch, time, ...), None where its order is not known.
+
+    What the model gives for the first steps alone tells, where steps do not see later ones.
+    """
+    rest = output.shape[1:]
+    orders = (output.reshape(time, batch, *rest).transpose(0, 1), output.reshape(batch, time, *rest))
+    steps = len(shorter) // batch
+    tries = (shorter.reshape(steps, batch, *rest).transpose(0, 1), shorter.reshape(batch, steps, *rest))
+    fits = [
+        order
+        for order, tried in zip(orders, tries, strict=True)
+        if torch.allclose(order[:, :steps].detach(), tried, rtol=1e-4, atol=1e-5)
+    ]
+    return fits[0] if len(fits) == 1 or batch == 1 else None
+
+
+def _of_fewer(again: Callable[[int], Any], time: int) -> Tensor | None:
+    """Return the output for half of the steps, or for one less; None where the model takes neither."""
     for steps in dict.fromkeys((time // 2, time - 1)):
         try:
             with torch.no_grad():
-                return tuple(again(steps).shape)
+                found = again(steps)
+            return found if isinstance(found, Tensor) else None
         except Exception:  # a trial: a model may take so many steps and no others
             continue
     return None

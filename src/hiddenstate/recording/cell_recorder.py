@@ -164,7 +164,7 @@ class CellRecorder:
             after = step.after(first=not self.heard)
         except (NotRecurrent, StateMismatch) as error:  # it only looked like a cell: the run goes on without us
             self.refused = True
-            warn_and_go_on(f"{self.track.name!r} is not recorded: {error}")
+            warn_and_go_on(f"{self.track.name!r} is not recorded: {self.layer.unnamed(error)}")
         else:
             self.heard = True
             self.runs.add(self.track, step, after, run=run, goes_on=goes_on)

@@ -139,7 +139,7 @@ class FusedRecorder:
             found = {self.tracks[at]: seen for at, seen in _outputs(call, self.options).items() if at in self.tracks}
             after = call.state
         except (NotRecurrent, StateMismatch) as error:
-            self._warn("it is", str(error))
+            self._warn("it is", str(self.layer.unnamed(error)))
             return
         if missing := [track for track in self.tracks.values() if track not in found]:
             what = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'}"

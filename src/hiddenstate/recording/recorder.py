@@ -182,7 +182,7 @@ class Recorder(Recording):
         known = {layer.name for layer in self._stateful}
         first = self._begin_with(found) if not self._examined or self._shows_more(found) else []
         self._seen = found.settled()
-        self._warn(found.doubts())
+        self._warn(found.doubts(heard=True))
         runs = runs_of(found, first, self.options)
         for layer in self._stateful:
             if layer.name not in known:  # what the call before left is seen now, by what this one began from

@@ -104,15 +104,15 @@ def gather(
     """
     tell("running the model")
     model = along_time(given.model, given.args, batch_axis=batch_axis or 0)  # the doctor steps a cell himself
-    inputs = given.args
-    ran = run_model(model, inputs)
-    found = [(name, [_cut(run, lengths) for run in ran.recording.runs(name)]) for name in ran.recording]
+    ran = run_model(model, given.args)
+    real = lengths if lengths is not None else _told_lengths(given, batch_axis)
+    inputs = ran.given
+    given = replace(given, args=inputs)  # with the first states that the model insists on
+    found = [(name, [_cut(run, real) for run in ran.recording.runs(name)]) for name in ran.recording]
     if not found:
         names = ", ".join(layer.label for layer in ran.layers)
         raise BadInput(f"the model was called, but none of its recurrent layers ({names}) was: nothing to report on.")
     first = found[0][1][0]
-    inputs = ran.given
-    given = replace(given, args=inputs)  # with the first states that the model insists on
     steps = _lengths(given.x, first, batch_axis=batch_axis, rows=None if labels is None else len(labels))
     named, written = _labels(labels, len(steps)), _tokens(tokens, steps)  # refused before anything takes long
     tell("asking the doctor")
@@ -121,7 +121,7 @@ def gather(
     tracks = tuple(MeasuredTrack(name, runs[0], len(runs), _try(partial(saturation, runs[0]))) for name, runs in found)
     tell("measuring memory")
     asked = given if model is given.model else replace(given, model=model)
-    remembered = _try(lambda: _memory(asked, first, lengths=lengths, batch_axis=batch_axis))
+    remembered = _try(lambda: _memory(asked, first, lengths=real, batch_axis=batch_axis))
     tell("comparing rows")
     compared = _try(lambda: _comparison(tracks[-1].traj, named, given=labels is not None))
     tell("measuring Jacobians")
@@ -144,6 +144,14 @@ def gather(
         tokens=written,
         survey=findings.survey if isinstance(findings, Report) else None,
     )
+
+
+def _told_lengths(given: GivenCall, batch_axis: int | None) -> Tensor | None:
+    """Return the real steps of each row where another input of the model tells them."""
+    x = given.x
+    if given.alone or not isinstance(x, Tensor) or x.dim() < 2:
+        return None
+    return given.lengths(input_axes(given.model, x, batch_axis=batch_axis, call=given))
 
 
 def _cut(run: Trajectory, lengths: Tensor | None) -> Trajectory:

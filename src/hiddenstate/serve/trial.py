@@ -111,9 +111,11 @@ def _no_layout(model: nn.Module, example: Tensor | None, reasons: list[str]) -> 
     name = type(model).__name__
     tried = "; ".join(dict.fromkeys(reason.split("\n")[0] for reason in reasons)) or "nothing could be tried"
     if example is None:
+        by_number = any(reason.startswith(IndexError.__name__) for reason in reasons)
+        hint = " One that reads steps by their number, as taps at steps 0 and 10, cannot be fed in pieces."
         return (
             f"no input could be made up that {name} takes ({tried}). Give one: Engine(model, example=x), with x as the "
-            f"model takes it, for example (batch, time, feature)."
+            f"model takes it, for example (batch, time, feature).{hint if by_number else ''}"
         )
     return (
         f"{name} does not take inputs like the example {tuple(example.shape)} with other numbers of rows and steps "

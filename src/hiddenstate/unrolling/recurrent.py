@@ -32,6 +32,17 @@ class Recurrent(nn.Module):
 
     engine: Engine = "auto"  # of those that were pickled before there was a choice
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Recurrent:
+        """Refuse a cell that is made already, with or without the sizes, before Python misses them."""
+        given = args[0] if args else kwargs.get("CellType")
+        if isinstance(given, nn.Module):
+            name = type(given).__name__
+            raise BadInput(
+                f"a {name} that is made already was given, but each layer and direction has a cell of its own: give "
+                f"the class, hs.Recurrent({name}, input_size, hidden_size). hs.unroll(cell, x) runs the one you have."
+            )
+        return super().__new__(cls)
+
     def __init__(
         self,
         CellType: Callable[..., nn.Module],
@@ -53,12 +64,6 @@ class Recurrent(nn.Module):
         super().__init__()
         _check_settings(num_layers, dropout)
         check_engine(engine)
-        if isinstance(CellType, nn.Module):
-            name = type(CellType).__name__
-            raise BadInput(
-                f"a {name} that is made already was given, but each layer and direction has a cell of its own: give "
-                f"the class, hs.Recurrent({name}, input_size, hidden_size). hs.unroll(cell, x) runs the one you have."
-            )
         self.engine = engine
         self.input_size, self.hidden_size = input_size, hidden_size
         self.num_layers, self.bidirectional, self.dropout = num_layers, bidirectional, float(dropout)

@@ -134,6 +134,17 @@ def _kept_on(call: ModelCall, kept: Attributes, analysis: Analysis, moved: list[
     return _recurrences(kept, analysis, kept.new, _AttributeRows.of(call, kept, analysis, found)) if found else []
 
 
+def _given_by(trace: Trace, tensor: Tensor) -> str:
+    """Return the known layer of whose end state a tensor is a part, moved or detached at most; "" where none is."""
+    value = trace.peek(tensor)
+    for op in trace.ops if value is not None else ():
+        call = trace.calls[op.call]
+        first = int(len(op.outs) > 1 and not isinstance(call.module, nn.RNNCellBase))  # behind the output
+        if call.known and value is not None and moved_from(trace, value, {one.number for one in op.outs[first:]}):
+            return call.path
+    return ""
+
+
 def _home(model: nn.Module, key: Key, tensor: Tensor) -> str:
     """Return the attribute in which a tensor lies: its own name, or that of the container or object that holds it."""
     module = dict(model.named_modules()).get(key[0], model)
@@ -340,13 +351,13 @@ def _recurrences(
             part = replace(part, starts_only=starts_only(analysis, ".".join(filter(None, key))))
             parts.setdefault(("attribute", key[0]), []).append(part)
         elif key in rows.doubts:
-            analysis.doubt(where, f"{key[1]} {rows.doubts[key]}", kept=True)
+            gave = _given_by(analysis.trace, kept.new[key].tensor)
+            analysis.doubt(where, f"{key[1]} {rows.doubts[key]}", kept=True, gave=gave)
         elif key in rows.shared:
             analysis.leave(where, f"{key[1]} {rows.shared[key]}")
         else:
-            analysis.doubt(
-                where, f"{key[1]} is kept from call to call, but whether rows share it is unknown", kept=True
-            )
+            why = f"{key[1]} is kept from call to call, but whether rows share it is unknown"
+            analysis.doubt(where, why, kept=True, gave=_given_by(analysis.trace, kept.new[key].tensor))
     made = []
     for (kind, path), group in parts.items():
         line = kept.made[path, group[0].name][1]

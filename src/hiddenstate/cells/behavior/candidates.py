@@ -82,9 +82,9 @@ class Analysis:
     going_on: list[tuple[str, str]] = field(default_factory=list)  # those that a forward may read before it writes them
     cuts: Cuts | None = None  # where pieces of the input cannot give what the whole gives
 
-    def doubt(self, where: tuple[str, str], why: str, *, kept: bool = False) -> None:
+    def doubt(self, where: tuple[str, str], why: str, *, kept: bool = False, gave: str = "") -> None:
         """Name something that could not be decided."""
-        self.unsure[Unsure(*where, why, kept)] = None
+        self.unsure[Unsure(*where, why, kept, gave)] = None
 
     def leave(self, where: tuple[str, str], why: str) -> None:
         """Name something that is certainly no recurrence."""

@@ -66,6 +66,7 @@ class Unsure:
     line: str
     why: str
     kept: bool = False  # it is about what a module keeps in an attribute
+    gave: str = ""  # and this is the known layer that gave it: its state, under another name
 
     def __str__(self) -> str:
         """Return the place and the reason as one sentence."""

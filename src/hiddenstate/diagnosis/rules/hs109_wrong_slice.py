@@ -64,10 +64,23 @@ def check(patient: Patient) -> Symptom | None:
     if found is not None:
         return found
     slices = (
-        _wrong_part(arrival) or _wrong_layer(arrival) or _wrong_step(arrival) or _too_early(patient, arrival)
+        _wrong_part(arrival) or _of_places(arrival) or _wrong_step(arrival) or _too_early(patient, arrival)
         for arrival in patient[Summaries]
     )
-    return next(filter(None, slices), None)
+    return next(filter(None, slices), None) or _handed_slice(patient)
+
+
+def _handed_slice(patient: Patient) -> Symptom | None:
+    """Report a layer of whose final states another one is handed those of a lower layer, or of one direction."""
+    found = patient[Backward]
+    starts = {part.shape for call in found.outcome.calls if call.given is not None for part in call.given.values()}
+    way_out = "hs.Bridge(self.encoder, self.decoder) maps all of them: bridge.native(state)" if starts else ""
+    for arrival in found.arrivals if found.connected else ():
+        whole = {part.shape for part in arrival.call.state.values()} & starts  # handed on as it is, or step by step
+        symptom = None if whole else _of_places(arrival, way_out)
+        if symptom is not None:
+            return symptom
+    return None
 
 
 def _wrong_part(arrival: Arrival) -> Symptom | None:
@@ -88,13 +101,13 @@ def _wrong_part(arrival: Arrival) -> Symptom | None:
     )
 
 
-def _wrong_layer(arrival: Arrival) -> Symptom | None:
-    """Report a head that is given the final state of a lower layer, or of one direction of two."""
-    gradient, spec = arrival.state.get("h"), arrival.call.layer.spec
-    stacked = arrival.call.state.batch_axis.get("h") == 1  # (layers × directions, batch, unit)
-    if gradient is None or not stacked or arrives(arrival.output, arrival.state.get("c")):
+def _of_places(arrival: Arrival, way_out: str = "") -> Symptom | None:
+    """Report final states of which those of a lower layer, or of one direction of two, are all that is used."""
+    spec, axes = arrival.call.layer.spec, arrival.call.state.batch_axis
+    parts = [part for name, part in arrival.state.items() if axes.get(name) == 1]  # (layers × directions, batch, unit)
+    if arrives(arrival.output) or not all(axes.get(name) == 1 for name in arrival.state):
         return None
-    used = [k for k in range(len(gradient)) if bool(gradient[k].abs().max() > 0)]
+    used = [k for k in range(spec.layers * spec.directions) if arrives(*(p[k] for p in parts if p is not None))]
     places = [(k // spec.directions, k % spec.directions) for k in used]
     if not places:
         return None
@@ -106,7 +119,7 @@ def _wrong_layer(arrival: Arrival) -> Symptom | None:
             f"of {spec.layers} layers, the final state of layer {top} is the last that is used "
             f"(needed: {spec.layers - 1}).",
             "h_n is (layers × directions, batch, unit): h_n[0] is the first layer, not the last",
-            "h_n[-1] for one direction, torch.cat([h_n[-2], h_n[-1]], dim=1) for two",
+            way_out or "h_n[-1] for one direction, torch.cat([h_n[-2], h_n[-1]], dim=1) for two",
             {"used": 1.0},
         )
     if spec.directions == 2 and len({way for depth, way in places if depth == top}) == 1:
@@ -116,7 +129,7 @@ def _wrong_layer(arrival: Arrival) -> Symptom | None:
             arrival.call.layer.label,
             f"of the two directions of the last layer, only the {way} one is used: 1 of 2 (needed: 2).",
             f"h_n[{-1 if way == 'reverse' else -2}] of a bidirectional layer is its {way} direction alone",
-            "torch.cat([h_n[-2], h_n[-1]], dim=1), and a head with twice the units",
+            way_out or "torch.cat([h_n[-2], h_n[-1]], dim=1), and a head with twice the units",
             {"used": 1.0},
         )
     return None
