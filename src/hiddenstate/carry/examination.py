@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from ..cells import (
 from ..errors import CarryError, CarryWarning, StateMismatch
 from ..state import Rows, State, tensors
 from .adopted import AdoptedAttributes
+from .attributes import Attribute
 from .carrier import Carrier, CarryOptions
 from .choice import Choice
 from .initial import not_recurrent
@@ -68,7 +69,8 @@ class Examination:
         self._not_of_call: int | None = None  # how many rows a call has, where the states have others
         self._unproven: tuple[Layers, Choice] | None = None  # what was chosen, until pieces were seen to give the whole
         self._cells = True  # whether cells are handed their states, and not the loops that they are in
-        self.ways = KnownWays(model)
+        self._ways = KnownWays(model)
+        self._tried: list[CallWay] = []  # what calls of our own have noted
         self._proof = Proof(model, options, carrier, self.adopted.undone, lambda: self.adopted.layers, self.tell)
 
     @property
@@ -167,6 +169,11 @@ class Examination:
         if new:
             warn(f"{what}{'; '.join(new)}. hs.layers(model, *inputs).explain() says more.", CarryWarning)
 
+    def tell_undecided(self, held: Iterable[Attribute], where: str, but: Container[str] = ()) -> None:
+        """Say what may be a state, and is not there before a second call has told; all `but` these."""
+        raw = [name for module, name in held if self.adopted.label(module, name) not in but]
+        self.tell(f"not {where}: ", [f"{name}, of which a second call tells whether it is a state" for name in raw])
+
     def report_silent(self, entry: nn.Module, called: set[str]) -> None:
         """Say once which layers the first call of the whole model did not reach."""
         self.open = self.goes_on or bool(self.loops or self.adopted.layers or self.adopted.maybe)
@@ -261,9 +268,19 @@ class Examination:
     # -- whether pieces give what the whole gives ----------------------------------------------------------------------
 
     def new_way(self, entry: OuterCall) -> CallWay | None:
-        """Return what notes the way of a call; nothing where no way matters, or taps see the call."""
-        matters = self._options.override and self._own_code and entry.module is self._model
-        return self.ways.new() if matters and not self.loops.tapped else None
+        """Return what notes the way of a call; nothing where no way matters."""
+        return self._ways.new() if self._options.override and self._own_code and entry.module is self._model else None
+
+    def trial_way(self) -> CallWay:
+        """Return what notes the way of a call of our own: where pieces give the whole, theirs are known ways too."""
+        self._tried.append(self._ways.new())
+        return self._tried[-1]
+
+    def _learn(self, way: CallWay | None) -> None:
+        """Take note of the way of a call, and of those of our own calls by which it was proven."""
+        for each in (way, *self._tried):
+            self._ways.learn(each, like=way)
+        self._tried = []
 
     def prove(self, entry: OuterCall, way: CallWay | None, replaced: Collection[str]) -> None:
         """See whether pieces of a call's input, with the state put in, give what the whole gives, or refuse.
@@ -273,10 +290,11 @@ class Examination:
         if entry.module is not self._model or not self._options.override:
             return
         if self._unproven is None:
-            news = self.ways.news(way) if replaced and self._own_code else ""
+            news = self._ways.news(way) if replaced and self._own_code else ""
             if news:
+                self._tried = []
                 self._proof.again(entry, news, self._layers, replaced, cells=self._cells, times=self._times)
-                self.ways.learn(way)
+                self._learn(way)
             return
         found, choice = self._unproven
         self.refuse_short(f"what is to be carried in {type(self._model).__name__}", "carry.reset()")
@@ -297,7 +315,7 @@ class Examination:
         self._proof.judge(outcome, found, choice)
         self._unproven = None  # a call that is refused leaves it to the next one
         self._cells = found.seen is None or found.seen.cells
-        self.ways.learn(way)
+        self._learn(way)
         if not outcome.tried and not self._times and self._tries < _LOOKS:
             self._tries, self._looks = self._tries + 1, max(1, self._looks)  # a longer call may yet tell
 
@@ -311,15 +329,19 @@ class Examination:
             return PiecesAndWhole(False, why_not=why, refused=True)
         if all(layer.name in self.adopted.layers for layer in self._layers):
             return PiecesAndWhole(True)  # nothing was put in the place of anything
-        outcome = self._proof.compared(entry, found)
+        outcome = self._compared(entry, found)
         kept = [loop for loop in choice.loops if self.adopted.holding(_last(found, loop))]
         if not outcome.holds and kept:  # the model goes on by itself from what its loop ended in
             self._layers[:] = [layer for layer in self._layers if layer not in kept]
             self.loops.take(found, [loop for loop in choice.loops if loop not in kept])
             for loop in kept:
                 self._carrier.give_up(loop)
-            outcome = self._proof.compared(entry, found)
+            outcome = self._compared(entry, found)
         return outcome
+
+    def _compared(self, entry: OuterCall, found: Layers) -> PiecesAndWhole:
+        self._tried = []  # of what did not hold nothing is learned
+        return self._proof.compared(entry, found)
 
     def _without_cells(self, entry: OuterCall, found: Layers) -> tuple[Layers, Choice, PiecesAndWhole] | None:
         """Carry what crosses the loops of a call where they start, and not what its cells are handed, if that holds.

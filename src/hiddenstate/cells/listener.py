@@ -215,19 +215,6 @@ def watching(watcher: Watcher) -> Iterator[None]:
         _here.watchers = before
 
 
-@contextmanager
-def seen_as(ours: bool) -> Iterator[None]:
-    """Tell all watchers whether what runs inside is our own work, or the model's (which may run within ours)."""
-    before = [(watcher, watcher.ours) for watcher in _here.watchers]
-    for watcher, _ in before:
-        watcher.ours = ours
-    try:
-        yield
-    finally:
-        for watcher, was in before:
-            watcher.ours = was
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seat:
     """One of those who hear a module, with what they do around its calls."""
@@ -305,10 +292,18 @@ class _Forward(_StandIn):
             _here.given = before
 
     def _within(self, seats: tuple[_Seat, ...], arguments: Arguments) -> Any:
-        if not _here.watchers:
+        """Run the rest of a call; tell all watchers whether that is our own work, or the model's."""
+        watchers, ours = _here.watchers, bool(seats)
+        if not watchers:
             return self._next(seats, arguments)
-        with seen_as(ours=bool(seats)):
+        before = [watcher.ours for watcher in watchers]
+        for watcher in watchers:
+            watcher.ours = ours
+        try:
             return self._next(seats, arguments)
+        finally:
+            for watcher, was in zip(watchers, before, strict=True):
+                watcher.ours = was
 
     def _next(self, seats: tuple[_Seat, ...], arguments: Arguments) -> Any:
         if not seats:
