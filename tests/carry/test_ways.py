@@ -298,6 +298,48 @@ def test_an_agents_episodes_end_where_they_end_or_it_is_refused(done, always, ki
     torch.testing.assert_close(out, model(x, ends))
 
 
+class BackToStart(nn.Module):
+    """An agent that picks its start once more where an episode is done: the tensor itself, read beside the state."""
+
+    def __init__(self, kind: str, *, learned: bool) -> None:
+        super().__init__()
+        self.kind, self.core = kind, nn.LSTMCell(FEATURES, UNITS) if kind == "lstm" else nn.GRUCell(FEATURES, UNITS)
+        self.mix = nn.Linear(FEATURES + UNITS, UNITS)
+        self.first = nn.Parameter(torch.randn(UNITS)) if learned else None
+
+    def forward(self, x: Tensor, done: Tensor) -> Tensor:
+        rows = x.shape[1]
+        start = x.new_zeros(rows, UNITS) if self.first is None else self.first.expand(rows, UNITS)
+        cells = x.new_zeros(rows, UNITS)
+        h, c, out = start, cells, []
+        for frame, ends in zip(x, done[..., None], strict=True):
+            h = torch.where(ends > 0, start, h)
+            if self.kind == "lstm":
+                c = torch.lerp(c, cells, ends)
+                h, c = self.core(frame, (h, c))
+            else:
+                h = self.core(frame, h) if self.kind == "gru" else torch.tanh(self.mix(torch.cat([frame, h], 1)))
+            out.append(h)
+        return torch.stack(out)
+
+
+@settings(max_examples=12)
+@given(done=st.lists(st.integers(0, 3 * STEPS // 2 - 1), max_size=5), learned=st.booleans())
+@example(done=[12], learned=False)  # at the first step of a later piece
+@example(done=[24, 25, 26], learned=True)
+@pytest.mark.parametrize("kind", ["gru", "lstm", "written out"])
+@pytest.mark.filterwarnings("ignore:.* found in the model, but not called:hiddenstate.errors.CarryWarning")
+def test_a_start_that_is_read_as_a_constant_too_stays_one(done, learned, kind):
+    torch.manual_seed(0)
+    model, x = BackToStart(kind, learned=learned), torch.randn(STEPS // 2, 3, FEATURES)
+    ends = torch.zeros(STEPS // 2 * 3)
+    ends[done] = 1
+    ends = ends.view(STEPS // 2, 3)
+    with hs.Carry(model, override=True):
+        out = torch.cat([model(*piece) for piece in zip(x.split(4), ends.split(4), strict=True)])
+    torch.testing.assert_close(out, model(x, ends))
+
+
 def way_of(known: KnownWays, run: Callable[[], Any]) -> Any:
     way = known.new()
 
