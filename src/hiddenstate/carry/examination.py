@@ -302,8 +302,12 @@ class Examination:
         tied = found.seen.entangled if found.seen is not None else ()
         if tied and (outcome.holds or not outcome.tried):  # on this input, or for all that could be tried
             outcome = replace(outcome, tried=False, refused=True, why_not=not_theirs(self._model, tied))
-        if not outcome.holds and (others := self._without_cells(entry, found)) is not None:
-            found, choice, outcome = others
+        if not outcome.holds:
+            others = self._without_cells(entry, found)
+            if isinstance(others, str):
+                outcome = replace(outcome, why_not=outcome.why_not or others)
+            elif others is not None:
+                found, choice, outcome = others
         self._unproven = found, choice
         self._tell(found, choice)
         if not outcome.tried and not outcome.refused and (layer := self._carrier.called_anew()):
@@ -343,9 +347,10 @@ class Examination:
         self._tried = []  # of what did not hold nothing is learned
         return self._proof.compared(entry, found)
 
-    def _without_cells(self, entry: OuterCall, found: Layers) -> tuple[Layers, Choice, PiecesAndWhole] | None:
+    def _without_cells(self, entry: OuterCall, found: Layers) -> tuple[Layers, Choice, PiecesAndWhole] | str | None:
         """Carry what crosses the loops of a call where they start, and not what its cells are handed, if that holds.
 
+        Where it is refused, return why.
         What a cell gave may be read beside it too (attention), changed on its way back, or there twice.
         """
         others = found.without_cells() if found.without_cells is not None else None
@@ -362,7 +367,7 @@ class Examination:
             return others, choice, outcome
         self._layers[:] = before
         self._choose(found, final=True)
-        return None
+        return outcome.why_not if outcome.refused else None
 
     def refuse_short(self, what: str, then: str) -> None:
         """Refuse a call that has too few steps to show what would have to be known."""

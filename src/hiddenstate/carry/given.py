@@ -74,12 +74,10 @@ class GivenStates:
             return Kept()
         if layer.name in self._unclear and layer.name in kept.states:
             attribute = self._unclear[layer.name]
-            self.examination.tell(
-                "handed on, although it may be the model's own reset: ",
-                [
-                    f"the state of {layer.label}, which is handed none in a call, while {attribute} holds one (let the "
-                    f"first two calls go on from {attribute}, and it is known)"
-                ],
+            raise CarryError(
+                f"{layer.label!r} is handed no state in this call, while {attribute} holds what it ended in, and the "
+                f"model may go on from that: whether this is its own reset, or the carried state is to be handed on, "
+                f"is not known. Let the first two calls go on from {attribute}, or let the model not keep it."
             )
         return kept
 

@@ -36,7 +36,7 @@ class PiecesAndWhole:
     error: float = 0.0
     tolerance: float = 0.0
     at: int = 0
-    why_not: str = ""  # why it could not be tried
+    why_not: str = ""  # why it could not be tried, or nothing else could
     refused: bool = False  # it could, but a piece cannot be carried
     line: str = ""  # where the first difference was made
 

@@ -56,6 +56,8 @@ class Proof:
                 f"although the state is put in (largest difference {outcome.error:.2g}): something in "
                 f"{type(self.model).__name__} looks across the cut{line}{f' ({reasons})' if reasons else ''}"
             )
+            if outcome.why_not:
+                text += f"; nor can what its loop starts from be replaced: {outcome.why_not.rstrip('.')}"
         elif choice.uneven:
             text = f"pieces do not give what the whole gives: {'; '.join(choice.uneven)}"
         else:
