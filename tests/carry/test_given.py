@@ -293,9 +293,7 @@ def test_handing_nothing_is_refused_before_it_is_known_to_be_a_reset(x):
     model = HandsNone()
     with hs.Carry(model):
         first = model(x[:, :4])
-        with pytest.raises(
-            CarryError, match=r"'rnn' is handed no state .* while h holds .*two calls go on from h"
-        ):
+        with pytest.raises(CarryError, match=r"'rnn' is handed no state .* while h holds .*two calls go on from h"):
             model(x[:, 4:], reset=True)
         out = [model(x[:, 4:8]), model(x[:, 8:], reset=True)]  # the states of before were kept, and now it is known
     torch.testing.assert_close(torch.cat([first, out[0]], 1), model(x[:, :8], reset=True))

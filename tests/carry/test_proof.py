@@ -133,9 +133,7 @@ class AttendsUnderCheckpointing(nn.Module):
 @pytest.mark.parametrize("steps", [False, True])
 def test_where_neither_cells_nor_their_loop_can_be_carried_both_reasons_are_named(steps, reentrant):
     model, x = AttendsUnderCheckpointing(steps=steps, reentrant=reentrant), torch.randn(2, 8, 3, requires_grad=True)
-    said = (
-        r"looks across the cut, first seen at .*; nor can what its loop starts from be replaced: 'loop\d+', a loop"
-    )
+    said = r"looks across the cut, first seen at .*; nor can what its loop starts from be replaced: 'loop\d+', a loop"
     way_out = r" in a forward, runs under activation checkpointing: .* Let the loop run without it\. Carry\("
     with hs.Carry(model, override=True), pytest.raises(CarryError, match=said + way_out):
         model(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 import hiddenstate as hs
 from hiddenstate.carry.ways import KnownWays
 from hiddenstate.errors import CarryError
+from tests.support.later_ways import LATE_STEPS, LateLoop, stepped
 
 FEATURES, UNITS, BATCH, STEPS = 3, 4, 2, 24
 ANOTHER_WAY = r"this call takes another way through \w+ than those in which the carried state was seen to be right"
@@ -338,6 +340,48 @@ def test_a_start_that_is_read_as_a_constant_too_stays_one(done, learned, kind):
     with hs.Carry(model, override=True):
         out = torch.cat([model(*piece) for piece in zip(x.split(4), ends.split(4), strict=True)])
     torch.testing.assert_close(out, model(x, ends))
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("each", [4, 6])  # as long as there are features, and not
+@pytest.mark.parametrize("name", LATE_STEPS)
+def test_a_step_that_python_changes_later_is_right_or_refused(name, each, raw):
+    torch.manual_seed(0)
+    model, x = LateLoop(LATE_STEPS[name], raw=raw), torch.randn(3, 24, 4)
+    for late in ([False, False, False, True, True, False], [False, True, False, True, False, False]):
+        late = late[: 24 // each]
+        whole, out = stepped(model, x, [one for one in late for _ in range(each)]), list[Tensor]()
+        with hs.Carry(model, override=True), contextlib.suppress(CarryError):
+            for piece, model.late in zip(x.split(each, 1), late, strict=True):
+                out.append(model(piece))
+        assert out, "the first call has nothing to go on from"
+        torch.testing.assert_close(torch.cat(out, 1), whole[:, : each * len(out)])
+
+
+def test_a_layer_that_is_not_called_although_its_start_is_made_is_refused():
+    model, x = LateLoop(LATE_STEPS["skipped"], raw=False), torch.randn(3, 8, 4)
+    with hs.Carry(model, override=True) as carry:
+        model(x[:, :4])
+        before, model.late = carry.state.clone(), True
+        with pytest.raises(
+            CarryError, match=r"makes what 'cell' starts from, but does not call it.*Call the layer, or"
+        ):
+            model(x[:, 4:])
+        torch.testing.assert_close(carry.state["cell.h"], before["cell.h"])
+
+
+def test_a_way_on_which_no_piece_can_be_tried_is_refused_where_others_could(x):
+    class Sized(Turning):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fused(x.reshape(len(x), 8, FEATURES) if self.late else x)
+
+    model = Sized()
+    model.cell = None
+    with hs.Carry(model, override=True):
+        model(x[:, :8])
+        model.late = True
+        with pytest.raises(CarryError, match=ANOTHER_WAY + r".*a piece of its input could not be run \(RuntimeError"):
+            model(x[:, 8:16])
 
 
 def way_of(known: KnownWays, run: Callable[[], Any]) -> Any:

@@ -71,7 +71,9 @@ class Examination:
         self._cells = True  # whether cells are handed their states, and not the loops that they are in
         self._ways = KnownWays(model)
         self._tried: list[CallWay] = []  # what calls of our own have noted
-        self._proof = Proof(model, options, carrier, self.adopted.undone, lambda: self.adopted.layers, self.tell)
+        self._held = False  # whether pieces were seen to give what the whole gives
+        kept = self.adopted
+        self._proof = Proof(model, options, carrier, kept.undone, lambda: kept.layers, self.tell, lambda: self._held)
 
     @property
     def goes_on(self) -> bool:
@@ -282,13 +284,20 @@ class Examination:
             self._ways.learn(each, like=way)
         self._tried = []
 
-    def prove(self, entry: OuterCall, way: CallWay | None, replaced: Collection[str]) -> None:
+    def prove(self, entry: OuterCall, way: CallWay | None, replaced: Collection[str], kept: Collection[str]) -> None:
         """See whether pieces of a call's input, with the state put in, give what the whole gives, or refuse.
 
-        Where that was seen, it holds for calls of the same way; `replaced` is where this one was handed our state.
+        Where that was seen, it holds for calls of the same way; `replaced` is where this one was handed our state, of
+        what is `kept`.
         """
         if entry.module is not self._model or not self._options.override:
             return
+        if unused := self._ways.unused(way, kept):
+            raise CarryError(
+                f"this call makes what {unused[0]!r} starts from, but does not call it, so something else goes on from "
+                f"that start, and the carried state is not used. The states of before are kept. Call the layer, or "
+                f"make its start where it is called."
+            )
         if self._unproven is None:
             news = self._ways.news(way) if replaced and self._own_code else ""
             if news:
@@ -317,7 +326,7 @@ class Examination:
                 f"which of them goes on from the carried state was not seen: {outcome.why_not}."
             )
         self._proof.judge(outcome, found, choice)
-        self._unproven = None  # a call that is refused leaves it to the next one
+        self._unproven, self._held = None, outcome.holds  # a call that is refused leaves it to the next one
         self._cells = found.seen is None or found.seen.cells
         self._learn(way)
         if not outcome.tried and not self._times and self._tries < _LOOKS:

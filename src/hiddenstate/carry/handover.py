@@ -77,7 +77,7 @@ class HandOver(Carrier):
         try:
             result = self._begun(entry, run)
             self._stage_adopted()
-            self.examination.prove(entry, call.way, call.replaced)
+            self.examination.prove(entry, call.way, call.replaced, self._kept.states)
         except BaseException:
             adopted.undo()
             raise
@@ -100,7 +100,7 @@ class HandOver(Carrier):
         finally:
             self._start.forget()
         self._settle()
-        self.examination.prove(entry, call.way, call.replaced)
+        self.examination.prove(entry, call.way, call.replaced, self._kept.states)
         self._end(call)
         return result
 

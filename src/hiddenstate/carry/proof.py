@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -30,6 +30,7 @@ class Proof:
     undone: Callable[[], AbstractContextManager[None]]  # within which our calls leave no trace in what the model keeps
     adopted: Callable[[], Mapping[str, Layer]]  # what the model keeps itself
     tell: Tell
+    held: Callable[[], bool]  # whether pieces were seen to give the whole in an earlier call
 
     def compared(self, entry: OuterCall, found: Layers, times: Times = ()) -> PiecesAndWhole:
         """Make calls of our own with pieces of a call's input, and leave the model as it was.
@@ -103,6 +104,8 @@ class Proof:
         if handed:
             raise CarryError(f"{before}the state of {', '.join(handed)} comes with this call, and was replaced")
         outcome = self.compared(entry, found, times)
+        if not outcome.tried and not outcome.drawn and self.held():
+            outcome = replace(outcome, refused=True)  # what holds on other ways is no reason to go on on this one
         if found.seen.entangled and cells and (outcome.holds or not outcome.tried):
             why = not_theirs(self.model, found.seen.entangled)
             outcome = PiecesAndWhole(False, refused=True, why_not=why)

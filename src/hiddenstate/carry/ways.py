@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import get_ident
 from types import CodeType, FrameType
@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..cells import Call, eager, taps_now, watching
+from ..cells import Call, eager, tells_now, watching
+from ..state import tensors
 
 # By function and the user's instruction that leads to it (code object by its id, whose own hash is slow), or by layer;
 # and whether a layer was called before: what is done earlier is done to starts.
@@ -37,7 +38,7 @@ class CallWay(TorchFunctionMode):
     Every operation of a model comes by here, so each is held against what is known at once, and only news is kept.
     """
 
-    def __init__(self, known: Steps, numbers: dict[Place, int], mode: bytes) -> None:
+    def __init__(self, known: Steps, numbers: dict[Place, int], mode: bytes, starts: Mapping[str, set[int]]) -> None:
         """Begin with nothing; places get the numbers that they have in `numbers`, from 1 on, or new ones."""
         super().__init__()
         self.mode = mode
@@ -45,6 +46,9 @@ class CallWay(TorchFunctionMode):
         self.news: Steps = {}  # what is not known, in the same form
         self._known, self._numbers = known, numbers
         self._made: dict[int, int] = {}  # by tensor: the number of the place that made it; the latest counts
+        self.begun: dict[str, set[int]] = {}  # by layer that was called: the places that made what it was handed first
+        self.started: set[int] = set()  # places that make what layers were seen to start from, where this call was
+        self._starts = set[int]().union(*starts.values())
         self._begun = False
         self._inside = self._depth = 0
         self._thread = get_ident()
@@ -78,6 +82,8 @@ class CallWay(TorchFunctionMode):
                 for each in _tensors(arg):
                     if made.get(id(each), 0) not in origins:
                         self._new(place)[1].add(made.get(id(each), 0))
+        if number in self._starts:
+            self.started.add(number)
         if isinstance(result, Tensor):
             made[id(result)] = number
         elif result is not None:
@@ -90,7 +96,7 @@ class CallWay(TorchFunctionMode):
 
     def along(self, run: Callable[[], Any]) -> Any:
         """Return what `run()` does, noted from beginning to end, and as it was written: nobody sees into a graph."""
-        taps = taps_now()
+        taps = tells_now()
         if taps is None or taps.way is not None:
             with eager(), watching(self), self:
                 self._depth = torch._C._len_torch_function_stack()
@@ -104,6 +110,9 @@ class CallWay(TorchFunctionMode):
 
     def through(self, call: Call, run: Callable[[], Call]) -> Call:
         """Run a call of a layer, as if nobody looked."""
+        if call.layer.name not in self.begun:
+            given = tensors(call.given_native).values()
+            self.begun[call.layer.name] = {self._made.get(id(tensor), 0) for tensor in given}
         on_top = torch._C._len_torch_function_stack() == self._depth  # else a mode of the model's own goes on
         self._inside += 1
         if on_top:
@@ -127,15 +136,25 @@ class KnownWays:
     _numbers: dict[Place, int] = field(default_factory=dict)
     _known: dict[bytes, Steps] = field(default_factory=dict)
     _modules: list[nn.Module] = field(default_factory=list)
+    _starts: dict[str, set[int]] = field(default_factory=dict)  # by layer: the places that made what it started from
 
     def new(self) -> CallWay:
         """Return what notes the way of a call."""
         self._modules = self._modules or list(self.model.modules())
-        return CallWay(self._known.get(mode := self._mode(), {}), self._numbers, mode)
+        return CallWay(self._known.get(mode := self._mode(), {}), self._numbers, mode, self._starts)
 
     def _mode(self) -> bytes:
         """Return which of the model's modules are training."""
         return bytes([module.training for module in self._modules])
+
+    def unused(self, way: CallWay | None, kept: Iterable[str]) -> list[str]:
+        """Return those of these layers whose start a call makes, although it does not call them."""
+        if way is None:
+            return []
+        for name, places in way.begun.items():
+            self._starts.setdefault(name, set()).update(places - {0})
+        left = [name for name in kept if name not in way.begun]
+        return [name for name in left if not way.started.isdisjoint(self._starts.get(name, ()))]
 
     def learn(self, way: CallWay | None, like: CallWay | None = None) -> None:
         """Take note of a way that holds, in its mode, or in that in which another one was taken."""

@@ -33,6 +33,7 @@ from .listener import (
     listeners,
     may_be_recomputed,
     recomputing,
+    tells_now,
     under_checkpointing,
     unheard,
     watching,
@@ -44,7 +45,7 @@ from .started import StartedModel, needed_states, started
 from .succession import OpenRun, Succession
 from .trials import invented_inputs
 from .warning import warn
-from .watched_calls import Begun, foreseen, taps_now, watched, watched_from, when_reached
+from .watched_calls import Begun, foreseen, watched, watched_from, when_reached
 
 if TYPE_CHECKING:
     from .behavior import LoopStart as LoopStart
@@ -115,7 +116,7 @@ __all__ = [
     "seed",
     "started",
     "taken_by_position",
-    "taps_now",
+    "tells_now",
     "uncompiled",
     "under_checkpointing",
     "unheard",

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import nn
@@ -166,6 +166,20 @@ class Watcher(Protocol):
     ours: bool  # whether what runs just now is our own work
 
 
+class Heeds(Watcher, Protocol):
+    """Somebody who wants to be told of every operation of the model, as the model calls it."""
+
+    def heed(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any, frame: FrameType) -> None:
+        """Take note of an operation that was called from a frame."""
+
+
+@runtime_checkable
+class Tells(Watcher, Protocol):
+    """A watcher that tells somebody else of what it sees."""
+
+    way: Heeds | None
+
+
 class _ThreadHearing(threading.local):
     """Who hears the calls of this thread."""
 
@@ -202,6 +216,11 @@ def all_hear() -> bool:
 def watchers() -> tuple[Watcher, ...]:
     """Return who sees the operations of this thread."""
     return _here.watchers
+
+
+def tells_now() -> Tells | None:
+    """Return the watcher of this thread's operations that tells others of them, if there is one."""
+    return next((each for each in _here.watchers if isinstance(each, Tells)), None)
 
 
 @contextmanager

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import Tensor, nn
 
 from .discovery import Layers, has_own_code, layers_in, layers_of_call
-from .listener import Handle, OuterCall, all_hear, around, unheard, watchers
+from .listener import Handle, OuterCall, all_hear, around, unheard
 from .signature import Arguments
 
 if TYPE_CHECKING:
-    from .behavior import LoopTaps, OwnStart, Put
+    from .behavior import OwnStart, Put
 
 Then: TypeAlias = Callable[[Layers], None]
 
@@ -84,15 +84,6 @@ def watched_from(
     # Beneath the trace, which so sees the call as the model's code has it.
     result = mode.beneath(run, lambda inner: watched(entry, inner, told.append, before=before), tapped=known)
     return Begun(result, told[0], mode.met, mode.read, mode.ends)
-
-
-def taps_now() -> LoopTaps | None:
-    """Return the taps through which all operations pass of the call that runs just now in this thread, if any."""
-    if not watchers():
-        return None
-    from .behavior import LoopTaps  # much code, which few need at once
-
-    return next((each for each in watchers() if isinstance(each, LoopTaps)), None)
 
 
 def when_reached(model: nn.Module, found: Layers, tell: Callable[[str], None]) -> list[Handle]:

@@ -24,12 +24,10 @@ from .found import Found, Part, Recurrence, Unsure
 from .overriding import Overriding, Put
 from .search import find, find_in
 from .starts import LoopStart, OwnStart
-from .taps import LoopTaps
 
 __all__ = [
     "Found",
     "LoopStart",
-    "LoopTaps",
     "Overriding",
     "OwnStart",
     "Part",

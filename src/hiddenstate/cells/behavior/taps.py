@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..listener import Rank, around, watching
+from ..listener import Heeds, Rank, around, watching
 from ..signature import Arguments
 from .candidates import Candidate
 from .memory import Value
@@ -46,15 +46,6 @@ class Instead(Protocol):
 
     def made(self, func: Any, result: Any, frame: FrameType) -> Any:
         """Return what an operation gives to the model."""
-
-
-class Heeds(Protocol):
-    """Somebody who wants to be told of every operation of the model, as the model calls it."""
-
-    ours: bool
-
-    def heed(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any, frame: FrameType) -> None:
-        """Take note of an operation that was called from a frame."""
 
 
 _MADE = (Tensor, tuple, list)
