@@ -384,6 +384,48 @@ def test_a_way_on_which_no_piece_can_be_tried_is_refused_where_others_could(x):
             model(x[:, 8:16])
 
 
+class Tower(nn.Module):
+    """Two layers from zeros, of which later calls do something else with what they start from."""
+
+    def __init__(self, late: str) -> None:
+        super().__init__()
+        self.one, self.two = nn.LSTM(FEATURES, UNITS, batch_first=True), nn.GRU(UNITS, UNITS, batch_first=True)
+        self.what, self.late = late, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, c, g = (x.new_zeros(1, len(x), UNITS) for _ in range(3))
+        if self.late and self.what == "a mask on the start":
+            h = h * (x[:, 0, :1] > 0)
+        y, (end, _) = self.one(x, (h, c))
+        if self.late and self.what == "the start in the output":
+            y = y + h[0][:, None]
+        return self.two(y, end if self.late and self.what == "another layer's end" else g)[0]
+
+
+@pytest.mark.parametrize("late", [1, 3])
+@pytest.mark.parametrize("what", ["a mask on the start", "the start in the output", "another layer's end"])
+def test_something_else_done_with_what_layers_start_from_stops_with_a_sentence(what, late, x):
+    model = Tower(what)
+    with hs.Carry(model, override=True):
+        out = pieces(model, x[:, : 4 * late], late=late)
+        model.late = True
+        with pytest.raises(CarryError, match=ANOTHER_WAY):
+            model(x[:, 4 * late : 4 * late + 4])
+    model.late = False
+    torch.testing.assert_close(out, model(x[:, : 4 * late]))
+
+
+def test_what_reads_a_start_that_has_given_way_is_named(x):
+    model = Tower("a mask on the start")
+    with hs.Carry(model, override=True):
+        model(x[:, :4])
+        model.late = True
+        with pytest.raises(
+            CarryError, match=r"another way at test_ways\.py:\d+, and reads there what one, two starts from"
+        ):
+            model(x[:, 4:8])
+
+
 def way_of(known: KnownWays, run: Callable[[], Any]) -> Any:
     way = known.new()
 

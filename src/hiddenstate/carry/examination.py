@@ -35,7 +35,7 @@ from .choice import Choice
 from .initial import not_recurrent
 from .loops import Loops
 from .pieces import Inputs, PiecesAndWhole
-from .proof import Proof, not_theirs
+from .proof import Proof, not_called, not_theirs, read_too
 from .ways import CallWay, KnownWays
 
 _SEEN = re.compile(r"(^|\.)(loop|layer|attribute|cell|cache)\d+_*$")  # what is found by its behavior is called so
@@ -293,13 +293,11 @@ class Examination:
         if entry.module is not self._model or not self._options.override:
             return
         if unused := self._ways.unused(way, kept):
-            raise CarryError(
-                f"this call makes what {unused[0]!r} starts from, but does not call it, so something else goes on from "
-                f"that start, and the carried state is not used. The states of before are kept. Call the layer, or "
-                f"make its start where it is called."
-            )
+            raise not_called(unused[0])
         if self._unproven is None:
             news = self._ways.news(way) if replaced and self._own_code else ""
+            if news and way is not None and (lines := self._ways.reading(way, replaced)):
+                raise read_too(self._model, lines, replaced)
             if news:
                 self._tried = []
                 self._proof.again(entry, news, self._layers, replaced, cells=self._cells, times=self._times)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -117,6 +117,25 @@ def not_theirs(model: nn.Module, cells: Sequence[str]) -> str:
     return (
         f"cells of {type(model).__name__} start from what is not theirs alone, and nothing else can be put in the "
         f"place of what their loop starts from: {'; '.join(cells)}. hs.layers(model, *inputs).explain() says more."
+    )
+
+
+def not_called(layer: str) -> CarryError:
+    """Return the refusal of a call that makes a layer's start, and leaves the layer out."""
+    return CarryError(
+        f"this call makes what {layer!r} starts from, but does not call it, so something else goes on from that start, "
+        f"and the carried state is not used. The states of before are kept. Call the layer, or make its start where it "
+        f"is called."
+    )
+
+
+def read_too(model: nn.Module, lines: Sequence[str], layers: Iterable[str]) -> CarryError:
+    """Return the refusal of a call in which something reads a start that gave way, as nothing did before."""
+    return CarryError(
+        f"this call takes another way through {type(model).__name__} than those in which the carried state was seen to "
+        f"be right: it goes another way at {', '.join(lines[:3])}, and reads there what {', '.join(sorted(layers))} "
+        f"starts from, which has given way to the carried state (a mask on it, say). The states of before are kept. "
+        f"Let the first call of a Carry go this way, or carry it in a Carry of its own."
     )
 
 

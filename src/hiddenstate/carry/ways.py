@@ -24,7 +24,9 @@ from ..state import tensors
 # By function and the user's instruction that leads to it (code object by its id, whose own hash is slow), or by layer;
 # and whether a layer was called before: what is done earlier is done to starts.
 Place: TypeAlias = "tuple[Any, ...]"
-Steps: TypeAlias = "dict[Place, tuple[int, set[int]]]"  # by place: its number, and the places that made its operands
+# By place: its number, and those of the places that made its operands, each with its position; in a list, of neighbors.
+Steps: TypeAlias = "dict[Place, tuple[int, set[Any]]]"
+_POSITIONS = 8  # bits
 
 _NOT_THEIRS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 _codes: dict[int, tuple[bool, CodeType]] = {}  # by id: whether it is the user's, and what keeps the id its own
@@ -74,14 +76,16 @@ class CallWay(TorchFunctionMode):
 
     def _note(self, place: Place, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
         made, (number, origins) = self._made, self._known.get(place) or self._new(place)
-        for arg in (*args, *kwargs.values()) if kwargs else args:
+        for position, arg in enumerate((*args, *kwargs.values()) if kwargs else args):
             if isinstance(arg, Tensor):
-                if made.get(id(arg), 0) not in origins:
-                    self._new(place)[1].add(made.get(id(arg), 0))
-            elif isinstance(arg, _LISTED):
-                for each in _tensors(arg):
-                    if made.get(id(each), 0) not in origins:
-                        self._new(place)[1].add(made.get(id(each), 0))
+                if (origin := made.get(id(arg), 0) << _POSITIONS | position) not in origins:
+                    self._new(place)[1].add(origin)
+            elif isinstance(arg, _LISTED):  # in order, however long
+                before = -1
+                for each in [made.get(id(tensor), 0) for tensor in _tensors(arg)]:
+                    if each != before and (position, before, each) not in origins:
+                        self._new(place)[1].add((position, before, each))
+                    before = each
         if number in self._starts:
             self.started.add(number)
         if isinstance(result, Tensor):
@@ -89,7 +93,7 @@ class CallWay(TorchFunctionMode):
         elif result is not None:
             made.update(dict.fromkeys(map(id, _tensors(result)), number))
 
-    def _new(self, place: Place) -> tuple[int, set[int]]:
+    def _new(self, place: Place) -> tuple[int, set[Any]]:
         if place not in self.news:
             self.news[place] = self._numbers.setdefault(place, len(self._numbers) + 1), set()
         return self.news[place]
@@ -123,7 +127,11 @@ class CallWay(TorchFunctionMode):
             if on_top:
                 self.__enter__()  # type: ignore[no-untyped-call]
             self._inside -= 1
-        self._note((call.layer.name, self._begun), call.args, call.kwargs, done.result)
+        place = call.layer.name, self._begun
+        self._note(place, call.args, call.kwargs, done.result)
+        if isinstance(done.result, _LISTED):  # its output is not its state
+            for which, tensor in enumerate(_tensors(done.result)):
+                self._made[id(tensor)] = self._numbers.setdefault((*place, which), len(self._numbers) + 1)
         self._begun = True
         return done
 
@@ -155,6 +163,16 @@ class KnownWays:
             self._starts.setdefault(name, set()).update(places - {0})
         left = [name for name in kept if name not in way.begun]
         return [name for name in left if not way.started.isdisjoint(self._starts.get(name, ()))]
+
+    def reading(self, way: CallWay, layers: Iterable[str]) -> list[str]:
+        """Return the lines at which a call reads what layers start from, as none did before."""
+        starts = set[int]().union(*(self._starts.get(name, ()) for name in layers))
+        found = []
+        for place, (_, origins) in way.news.items():
+            read = {origin[2] if isinstance(origin, tuple) else origin >> _POSITIONS for origin in origins}
+            if len(place) > 2 and not read.isdisjoint(starts):
+                found.append(line_of(_codes[place[1]][1], place[2]))
+        return sorted(set(found))
 
     def learn(self, way: CallWay | None, like: CallWay | None = None) -> None:
         """Take note of a way that holds, in its mode, or in that in which another one was taken."""
