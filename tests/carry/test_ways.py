@@ -421,7 +421,7 @@ def test_what_reads_a_start_that_has_given_way_is_named(x):
         model(x[:, :4])
         model.late = True
         with pytest.raises(
-            CarryError, match=r"another way at test_ways\.py:\d+, and reads there what one, two starts from"
+            CarryError, match=r"way at test_ways\.py:\d+, and reads there what one, two starts from"
         ):
             model(x[:, 4:8])
 
