@@ -289,9 +289,19 @@ def test_a_reset_by_handing_nothing_stands(override, x):
     torch.testing.assert_close(torch.cat(out[2:], 1), model(x[:, 8:], reset=True))
 
 
-def test_where_that_may_be_a_reset_it_is_said(x):
+def test_handing_nothing_is_refused_before_it_is_known_to_be_a_reset(x):
     model = HandsNone()
     with hs.Carry(model):
-        model(x[:, :4])
-        with pytest.warns(CarryWarning, match=r"may be the model's own reset: the state of rnn.* while h holds one"):
+        first = model(x[:, :4])
+        with pytest.raises(CarryError, match=r"'rnn' is handed no state .* while h holds .*two calls go on from h"):
             model(x[:, 4:], reset=True)
+        out = [model(x[:, 4:8]), model(x[:, 8:], reset=True)]  # the states of before were kept, and now it is known
+    torch.testing.assert_close(torch.cat([first, out[0]], 1), model(x[:, :8], reset=True))
+    torch.testing.assert_close(out[1], model(x[:, 8:], reset=True))
+
+
+def test_with_override_our_own_calls_tell_that_it_is_a_reset(x):
+    model = HandsNone()
+    with hs.Carry(model, override=True):
+        out = [model(x[:, :4]), model(x[:, 4:8], reset=True), model(x[:, 8:])]
+    torch.testing.assert_close(torch.cat(out[1:], 1), model(x[:, 4:], reset=True))

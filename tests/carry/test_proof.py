@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import hiddenstate as hs
 from hiddenstate.errors import CarryError, CarryWarning
@@ -100,3 +103,37 @@ def test_told_otherwise_it_is_carried_and_said(x):
     with hs.Carry(model, override=True, exact=False) as carry, pytest.warns(CarryWarning, match="all steps"):
         model(x)
     assert carry.state is not None
+
+
+class AttendsUnderCheckpointing(nn.Module):
+    """A cell whose loop attends over a memory, all of it run once more in the backward pass."""
+
+    def __init__(self, *, steps: bool, reentrant: bool) -> None:
+        super().__init__()
+        self.cell, self.query = nn.LSTMCell(3 + 4, 5), nn.Linear(5, 4)
+        self.memory = nn.Parameter(torch.randn(6, 4))
+        self.steps, self.again = steps, partial(checkpoint, use_reentrant=reentrant)
+
+    def step(self, frame: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        read = torch.softmax(self.query(h) @ self.memory.T, -1) @ self.memory
+        return self.cell(torch.cat([frame, read], 1), (h, c))
+
+    def run(self, x: Tensor) -> Tensor:
+        h, c, out = x.new_zeros(len(x), 5), x.new_zeros(len(x), 5), []
+        for frame in x.unbind(1):
+            h, c = self.again(self.step, frame, h, c) if self.steps else self.step(frame, h, c)
+            out.append(h)
+        return torch.stack(out, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x) if self.steps else self.again(self.run, x)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("steps", [False, True])
+def test_where_neither_cells_nor_their_loop_can_be_carried_both_reasons_are_named(steps, reentrant):
+    model, x = AttendsUnderCheckpointing(steps=steps, reentrant=reentrant), torch.randn(2, 8, 3, requires_grad=True)
+    said = r"looks across the cut, first seen at .*; nor can what its loop starts from be replaced: 'loop\d+', a loop"
+    way_out = r" in a forward, runs under activation checkpointing: .* Let the loop run without it\. Carry\("
+    with hs.Carry(model, override=True), pytest.raises(CarryError, match=said + way_out):
+        model(x)

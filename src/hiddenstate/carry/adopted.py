@@ -226,6 +226,11 @@ class AdoptedAttributes:
                 return place
         return None
 
+    @property
+    def began(self) -> bool:
+        """Whether the call that runs just now began with something in these attributes."""
+        return bool(self._began)
+
     def holds_for(self, layer: str) -> bool:
         """Say whether something was there as the call began, where a layer is known to be handed it."""
         return any(bool(self._began.get(place)) for place, names in self.feeds.items() if layer in names)

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..cells import Layer, Listener, Rank
+from ..errors import CarryError
 from .pieces import Inputs
 
 
@@ -44,3 +46,12 @@ class Carrier(Listener, ABC):
     @abstractmethod
     def try_call(self, inputs: Inputs, *, on: bool) -> Any:
         """Make a call of our own, carried apart from the user's: from the start, or on from the last such call."""
+
+
+def refuse_export() -> None:
+    """Refuse a call that torch.export makes."""
+    if torch.compiler.is_exporting():
+        raise CarryError(
+            "torch.export would bake the state that is carried just now into the exported program. "
+            "Close the Carry first: hs.Carry.of(model).close()."
+        )

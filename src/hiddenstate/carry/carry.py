@@ -77,7 +77,7 @@ class Carry:
     @property
     def state(self) -> State | None:
         """One State for the whole model, parts named `encoder.lstm.h`; None before the first batch."""
-        self._hand_over.tell_undecided("in the state")
+        self._hand_over.examination.tell_undecided(self._kept.raw, "in the state")
         states = {layer.name: self._kept.current(layer, self._hand_over.start_of) for layer in self._layers}
         self._start.forget()
         return join(self._layers, {name: state for name, state in states.items() if state is not None})
@@ -168,7 +168,7 @@ class Carry:
         """Return all that is kept as plain tensors, for a checkpoint in mid-epoch."""
         adopted = self._hand_over.examination.adopted
         own = adopted.content(self._kept)
-        self._hand_over.tell_undecided("in this checkpoint", but=own)
+        self._hand_over.examination.tell_undecided(self._kept.raw, "in this checkpoint", but=own)
         return {
             "states": {name: dict(state.detach()) for name, state in self._kept.states.items()},
             "axes": {name: dict(state.batch_axis) for name, state in self._kept.states.items()},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,12 +29,13 @@ from ..cells import (
 from ..errors import CarryError, CarryWarning, StateMismatch
 from ..state import Rows, State, tensors
 from .adopted import AdoptedAttributes
+from .attributes import Attribute
 from .carrier import Carrier, CarryOptions
 from .choice import Choice
 from .initial import not_recurrent
 from .loops import Loops
 from .pieces import Inputs, PiecesAndWhole
-from .proof import Proof, not_theirs
+from .proof import Proof, not_called, not_theirs, read_too
 from .ways import CallWay, KnownWays
 
 _SEEN = re.compile(r"(^|\.)(loop|layer|attribute|cell|cache)\d+_*$")  # what is found by its behavior is called so
@@ -68,8 +69,11 @@ class Examination:
         self._not_of_call: int | None = None  # how many rows a call has, where the states have others
         self._unproven: tuple[Layers, Choice] | None = None  # what was chosen, until pieces were seen to give the whole
         self._cells = True  # whether cells are handed their states, and not the loops that they are in
-        self.ways = KnownWays(model)
-        self._proof = Proof(model, options, carrier, self.adopted.undone, lambda: self.adopted.layers, self.tell)
+        self._ways = KnownWays(model)
+        self._tried: list[CallWay] = []  # what calls of our own have noted
+        self._held = False  # whether pieces were seen to give what the whole gives
+        kept = self.adopted
+        self._proof = Proof(model, options, carrier, kept.undone, lambda: kept.layers, self.tell, lambda: self._held)
 
     @property
     def goes_on(self) -> bool:
@@ -167,6 +171,11 @@ class Examination:
         if new:
             warn(f"{what}{'; '.join(new)}. hs.layers(model, *inputs).explain() says more.", CarryWarning)
 
+    def tell_undecided(self, held: Iterable[Attribute], where: str, but: Container[str] = ()) -> None:
+        """Say what may be a state, and is not there before a second call has told; all `but` these."""
+        raw = [name for module, name in held if self.adopted.label(module, name) not in but]
+        self.tell(f"not {where}: ", [f"{name}, of which a second call tells whether it is a state" for name in raw])
+
     def report_silent(self, entry: nn.Module, called: set[str]) -> None:
         """Say once which layers the first call of the whole model did not reach."""
         self.open = self.goes_on or bool(self.loops or self.adopted.layers or self.adopted.maybe)
@@ -261,22 +270,38 @@ class Examination:
     # -- whether pieces give what the whole gives ----------------------------------------------------------------------
 
     def new_way(self, entry: OuterCall) -> CallWay | None:
-        """Return what notes the way of a call; nothing where no way matters, or taps see the call."""
-        matters = self._options.override and self._own_code and entry.module is self._model
-        return self.ways.new() if matters and not self.loops.tapped else None
+        """Return what notes the way of a call; nothing where no way matters."""
+        return self._ways.new() if self._options.override and self._own_code and entry.module is self._model else None
 
-    def prove(self, entry: OuterCall, way: CallWay | None, replaced: Collection[str]) -> None:
+    def trial_way(self) -> CallWay:
+        """Return what notes the way of a call of our own: where pieces give the whole, theirs are known ways too."""
+        self._tried.append(self._ways.new())
+        return self._tried[-1]
+
+    def _learn(self, way: CallWay | None) -> None:
+        """Take note of the way of a call, and of those of our own calls by which it was proven."""
+        for each in (way, *self._tried):
+            self._ways.learn(each, like=way)
+        self._tried = []
+
+    def prove(self, entry: OuterCall, way: CallWay | None, replaced: Collection[str], kept: Collection[str]) -> None:
         """See whether pieces of a call's input, with the state put in, give what the whole gives, or refuse.
 
-        Where that was seen, it holds for calls of the same way; `replaced` is where this one was handed our state.
+        Where that was seen, it holds for calls of the same way; `replaced` is where this one was handed our state, of
+        what is `kept`.
         """
         if entry.module is not self._model or not self._options.override:
             return
+        if unused := self._ways.unused(way, kept):
+            raise not_called(unused[0])
         if self._unproven is None:
-            news = self.ways.news(way) if replaced and self._own_code else ""
+            news = self._ways.news(way) if replaced and self._own_code else ""
+            if news and way is not None and (lines := self._ways.reading(way, replaced)):
+                raise read_too(self._model, lines, replaced)
             if news:
+                self._tried = []
                 self._proof.again(entry, news, self._layers, replaced, cells=self._cells, times=self._times)
-                self.ways.learn(way)
+                self._learn(way)
             return
         found, choice = self._unproven
         self.refuse_short(f"what is to be carried in {type(self._model).__name__}", "carry.reset()")
@@ -284,8 +309,12 @@ class Examination:
         tied = found.seen.entangled if found.seen is not None else ()
         if tied and (outcome.holds or not outcome.tried):  # on this input, or for all that could be tried
             outcome = replace(outcome, tried=False, refused=True, why_not=not_theirs(self._model, tied))
-        if not outcome.holds and (others := self._without_cells(entry, found)) is not None:
-            found, choice, outcome = others
+        if not outcome.holds:
+            others = self._without_cells(entry, found)
+            if isinstance(others, str):
+                outcome = replace(outcome, why_not=outcome.why_not or others)
+            elif others is not None:
+                found, choice, outcome = others
         self._unproven = found, choice
         self._tell(found, choice)
         if not outcome.tried and not outcome.refused and (layer := self._carrier.called_anew()):
@@ -295,9 +324,9 @@ class Examination:
                 f"which of them goes on from the carried state was not seen: {outcome.why_not}."
             )
         self._proof.judge(outcome, found, choice)
-        self._unproven = None  # a call that is refused leaves it to the next one
+        self._unproven, self._held = None, outcome.holds  # a call that is refused leaves it to the next one
         self._cells = found.seen is None or found.seen.cells
-        self.ways.learn(way)
+        self._learn(way)
         if not outcome.tried and not self._times and self._tries < _LOOKS:
             self._tries, self._looks = self._tries + 1, max(1, self._looks)  # a longer call may yet tell
 
@@ -311,19 +340,24 @@ class Examination:
             return PiecesAndWhole(False, why_not=why, refused=True)
         if all(layer.name in self.adopted.layers for layer in self._layers):
             return PiecesAndWhole(True)  # nothing was put in the place of anything
-        outcome = self._proof.compared(entry, found)
+        outcome = self._compared(entry, found)
         kept = [loop for loop in choice.loops if self.adopted.holding(_last(found, loop))]
         if not outcome.holds and kept:  # the model goes on by itself from what its loop ended in
             self._layers[:] = [layer for layer in self._layers if layer not in kept]
             self.loops.take(found, [loop for loop in choice.loops if loop not in kept])
             for loop in kept:
                 self._carrier.give_up(loop)
-            outcome = self._proof.compared(entry, found)
+            outcome = self._compared(entry, found)
         return outcome
 
-    def _without_cells(self, entry: OuterCall, found: Layers) -> tuple[Layers, Choice, PiecesAndWhole] | None:
+    def _compared(self, entry: OuterCall, found: Layers) -> PiecesAndWhole:
+        self._tried = []  # of what did not hold nothing is learned
+        return self._proof.compared(entry, found)
+
+    def _without_cells(self, entry: OuterCall, found: Layers) -> tuple[Layers, Choice, PiecesAndWhole] | str | None:
         """Carry what crosses the loops of a call where they start, and not what its cells are handed, if that holds.
 
+        Where it is refused, return why.
         What a cell gave may be read beside it too (attention), changed on its way back, or there twice.
         """
         others = found.without_cells() if found.without_cells is not None else None
@@ -340,7 +374,7 @@ class Examination:
             return others, choice, outcome
         self._layers[:] = before
         self._choose(found, final=True)
-        return None
+        return outcome.why_not if outcome.refused else None
 
     def refuse_short(self, what: str, then: str) -> None:
         """Refuse a call that has too few steps to show what would have to be known."""

@@ -74,12 +74,10 @@ class GivenStates:
             return Kept()
         if layer.name in self._unclear and layer.name in kept.states:
             attribute = self._unclear[layer.name]
-            self.examination.tell(
-                "handed on, although it may be the model's own reset: ",
-                [
-                    f"the state of {layer.label}, which is handed none in a call, while {attribute} holds one (let the "
-                    f"first two calls go on from {attribute}, and it is known)"
-                ],
+            raise CarryError(
+                f"{layer.label!r} is handed no state in this call, while {attribute} holds what it ended in, and the "
+                f"model may go on from that: whether this is its own reset, or the carried state is to be handed on, "
+                f"is not known. Let the first two calls go on from {attribute}, or let the model not keep it."
             )
         return kept
 
@@ -183,6 +181,20 @@ class GivenStates:
         self._unclear = {n: place[1] for n, place in places.items() if n and place and place in adopted.going_on}
         self._ended.update({name: state.detach() for name, state in states.items()})
 
+    def is_last(self, given: Any, last: Any, *, grad: bool) -> bool:
+        """Say whether a layer is handed what it gave last in this call, itself, and nothing else has to be known.
+
+        `grad`: the model was called with gradients on.
+        """
+        if given is not last or not isinstance(given, Tensor):
+            if type(given) is not tuple or type(last) is not tuple or len(given) != len(last):
+                return False
+            if not all([one is two and isinstance(one, Tensor) for one, two in zip(given, last, strict=True)]):
+                return False
+        if self.examination.adopted.began or torch._C._is_any_autocast_enabled():
+            return False
+        return not may_be_recomputed(grad_before=grad)
+
     def stepped(self, call: Call, kept: Kept, last: tuple[Any, State | None]) -> None:
         """Look at the state of a layer that is called again in one call of the model; `last` is what it gave."""
         name, (native, staged) = call.layer.name, last
@@ -206,6 +218,15 @@ def from_the_caller(call: Call, arguments: Any) -> bool:
     own = {tensor.untyped_storage().data_ptr() for tensor in tensors(arguments).values()}
     given: Iterable[Tensor] = tensors(call.given_native).values()
     return any(part.untyped_storage().data_ptr() in own for part in given)
+
+
+def not_used(layer: Layer, state: State, line: str) -> str:
+    """Return what is said where a model hands over a state of its own, and the carried one is thrown away."""
+    made = "of zeros" if all_zero(state) else "that is not the carried one"
+    return (
+        f"the layer {layer.name!r} is handed a state {made} by the model itself ({line}), so the carried state is not "
+        f"used. hs.Carry(model, override=True) puts it there; or let the model pass no state (None)."
+    )
 
 
 def no_beginning(layer: Layer) -> CarryError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,16 +14,16 @@ from ..cells import Call, Handle, Layer, OuterCall, Proceed, under_checkpointing
 from ..errors import CarryError, CarryWarning
 from ..state import State, tensors
 from .attributes import checkpointed
-from .carrier import Carrier, CarryOptions
+from .carrier import Carrier, CarryOptions, refuse_export
 from .examination import Examination
-from .given import GivenStates, from_the_caller
+from .given import GivenStates, from_the_caller, not_used
 from .initial import Start
-from .kept import Kept, NextState, all_zero, fitting, in_full_precision, same
+from .kept import Kept, NextState, fitting, in_full_precision, same
 from .loops import GoingOn
 from .marks import Marks, RunningCall, at_lengths, one_for_all, run_marked
 from .pieces import Inputs
 from .replays import Replays
-from .ways import line_of, users_frame
+from .ways import line_now
 
 
 class HandOver(Carrier):
@@ -34,8 +34,7 @@ class HandOver(Carrier):
         self.examination = Examination(model, found, options, self)
         self.kept = Kept()
         self.marks: Marks | None = None  # for the next call
-        self.detach = options.detach
-        self._override = options.override
+        self.detach, self._override = options.detach, options.override
         self._model, self._layers, self._start = model, found, start
         self._next = NextState(start, options.strict)
         self._call = RunningCall()
@@ -58,7 +57,7 @@ class HandOver(Carrier):
 
     def model_call(self, entry: OuterCall, run: Callable[[], Any]) -> Any:
         """Keep what the layers end in, if the call ends well."""
-        _refuse_export()
+        refuse_export()
         if self.closed:
             self.leave()
             return run()
@@ -78,7 +77,7 @@ class HandOver(Carrier):
         try:
             result = self._begun(entry, run)
             self._stage_adopted()
-            self.examination.prove(entry, call.way, call.replaced)
+            self.examination.prove(entry, call.way, call.replaced, self._kept.states)
         except BaseException:
             adopted.undo()
             raise
@@ -100,7 +99,8 @@ class HandOver(Carrier):
             result = run() if way is None else way.along(run)
         finally:
             self._start.forget()
-        self.examination.prove(entry, call.way, call.replaced)
+        self._settle()
+        self.examination.prove(entry, call.way, call.replaced, self._kept.states)
         self._end(call)
         return result
 
@@ -115,12 +115,6 @@ class HandOver(Carrier):
         self._given.ended(call.staged)
         self._kept.graph = call.grad and not self.detach
         self._kept.advance({name: state for name, state in call.staged.items() if name in names})
-
-    def tell_undecided(self, where: str, but: Container[str] = ()) -> None:
-        """Say what may be a state, and is not there before a second call has told; all `but` these."""
-        raw = [name for module, name in self._kept.raw if self.examination.adopted.label(module, name) not in but]
-        names = [f"{name}, of which a second call tells whether it is a state" for name in raw]
-        self.examination.tell(f"not {where}: ", names)
 
     def close(self) -> None:
         """Carry nothing any more; what a backward pass may still run once more is left until the model's next call."""
@@ -161,8 +155,18 @@ class HandOver(Carrier):
 
     def _handed(self, call: Call, proceed: Proceed) -> Call:
         layer, model_call, given = call.layer, self._call, call.given_native
-        rows, batched = layer.rows(call.args, call.kwargs)
         first = layer.name not in model_call.steps
+        if (
+            not first
+            and model_call.marks is None
+            and self._given.is_last(given, model_call.ended[layer.name], grad=model_call.grad)
+        ):
+            done = model_call.unsettled[layer.name] = proceed(call)
+            model_call.ended[layer.name] = done.state_native
+            model_call.steps[layer.name] += 1
+            return done
+        self._settle(layer.name)
+        rows, batched = layer.rows(call.args, call.kwargs)
         if given is not None and not first:
             self._given.stepped(call, self._kept, (model_call.ended[layer.name], model_call.staged.get(layer.name)))
         elif given is not None and layer.name not in self._kept.states:
@@ -189,10 +193,11 @@ class HandOver(Carrier):
         before, (args, kwargs) = (self._kept, self._call), inputs
         self._kept = self._tried if on else Kept()
         self.examination.adopted.replaced = True
-        self._call = RunningCall(None, False, inputs)
+        way = self.examination.trial_way()
+        self._call = RunningCall(None, False, inputs, way)
         try:
             self.examination.adopted.before(self._kept, detach=self.detach)
-            run = partial(self._model.forward, *args, **kwargs)
+            run = partial(way.along, partial(self._model.forward, *args, **kwargs))
             result = self._begun(OuterCall(self._model, args, kwargs), run, trial=True)
             self._stage_adopted()
             self._kept.advance(self._call.staged)
@@ -223,7 +228,16 @@ class HandOver(Carrier):
         self._call.staged[layer.name] = state.detach() if self.detach else state
         self._call.steps[layer.name] = steps
 
+    def _settle(self, *names: str) -> None:
+        """Keep what cells ended in that have stepped on from what they gave: only the last of it matters."""
+        for name in names or list(self._call.unsettled):
+            done = self._call.unsettled.pop(name, None)
+            if done is not None:
+                self._call.steps[name] -= 1
+                self._keep(done, done.rows)
+
     def _stage_adopted(self) -> None:
+        self._settle()
         call, adopted = self._call, self.examination.adopted
         heard = {name: call.staged[name] for name in call.ended}
         if call.marks is not None:  # what is kept is not what the layers gave
@@ -331,13 +345,7 @@ class HandOver(Carrier):
         assert state is not None
         if lost and kept is not None and not from_the_caller(call, model_call.arguments) and not same(state, kept):
             self._lost.add(layer.name)
-            made = "of zeros" if all_zero(state) else "that is not the carried one"
-            frame = users_frame(sys._getframe())
-            said = (
-                f"the layer {layer.name!r} is handed a state {made} by the model itself "
-                f"({line_of(frame.f_code, frame.f_lasti)}), so the carried state is not used. "
-                f"hs.Carry(model, override=True) puts it there; or let the model pass no state (None)."
-            )
+            said = not_used(layer, state, line_now(sys._getframe()))
             if self.going_back:  # gradients would stop at each piece
                 raise CarryError(said)
             warn(said, CarryWarning)
@@ -390,11 +398,3 @@ class HandOver(Carrier):
             return self.examination.adopted.start_of(layer, self._kept.states[layer.name])
         own = self.examination.loops.own.get(layer.name) or self._given.own.get(layer.name)
         return own if own is not None and own.batch == rows and self._start.is_zeros else self._start.of(layer, rows)
-
-
-def _refuse_export() -> None:
-    if torch.compiler.is_exporting():
-        raise CarryError(
-            "torch.export would bake the state that is carried just now into the exported program. "
-            "Close the Carry first: hs.Carry.of(model).close()."
-        )

@@ -43,13 +43,6 @@ class Loops:
         """Say whether there are any."""
         return bool(self.layers)
 
-    @property
-    def tapped(self) -> bool:
-        """Whether all that the next call does will be compared with what earlier ones did."""
-        known = self._seen.get(self.model.training) if self.layers else None
-        plan = known.seen.plan if known is not None and known.seen is not None else None
-        return plan is not None and bool(plan.runs)
-
     def take(self, found: Layers, chosen: list[Layer]) -> None:
         """Carry these loops from now on, as a watched call has shown them."""
         seen = found.seen

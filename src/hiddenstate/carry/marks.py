@@ -78,6 +78,7 @@ class RunningCall:
     staged: dict[str, State] = field(default_factory=dict)
     handed: set[str] = field(default_factory=set)  # layers that were called without a state
     steps: dict[str, int] = field(default_factory=dict)  # how many steps each layer has taken
+    unsettled: dict[str, Call] = field(default_factory=dict)  # a layer's last call, of which nothing is staged yet
     ended: dict[str, Any] = field(default_factory=dict)  # what each layer gave last, in its own form
     begins: dict[str, State] = field(default_factory=dict)  # what the model itself started each layer from, if it did
     replaced: set[str] = field(default_factory=set)  # layers that were handed our state in the place of the model's own

@@ -37,9 +37,10 @@ class PiecesAndWhole:
     error: float = 0.0
     tolerance: float = 0.0
     at: int = 0
-    why_not: str = ""  # why it could not be tried
+    why_not: str = ""  # why it could not be tried, or nothing else could
     refused: bool = False  # it could, but a piece cannot be carried
     line: str = ""  # where the first difference was made
+    drawn: bool = False  # no two calls give the same
 
     @property
     def holds(self) -> bool:
@@ -65,7 +66,7 @@ def _compared(inputs: Inputs, times: Times, run: PieceRunner) -> PiecesAndWhole:
         outcomes = [_cut(inputs, times, run, (whole, cut)) for cut in (steps // 2, steps // 2 + 1)]
         worst = max(outcomes, key=lambda one: (one.tried, one.error))
         if worst.tried and not worst.holds and _gap(whole, run(inputs, on=False)) > 0:
-            return PiecesAndWhole(False, why_not="it draws random numbers in every call")
+            return PiecesAndWhole(False, why_not="it draws random numbers in every call", drawn=True)
         if worst.tried and not worst.holds:
             worst = replace(worst, line=_line(inputs, times, run, worst))
     except CarryError as error:

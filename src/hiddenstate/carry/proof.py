@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -30,6 +30,7 @@ class Proof:
     undone: Callable[[], AbstractContextManager[None]]  # within which our calls leave no trace in what the model keeps
     adopted: Callable[[], Mapping[str, Layer]]  # what the model keeps itself
     tell: Tell
+    held: Callable[[], bool]  # whether pieces were seen to give the whole in an earlier call
 
     def compared(self, entry: OuterCall, found: Layers, times: Times = ()) -> PiecesAndWhole:
         """Make calls of our own with pieces of a call's input, and leave the model as it was.
@@ -56,6 +57,8 @@ class Proof:
                 f"although the state is put in (largest difference {outcome.error:.2g}): something in "
                 f"{type(self.model).__name__} looks across the cut{line}{f' ({reasons})' if reasons else ''}"
             )
+            if outcome.why_not:
+                text += f"; nor can what its loop starts from be replaced: {outcome.why_not.rstrip('.')}"
         elif choice.uneven:
             text = f"pieces do not give what the whole gives: {'; '.join(choice.uneven)}"
         else:
@@ -101,6 +104,8 @@ class Proof:
         if handed:
             raise CarryError(f"{before}the state of {', '.join(handed)} comes with this call, and was replaced")
         outcome = self.compared(entry, found, times)
+        if not outcome.tried and not outcome.drawn and self.held():
+            outcome = replace(outcome, refused=True)  # what holds on other ways is no reason to go on on this one
         if found.seen.entangled and cells and (outcome.holds or not outcome.tried):
             why = not_theirs(self.model, found.seen.entangled)
             outcome = PiecesAndWhole(False, refused=True, why_not=why)
@@ -112,6 +117,25 @@ def not_theirs(model: nn.Module, cells: Sequence[str]) -> str:
     return (
         f"cells of {type(model).__name__} start from what is not theirs alone, and nothing else can be put in the "
         f"place of what their loop starts from: {'; '.join(cells)}. hs.layers(model, *inputs).explain() says more."
+    )
+
+
+def not_called(layer: str) -> CarryError:
+    """Return the refusal of a call that makes a layer's start, and leaves the layer out."""
+    return CarryError(
+        f"this call makes what {layer!r} starts from, but does not call it, so something else goes on from that start, "
+        f"and the carried state is not used. The states of before are kept. Call the layer, or make its start where it "
+        f"is called."
+    )
+
+
+def read_too(model: nn.Module, lines: Sequence[str], layers: Iterable[str]) -> CarryError:
+    """Return the refusal of a call in which something reads a start that gave way, as nothing did before."""
+    return CarryError(
+        f"this call takes another way through {type(model).__name__} than those in which the carried state was seen to "
+        f"be right: it goes another way at {', '.join(lines[:3])}, and reads there what {', '.join(sorted(layers))} "
+        f"starts from, which has given way to the carried state (a mask on it, say). The states of before are kept. "
+        f"Let the first call of a Carry go this way, or carry it in a Carry of its own."
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import get_ident
 from types import CodeType, FrameType
@@ -18,29 +18,39 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..cells import Call, eager, watching
+from ..cells import Call, eager, tells_now, watching
+from ..state import tensors
 
 # By function and the user's instruction that leads to it (code object by its id, whose own hash is slow), or by layer;
-# and whether a layer was called before: what is done earlier is done to starts. The places are numbered from 1.
-Places: TypeAlias = "dict[tuple[Any, ...], int]"
+# and whether a layer was called before: what is done earlier is done to starts.
+Place: TypeAlias = "tuple[Any, ...]"
+# By place: its number, and those of the places that made its operands, each with its position; in a list, of neighbors.
+Steps: TypeAlias = "dict[Place, tuple[int, set[Any]]]"
+_POSITIONS = 8  # bits
 
 _NOT_THEIRS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 _codes: dict[int, tuple[bool, CodeType]] = {}  # by id: whether it is the user's, and what keeps the id its own
 _LISTED = (tuple, list)
 _MADE = (Tensor, *_LISTED)
-_SHIFT = 32  # bits for the place where an operand was made
 
 
 class CallWay(TorchFunctionMode):
-    """Notes the way that a call takes, while it is on; what layers do inside is their own business."""
+    """Notes where a call leaves the ways that are known, while it is on; what layers do inside is their own business.
 
-    def __init__(self, places: Places) -> None:
-        """Begin with nothing; places get the numbers that they have in `places`, or new ones."""
+    Every operation of a model comes by here, so each is held against what is known at once, and only news is kept.
+    """
+
+    def __init__(self, known: Steps, numbers: dict[Place, int], mode: bytes, starts: Mapping[str, set[int]]) -> None:
+        """Begin with nothing; places get the numbers that they have in `numbers`, from 1 on, or new ones."""
         super().__init__()
+        self.mode = mode
         self.ours = True  # until the model itself runs
-        self.taken: set[int] = set()  # number of a place, and of the one where an operand was made
-        self._places = places
-        self._made: dict[int, int] = {}  # by tensor: where it was made; the latest counts
+        self.news: Steps = {}  # what is not known, in the same form
+        self._known, self._numbers = known, numbers
+        self._made: dict[int, int] = {}  # by tensor: the number of the place that made it; the latest counts
+        self.begun: dict[str, set[int]] = {}  # by layer that was called: the places that made what it was handed first
+        self.started: set[int] = set()  # places that make what layers were seen to start from, where this call was
+        self._starts = set[int]().union(*starts.values())
         self._begun = False
         self._inside = self._depth = 0
         self._thread = get_ident()
@@ -50,36 +60,63 @@ class CallWay(TorchFunctionMode):
     ) -> Any:
         """Run one operation, and note where it is done, and on what."""
         result = func(*args, **kwargs) if kwargs else func(*args)
-        # Every operation of a model comes by here: what tells most of them apart is asked first.
-        if self.ours or self._inside or not (result is None or isinstance(result, _MADE)):
-            return result
-        if type(result) is not torch.Size and get_ident() == self._thread:
-            frame = users_frame(sys._getframe(1))
-            self._note((func, id(frame.f_code), frame.f_lasti, self._begun), (args, kwargs), result)
+        if not self.ours:
+            self.heed(func, args, kwargs, result, sys._getframe(1))
         return result
 
-    def _note(self, place: tuple[Any, ...], given: tuple[tuple[Any, ...], Any], result: Any) -> None:
-        number = self._places.setdefault(place, len(self._places) + 1)
-        base, args = number << _SHIFT, given[0]
-        self.taken.add(base)
-        for arg in (*args, *given[1].values()) if given[1] else args:
+    def heed(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any, frame: FrameType) -> None:
+        """Note an operation that was called from a frame."""
+        if self._inside or not (result is None or isinstance(result, _MADE)):
+            return
+        if get_ident() == self._thread and type(result) is not torch.Size:
+            known = _codes.get(id(frame.f_code))
+            if known is None or not known[0]:
+                frame = users_frame(frame)
+            self._note((func, id(frame.f_code), frame.f_lasti, self._begun), args, kwargs, result)
+
+    def _note(self, place: Place, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
+        made, (number, origins) = self._made, self._known.get(place) or self._new(place)
+        for position, arg in enumerate((*args, *kwargs.values()) if kwargs else args):
             if isinstance(arg, Tensor):
-                self.taken.add(base | self._made.get(id(arg), 0))
-            elif isinstance(arg, _LISTED):
-                self.taken.update([base | self._made.get(id(each), 0) for each in _tensors(arg)])
+                if (origin := made.get(id(arg), 0) << _POSITIONS | position) not in origins:
+                    self._new(place)[1].add(origin)
+            elif isinstance(arg, _LISTED):  # in order, however long
+                before = -1
+                for each in [made.get(id(tensor), 0) for tensor in _tensors(arg)]:
+                    if each != before and (position, before, each) not in origins:
+                        self._new(place)[1].add((position, before, each))
+                    before = each
+        if number in self._starts:
+            self.started.add(number)
         if isinstance(result, Tensor):
-            self._made[id(result)] = number
+            made[id(result)] = number
         elif result is not None:
-            self._made.update(dict.fromkeys(map(id, _tensors(result)), number))
+            made.update(dict.fromkeys(map(id, _tensors(result)), number))
+
+    def _new(self, place: Place) -> tuple[int, set[Any]]:
+        if place not in self.news:
+            self.news[place] = self._numbers.setdefault(place, len(self._numbers) + 1), set()
+        return self.news[place]
 
     def along(self, run: Callable[[], Any]) -> Any:
         """Return what `run()` does, noted from beginning to end, and as it was written: nobody sees into a graph."""
-        with eager(), watching(self), self:
-            self._depth = torch._C._len_torch_function_stack()
-            return run()
+        taps = tells_now()
+        if taps is None or taps.way is not None:
+            with eager(), watching(self), self:
+                self._depth = torch._C._len_torch_function_stack()
+                return run()
+        taps.way, self._depth = self, -1  # all operations pass there, and one mode costs less than two
+        try:
+            with eager(), watching(self):
+                return run()
+        finally:
+            taps.way = None
 
     def through(self, call: Call, run: Callable[[], Call]) -> Call:
         """Run a call of a layer, as if nobody looked."""
+        if call.layer.name not in self.begun:
+            given = tensors(call.given_native).values()
+            self.begun[call.layer.name] = {self._made.get(id(tensor), 0) for tensor in given}
         on_top = torch._C._len_torch_function_stack() == self._depth  # else a mode of the model's own goes on
         self._inside += 1
         if on_top:
@@ -90,7 +127,11 @@ class CallWay(TorchFunctionMode):
             if on_top:
                 self.__enter__()  # type: ignore[no-untyped-call]
             self._inside -= 1
-        self._note((call.layer.name, self._begun), (call.args, call.kwargs), done.result)
+        place = call.layer.name, self._begun
+        self._note(place, call.args, call.kwargs, done.result)
+        if isinstance(done.result, _LISTED):  # its output is not its state
+            for which, tensor in enumerate(_tensors(done.result)):
+                self._made[id(tensor)] = self._numbers.setdefault((*place, which), len(self._numbers) + 1)
         self._begun = True
         return done
 
@@ -100,35 +141,56 @@ class KnownWays:
     """The ways through a model on which pieces give what the whole gives, by which of its modules are training."""
 
     model: nn.Module
-    _places: Places = field(default_factory=dict)
-    _taken: dict[bytes, set[int]] = field(default_factory=dict)
+    _numbers: dict[Place, int] = field(default_factory=dict)
+    _known: dict[bytes, Steps] = field(default_factory=dict)
     _modules: list[nn.Module] = field(default_factory=list)
+    _starts: dict[str, set[int]] = field(default_factory=dict)  # by layer: the places that made what it started from
 
     def new(self) -> CallWay:
         """Return what notes the way of a call."""
-        return CallWay(self._places)
+        self._modules = self._modules or list(self.model.modules())
+        return CallWay(self._known.get(mode := self._mode(), {}), self._numbers, mode, self._starts)
 
-    @property
-    def mode(self) -> bytes:
-        """Which of the model's modules are training."""
+    def _mode(self) -> bytes:
+        """Return which of the model's modules are training."""
         return bytes([module.training for module in self._modules])
 
-    def learn(self, way: CallWay | None) -> None:
-        """Take note of a way that holds."""
-        self._modules = list(self.model.modules())
-        self._taken.setdefault(self.mode, set()).update(way.taken if way is not None else ())
+    def unused(self, way: CallWay | None, kept: Iterable[str]) -> list[str]:
+        """Return those of these layers whose start a call makes, although it does not call them."""
+        if way is None:
+            return []
+        for name, places in way.begun.items():
+            self._starts.setdefault(name, set()).update(places - {0})
+        left = [name for name in kept if name not in way.begun]
+        return [name for name in left if not way.started.isdisjoint(self._starts.get(name, ()))]
+
+    def reading(self, way: CallWay, layers: Iterable[str]) -> list[str]:
+        """Return the lines at which a call reads what layers start from, as none did before."""
+        starts = set[int]().union(*(self._starts.get(name, ()) for name in layers))
+        found = []
+        for place, (_, origins) in way.news.items():
+            read = {origin[2] if isinstance(origin, tuple) else origin >> _POSITIONS for origin in origins}
+            if len(place) > 2 and not read.isdisjoint(starts):
+                found.append(line_of(_codes[place[1]][1], place[2]))
+        return sorted(set(found))
+
+    def learn(self, way: CallWay | None, like: CallWay | None = None) -> None:
+        """Take note of a way that holds, in its mode, or in that in which another one was taken."""
+        like = like or way
+        if like is None:
+            self._modules = list(self.model.modules())
+        known = self._known.setdefault(self._mode() if like is None else like.mode, {})
+        for place, (number, origins) in way.news.items() if way is not None else ():
+            known.setdefault(place, (number, set()))[1].update(origins)
 
     def news(self, way: CallWay | None) -> str:
         """Say what is new in a call: where it leaves the ways that are known, or the mode; nothing where all is."""
-        known = self._taken.get(self.mode)
-        if known is None:
+        if (self._mode() if way is None else way.mode) not in self._known:
             return f"no call before had {type(self.model).__name__} {'training' if self.model.training else 'in eval'}"
-        if way is None or way.taken <= known:
+        if way is None or not way.news:
             return ""
-        new = {taken >> _SHIFT for taken in way.taken - known}
-        places = [place for place, number in self._places.items() if number in new]
-        lines = sorted({line_of(_codes[place[1]][1], place[2]) for place in places if len(place) > 2})
-        names = sorted({repr(place[0]) for place in places if len(place) == 2})
+        lines = sorted({line_of(_codes[place[1]][1], place[2]) for place in way.news if len(place) > 2})
+        names = sorted({repr(place[0]) for place in way.news if len(place) == 2})
         return f"it goes another way at {', '.join(lines[:3] or names[:3])}"
 
 
@@ -142,6 +204,12 @@ def users_frame(frame: FrameType) -> FrameType:
         if known[0] or frame.f_back is None:
             return frame
         frame = frame.f_back
+
+
+def line_now(frame: FrameType) -> str:
+    """Return file and line of what the user's code is at, beneath a frame."""
+    frame = users_frame(frame)
+    return line_of(frame.f_code, frame.f_lasti)
 
 
 def line_of(code: CodeType, offset: int) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import nn
@@ -166,6 +166,20 @@ class Watcher(Protocol):
     ours: bool  # whether what runs just now is our own work
 
 
+class Heeds(Watcher, Protocol):
+    """Somebody who wants to be told of every operation of the model, as the model calls it."""
+
+    def heed(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any, frame: FrameType) -> None:
+        """Take note of an operation that was called from a frame."""
+
+
+@runtime_checkable
+class Tells(Watcher, Protocol):
+    """A watcher that tells somebody else of what it sees."""
+
+    way: Heeds | None
+
+
 class _ThreadHearing(threading.local):
     """Who hears the calls of this thread."""
 
@@ -204,6 +218,11 @@ def watchers() -> tuple[Watcher, ...]:
     return _here.watchers
 
 
+def tells_now() -> Tells | None:
+    """Return the watcher of this thread's operations that tells others of them, if there is one."""
+    return next((each for each in _here.watchers if isinstance(each, Tells)), None)
+
+
 @contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
     """Let `watcher` be told, as long as this lasts, when operations are our own work."""
@@ -213,19 +232,6 @@ def watching(watcher: Watcher) -> Iterator[None]:
         yield
     finally:
         _here.watchers = before
-
-
-@contextmanager
-def seen_as(ours: bool) -> Iterator[None]:
-    """Tell all watchers whether what runs inside is our own work, or the model's (which may run within ours)."""
-    before = [(watcher, watcher.ours) for watcher in _here.watchers]
-    for watcher, _ in before:
-        watcher.ours = ours
-    try:
-        yield
-    finally:
-        for watcher, was in before:
-            watcher.ours = was
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -305,10 +311,18 @@ class _Forward(_StandIn):
             _here.given = before
 
     def _within(self, seats: tuple[_Seat, ...], arguments: Arguments) -> Any:
-        if not _here.watchers:
+        """Run the rest of a call; tell all watchers whether that is our own work, or the model's."""
+        watchers, ours = _here.watchers, bool(seats)
+        if not watchers:
             return self._next(seats, arguments)
-        with seen_as(ours=bool(seats)):
+        before = [watcher.ours for watcher in watchers]
+        for watcher in watchers:
+            watcher.ours = ours
+        try:
             return self._next(seats, arguments)
+        finally:
+            for watcher, was in zip(watchers, before, strict=True):
+                watcher.ours = was
 
     def _next(self, seats: tuple[_Seat, ...], arguments: Arguments) -> Any:
         if not seats:

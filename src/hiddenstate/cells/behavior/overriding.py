@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from functools import partial
 from types import FrameType
@@ -19,7 +19,7 @@ from ..signature import Arguments
 from .names import module_tensors
 from .operation import leaves, operands, replaced
 from .starts import OwnStart
-from .taps import Chain, Site, chain_of
+from .taps import Chain, Site, chain_of, may_be_at, offsets_of
 from .trace import Trace
 
 Put: TypeAlias = Callable[[OwnStart, Tensor], "Tensor | None"]
@@ -65,7 +65,7 @@ class Overriding(TorchFunctionMode):
         self._put = put
         self._instead: dict[OwnStart, Tensor | None] = {}
         self._at: dict[Any, list[OwnStart]] = defaultdict(list)
-        self.reading: dict[Any, set[Chain]] = defaultdict(set)  # functions that read a start, and where
+        self._reading: dict[Any, set[Chain]] = defaultdict(set)  # functions that read a start, and where
         self._made: Counter[Site] = Counter()
         self._times: Counter[Any] = Counter()  # by tensor and place: how often it was read there
         self._by_id: dict[int, list[OwnStart]] = defaultdict(list)
@@ -84,12 +84,16 @@ class Overriding(TorchFunctionMode):
                 if isinstance(function, nn.Module):
                     self._modules.add(function)
                 else:
-                    self.reading[function].add(chain)
+                    self._reading[function].add(chain)
             if start.site is not None:
                 self._at[start.site[0]].append(start)
             elif start.label in held:
                 self._meet(start, held[start.label])
-        self.making = {*self._at, *self._ends}  # functions that make a start, or an end
+        chains: dict[Any, set[Chain]] = {function: set(read) for function, read in self._reading.items()}
+        for site in [site for start in starts for site in (start.site, start.end) if site is not None]:
+            chains.setdefault(site[0], set()).add(site[1])
+        # Of the functions that read a start, or make one, or an end: where in the code they do.
+        self.offsets: Mapping[Any, Set[int]] = {function: offsets_of(each) for function, each in chains.items()}
 
     def beneath(self, run: Callable[[], Any], through: Callable[[Callable[[], Any]], Any], *, tapped: bool) -> Any:
         """Return what `through(run)` does, with this on beneath all modes that `through` puts around `run`.
@@ -131,22 +135,19 @@ class Overriding(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run one operation, on what it is to start from."""
-        kwargs = kwargs or {}
-        if self.ours or threading.get_ident() != self._thread:
+        kwargs, frame = kwargs or {}, sys._getframe(1)
+        if self.ours or not may_be_at(frame, self.offsets.get(func)) or threading.get_ident() != self._thread:
             return func(*args, **kwargs)
-        frame = sys._getframe(1)
-        if func in self.reading:
-            args, kwargs = self.handed(func, args, kwargs, frame)
-        result = func(*args, **kwargs)
-        return self.made(func, result, frame) if func in self.making else result
+        args, kwargs = self.handed(func, args, kwargs, frame)
+        return self.made(func, func(*args, **kwargs), frame)
 
     def handed(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], frame: FrameType
     ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return what an operation is to be called with."""
-        if self._by_id and any(self._starts_of(tensor) for tensor in operands(args, kwargs)):
+        if self._by_id and func in self._reading and any(self._starts_of(tensor) for tensor in operands(args, kwargs)):
             chain = chain_of(frame)
-            if chain in self.reading[func]:
+            if chain in self._reading[func]:
                 return self._handed((func, chain), args, kwargs)
         return args, kwargs
 

@@ -274,15 +274,15 @@ def line_of(loop: Scope) -> str:
     return line_at(loop, loop.key[1] if isinstance(loop.key, tuple) else 0)
 
 
-_ours: dict[CodeType, bool] = {}
+_between: dict[int, tuple[bool, CodeType]] = {}  # by id, whose own hash is slow; what is held keeps it
 # What stands between a call and what is called: no place of its own.
 _BETWEEN = {os.path.join(_TORCH, "overrides.py"), os.path.join(_TORCH, "nn", "modules", "module.py")}
 
 
 def is_between(code: CodeType) -> bool:
     """Say whether code only stands between a call and what is called: ours, or torch's own way to a forward."""
-    known = _ours.get(code)
+    known = _between.get(id(code))
     if known is None:
         name = code.co_filename
-        known = _ours[code] = name.startswith(OURS) or name in _BETWEEN
-    return known
+        known = _between[id(code)] = name.startswith(OURS) or name in _BETWEEN, code
+    return known[0]

@@ -270,6 +270,6 @@ def _readers(trace: Trace, windows: Windows, value: Value, whose: tuple[tuple[Dr
             if op.name == "alias":
                 raise _NotOwn(f"is read at {op.where} by what cannot be handed something else")
             function, way = caller_of(trace, op)
-            place_in = position if shared or isinstance(function, nn.Module) else -1
-            found.add((function, way, place_in, times.get((number, position), -1)))
+            # Beside it the same operation may read the start as a constant: `where(done, start, h)`.
+            found.add((function, way, position, times.get((number, position), -1)))
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, pairwise
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..listener import Rank, around, watching
+from ..listener import Heeds, Rank, around, watching
 from ..signature import Arguments
 from .candidates import Candidate
 from .memory import Value
@@ -39,8 +39,7 @@ class Instead(Protocol):
     """Somebody who puts other tensors in the place of those that operations are given, or give."""
 
     ours: bool
-    reading: dict[Any, set[Chain]]
-    making: set[Any]
+    offsets: Mapping[Any, Set[int]]  # by function: where in the code those of its calls are that are meant
 
     def handed(self, func: Any, args: Any, kwargs: Any, frame: FrameType) -> tuple[Any, Any]:
         """Return what an operation is to be called with."""
@@ -61,35 +60,36 @@ class LoopTaps(TorchFunctionMode):
         self.ours = False
         self._known, self._inside = list(known), 0
         self.overriding: Instead | None = None  # who puts other tensors in the place of some, where somebody wants that
+        self.way: Heeds | None = None
         self.seen: list[Seen] = []
         self.made: dict[Site, list[Tensor]] = defaultdict(list)
         self.since = 0  # what was done since the last of them
         self._at: dict[Any, dict[Any, int]] = defaultdict(dict)
         for number, (function, chain, _) in enumerate(sites):
             self._at[function].setdefault(chain, number)
+        self._offsets = {function: offsets_of(chains) for function, chains in self._at.items()}
         self._thread = get_ident()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run one operation."""
-        over = self.overriding
-        if over is None or over.ours:
+        over, way, frame = self.overriding, self.way, sys._getframe(1)
+        if over is None or over.ours or not may_be_at(frame, over.offsets.get(func)):
             result = func(*args, **kwargs) if kwargs else func(*args)
         else:
-            if func in over.reading:
-                args, kwargs = over.handed(func, args, kwargs or {}, sys._getframe(1))
-            result = func(*args, **kwargs) if kwargs else func(*args)
-            if func in over.making:
-                result = over.made(func, result, sys._getframe(1))
+            own, named = over.handed(func, args, kwargs or {}, frame)
+            result = over.made(func, func(*own, **named), frame)
+        if way is not None and not way.ours:
+            way.heed(func, args, kwargs, result, frame)
         # Every operation of a model comes by here: what tells most of them apart is asked first.
         if type(result) is not Tensor and (not isinstance(result, _MADE) or isinstance(result, torch.Size)):
             return result
         if self.ours or self._inside or get_ident() != self._thread:
             return result
         self.since = hash((self.since, func))
-        if func in self._at:
-            self._note(func, chain_of(sys._getframe(1)), result)
+        if may_be_at(frame, self._offsets.get(func)):
+            self._note(func, chain_of(frame), result)
         return result
 
     def _note(self, func: Any, chain: Chain, result: Any) -> None:
@@ -309,6 +309,16 @@ def _call(scope: Scope) -> Scope:
     while scope.kind != "call" and scope.parent is not None:
         scope = scope.parent
     return scope
+
+
+def offsets_of(chains: Iterable[Chain]) -> frozenset[int]:
+    """Return where in their code the innermost instructions of chains are."""
+    return frozenset(chain[0][1] for chain in chains if chain)
+
+
+def may_be_at(frame: FrameType, offsets: Set[int] | None) -> bool:
+    """Say whether the chain of a frame may be one with such an offset: to ask costs less than to make it."""
+    return offsets is not None and (frame.f_lasti in offsets or is_between(frame.f_code))
 
 
 def chain_of(frame: FrameType | None) -> Chain:
