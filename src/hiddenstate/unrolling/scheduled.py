@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +21,7 @@ from .loop import run_loop
 from .observing import observed
 from .resized import best_size, of_rows, run_resized, share_used
 from .step import StateChanges
+from .unsaved import unsaved
 
 _MOST_GRAPHS = 24  # of one cell, from which on it is said to change too often
 _PATIENCE = 10  # times longer until a cell that could not be read, or only with constants, is tried again
@@ -119,7 +118,7 @@ def _known(cell: KnownCell, run: Run, spent: LoopTime | None) -> KnownStep:
     if not others:
         return own
     if own.apart is None:
-        with unheard(), _unsaved():
+        with unheard(), unsaved():
             own.apart = not mixes(like)
     return others[best_size(own.rows, others)] if own.apart else own
 
@@ -147,7 +146,7 @@ def _resized(layer: Layer, task: Task, size: int, run: Run) -> tuple[Tensor, Sta
 def _make(known: KnownStep, run: Run, *, timed: bool) -> None:
     """Make a schedule, and note how long it took, but for what has to be loaded once."""
     start = clock()
-    with unheard(), _unsaved():
+    with unheard(), unsaved():
         settle(known, run, timed=timed)
     built(run.x.device.type, clock() - start)
 
@@ -171,21 +170,6 @@ def _execute(known: KnownStep, run: Run) -> tuple[Tensor, State]:
 def _may_run_again() -> bool:
     """Say whether a call may be made once more in a backward pass, which must then go the same way."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-@contextmanager
-def _unsaved() -> Iterator[None]:
-    """Keep what is tried out from whoever keeps tensors for a backward pass, as activation checkpointing does."""
-    autograd: Any = torch._C._autograd
-    hooks = []
-    while (top := autograd._top_saved_tensors_default_hooks(True)) is not None:
-        hooks.append(top)
-        autograd._pop_saved_tensors_default_hooks()
-    try:
-        yield
-    finally:
-        for hook in reversed(hooks):
-            autograd._push_saved_tensors_default_hooks(*hook)
 
 
 def _shown(layer: Layer, task: Task, result: tuple[Tensor, State]) -> tuple[Tensor, State]:

@@ -16,6 +16,7 @@ from ..state import State
 from .checks import Lengths, read
 from .engines import Engine, chosen_engine, run_cell
 from .fused import run_fused
+from .in_graph import run_in_graph, stay_outside
 from .recurrent import Recurrent
 from .waiting import run_others
 
@@ -23,7 +24,6 @@ _transforms = lookup("torch._C._functorch.peek_interpreter_stack")
 _untransformed = lookup("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack")
 
 
-@uncompiled
 def unroll(
     cell: nn.Module,
     x: Tensor,
@@ -67,6 +67,61 @@ def unroll(
     Returns:
         The outputs, in the layout of `x`, and the final State.
     """
+    if torch.compiler.is_compiling():
+        options = {"initial": initial, "time_axis": time_axis, "batch_axis": batch_axis, "engine": engine}
+        if not isinstance(found := _in_graph(cell, x, state, lengths, resets, options), str):
+            return found
+        stay_outside(found)
+    return _unroll(
+        cell,
+        x,
+        state,
+        lengths=lengths,
+        resets=resets,
+        initial=initial,
+        time_axis=time_axis,
+        batch_axis=batch_axis,
+        engine=engine,
+    )
+
+
+def _in_graph(
+    cell: nn.Module, x: Any, state: Any, lengths: Any, resets: Any, options: dict[str, Any]
+) -> tuple[Tensor, State] | str:
+    """Run a call as one operator of the graph that is being compiled, or say why it stays outside."""
+    if options["initial"] is not None:
+        return "initial is a function, which no graph can hold"
+    if not isinstance(x, Tensor) or x.dim() < 2 or options["time_axis"] not in (None, 0, 1):
+        return "x is no tensor with time and rows as its first two axes"
+    if options["engine"] == "loop" and not torch.compiler.is_dynamo_compiling():
+        return "engine='loop' writes all steps out"
+    rows = _rows_axis(cell, options["time_axis"], options["batch_axis"])
+    return run_in_graph(
+        cell, x, state, lengths=lengths, resets=resets, runner=_unroll, rows=rows, options=tuple(options.items())
+    )
+
+
+def _rows_axis(cell: nn.Module, time_axis: int | None, batch_axis: int | None) -> int:
+    if batch_axis is not None:
+        return batch_axis
+    if time_axis is not None:
+        return 1 - time_axis
+    return 0 if getattr(cell, "batch_first", True) else 1
+
+
+@uncompiled
+def _unroll(
+    cell: nn.Module,
+    x: Tensor,
+    state: State | Any,
+    *,
+    lengths: Lengths | None,
+    resets: Tensor | None,
+    initial: Callable[[int], State] | None,
+    time_axis: int | None,
+    batch_axis: int | None,
+    engine: Engine | None,
+) -> tuple[Tensor, State]:
     told = isinstance(x, Tensor) and x.dim() > 1 and (time_axis == 0 or batch_axis == 1)
     layer = layer_for(cell, x.transpose(0, 1) if told else x)
     axes = _axes(layer, x, time_axis, batch_axis)
