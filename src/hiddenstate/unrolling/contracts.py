@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, TypeAlias
@@ -18,7 +17,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from .._torch_names import lookup
 from ..cells import unheard, untouched
 from ..errors import BadInput, HiddenStateError
 from ..state import State
@@ -26,7 +24,6 @@ from .holding import changing_nothing, held_tensors, kept_astray, put_in, stand_
 
 Runner: TypeAlias = Callable[..., tuple[Tensor, State]]  # (module, x, state, lengths=, resets=, **options)
 _TRIED = 2  # rows and steps of a trial
-_without_modes = lookup("torch.utils._python_dispatch._disable_current_modes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +114,16 @@ def make_contract(module: nn.Module, runner: Runner, kind: CallKind, *, exported
     """Return a contract by a trial, or why there is none; an exported program gets a frozen module of its own."""
     if astray := kept_astray(module):
         return astray
-    body = module
-    with _without_modes() if exported and _without_modes else nullcontext():
-        if exported:
-            body = stand_in(module)
-        held = tuple(tensor.path for tensor in held_tensors(body))
-        name = f"{type(module).__name__} {next(_numbers)}"
-        contract = Contract(name, (lambda: body) if exported else weakref.ref(module), runner, kind, held)
-        try:
-            learned = _learned(contract, body)
-        except HiddenStateError as refusal:
-            return str(refusal)
-        except Exception as error:
-            return f"a trial of {_TRIED} rows and {_TRIED} steps fails: {type(error).__name__}: {error}"
+    body = stand_in(module) if exported else module
+    held = tuple(tensor.path for tensor in held_tensors(body))
+    name = f"{type(module).__name__} {next(_numbers)}"
+    contract = Contract(name, (lambda: body) if exported else weakref.ref(module), runner, kind, held)
+    try:
+        learned = _learned(contract, body)
+    except HiddenStateError as refusal:
+        return str(refusal)
+    except Exception as error:
+        return f"a trial of {_TRIED} rows and {_TRIED} steps fails: {type(error).__name__}: {error}"
     # Compiled graphs are kept on disk and found by their text: all that a contract promises has to stand in it.
     promised = (kind.rows, learned.tail, learned.dtype, learned.parts, kind.autocast, kind.options)
     learned = replace(learned, name=f"{name} {sha256(repr(promised).encode()).hexdigest()[:16]}")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +17,28 @@ from .._torch_names import lookup
 from ..cells import Form, flatten
 from ..state import State
 from .contracts import CallKind, Runner, make_contract
-from .holding import held_tensors
+from .holding import held_tensors, stand_in
 from .operators import AVAILABLE
 from .twins import members
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+T = TypeVar("T")
 _transforms = lookup("torch._C._functorch.peek_interpreter_stack")
+_without_modes = lookup("torch.utils._python_dispatch._disable_current_modes")
 
 
-def constant(fn: F) -> F:
-    """Mark a function that Dynamo runs as it reads, and whose result is a constant of the graph."""
-    fn._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return fn
+def constant(fn: Callable[P, T]) -> Callable[P, T]:
+    """Mark a function that is run while a graph is made, out of sight, and whose result is a constant of the graph."""
+
+    @wraps(fn)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if not torch.compiler.is_exporting() or _without_modes is None:
+            return fn(*args, **kwargs)
+        with torch._C.DisableTorchFunction(), _without_modes():
+            return fn(*args, **kwargs)
+
+    call._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return call
 
 
 def run_in_graph(
@@ -61,9 +72,8 @@ def run_in_graph(
         return f"its state has the parts {', '.join(names)}, and another one was given"
     tensors = [_found(module, path) for path in held if path]
     parts = list(given.values())
-    grad = torch.is_grad_enabled()
-    wanted = [grad and leads == "1" and tensor.requires_grad for tensor, leads in zip(tensors, reached, strict=True)]
-    wanted += [grad and tensor.requires_grad for tensor in (x, *parts)]
+    wanted = [_wants_grad(tensor, leads == "1") for tensor, leads in zip(tensors, reached, strict=True)]
+    wanted += [_wants_grad(tensor, True) for tensor in (x, *parts)]
     lengths = None if lengths is None else torch.as_tensor(lengths)
     resets = None if resets is None else torch.as_tensor(resets)
     out, *finals, _ = torch.ops.hiddenstate.unroll(name, tensors, x, parts, lengths, resets, wanted)
@@ -85,7 +95,7 @@ def nesting(module: nn.Module, form_of: Callable[[nn.Module], Form]) -> str:
         return [f"{type(form).__name__} {len(form)}", *keys, *(line for item in inner for line in lines(item))]
 
     try:
-        return "\n".join(lines(form_of(module)))
+        return "\n".join(lines(form_of(stand_in(module) if torch.compiler.is_exporting() else module)))
     except TypeError:
         return ""
 
@@ -118,6 +128,13 @@ def _found(module: nn.Module, path: str) -> Tensor:
     for name in path.split("."):
         found = getattr(found, name)
     return found  # type: ignore[no-any-return]
+
+
+def _wants_grad(tensor: Tensor, leads: bool) -> bool:
+    """Say whether a gradient may be asked for: of an exported program nobody knows with which tensors it will run."""
+    if torch.compiler.is_exporting():
+        return leads and tensor.is_floating_point()
+    return leads and torch.is_grad_enabled() and tensor.requires_grad
 
 
 @constant

@@ -107,13 +107,16 @@ def backward_operator(number: Tensor, given: Sequence[Tensor], grads: Sequence[T
         )
     pairs = [(out, grad) for out, grad in zip(kept.outputs, grads, strict=True) if out.requires_grad]
     roots, seeds = [out for out, _ in pairs], [grad.to(out.dtype) for out, grad in pairs]
+    # Of a tensor that is given twice, as tied weights are, all of the gradient goes to its first place.
+    leaves = {id(leaf): leaf for leaf in kept.leaves}
     # Kept for a second backward pass through the same graph; it goes when the graph does.
-    found = torch.autograd.grad(roots, kept.leaves, seeds, retain_graph=True, allow_unused=True)
+    grads = torch.autograd.grad(roots, tuple(leaves.values()), seeds, retain_graph=True, allow_unused=True)
+    found = dict(zip(leaves, grads, strict=True))
+    made = [found.pop(id(leaf), None) for leaf in kept.leaves]
+    whole = torch.contiguous_format
     return [
-        torch.zeros_like(leaf, memory_format=torch.contiguous_format)
-        if grad is None
-        else grad.clone(memory_format=torch.contiguous_format)
-        for grad, leaf in zip(found, kept.leaves, strict=True)
+        torch.zeros_like(leaf, memory_format=whole) if grad is None else grad.clone(memory_format=whole)
+        for grad, leaf in zip(made, kept.leaves, strict=True)
     ]
 
 

@@ -157,6 +157,13 @@ class Recurrent(nn.Module):
         """Return how many axes an input like `x` has when it has no rows."""
         return 2 if x.is_floating_point() or x.is_complex() else 1
 
+    def __prepare_scriptable__(self) -> Any:
+        """Refuse: what runs a cell along time is Python, which TorchScript does not know."""
+        raise BadInput(
+            "a Recurrent cannot be scripted: TorchScript does not know the Python that runs a cell along time. "
+            "torch.jit.trace follows its steps for one length; torch.compile and torch.export take it as one operator."
+        )
+
     def extra_repr(self) -> str:
         """Return the settings, as `nn.LSTM` shows them."""
         shown = f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
