@@ -21,6 +21,7 @@ from ..cells import unheard, untouched
 from ..errors import BadInput, HiddenStateError
 from ..state import State
 from .holding import changing_nothing, held_tensors, kept_astray, put_in, stand_in
+from .unsaved import unsaved
 
 Runner: TypeAlias = Callable[..., tuple[Tensor, State]]  # (module, x, state, lengths=, resets=, **options)
 _TRIED = 2  # rows and steps of a trial
@@ -137,16 +138,19 @@ def _learned(contract: Contract, module: nn.Module) -> Contract:
     kind, shape = contract.kind, torch.Size((_TRIED, _TRIED, *contract.kind.features))
     x = torch.linspace(0, 1, shape.numel()).view(shape).to(kind.device, kind.dtype)
     own = [held.tensor for held in held_tensors(module)]
-    leaves = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in own]
-    with unheard(), untouched(module), torch.inference_mode(False), torch.enable_grad():
+    buffers = {id(buffer) for buffer in module.buffers()}  # which some operations would not take with a gradient
+    floats = [tensor.is_floating_point() and id(tensor) not in buffers for tensor in own]
+    leaves = [tensor.detach().requires_grad_(asked) for tensor, asked in zip(own, floats, strict=True)]
+    with unheard(), untouched(module), unsaved(), torch.inference_mode(False), torch.enable_grad():
         before = [tensor.detach().clone() for tensor in own]
-        out, state = contract.run(leaves, x, ())
+        trial = replace(contract, kind=replace(kind, options=tuple({**dict(kind.options), "engine": "loop"}.items())))
+        out, state = trial.run(leaves, x, ())
         if kind.state:  # what comes of a state depends on the dtype that it comes in
-            contract = _filled(contract, out, state)
+            trial = _filled(trial, out, state)
             if len(kind.state) != len(state):
                 raise BadInput(f"the state has {len(kind.state)} parts, but {', '.join(state)} are needed.")
             cast = [part.detach().to(dtype) for part, dtype in zip(state.values(), kind.state, strict=True)]
-            out, state = contract.run(leaves, x, cast)
+            out, state = trial.run(leaves, x, cast)
         if any(not torch.equal(then, now.detach()) for then, now in zip(before, own, strict=True)):
             raise BadInput(f"{type(module).__name__} writes into a tensor that it holds, and a graph would not see it.")
     reached = leaves_of([out, *state.values()])

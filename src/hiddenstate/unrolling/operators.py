@@ -155,6 +155,11 @@ unroll_operator.register_autograd(_backward, setup_context=_setup)
 backward_operator.register_autograd(_no_second)
 
 
+def kept_runs() -> int:
+    """Return how many runs wait for a backward pass."""
+    return len(_kept)
+
+
 def _keep(number: Tensor, run: KeptRun) -> None:
     key = int(number)
     _kept[key] = run

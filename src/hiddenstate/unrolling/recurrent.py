@@ -16,6 +16,7 @@ from ..state import State
 from .checks import Lengths, Task, read
 from .engines import Engine, check_engine, chosen_engine
 from .in_graph import nested, nesting, run_in_graph, stay_outside
+from .learning import layer_for
 from .stacking import run_stack, stacked
 from .waiting import run_others
 
@@ -116,8 +117,7 @@ class Recurrent(nn.Module):
             resets = resets.unsqueeze(0) if isinstance(resets, Tensor) and resets.dim() == 1 else resets
         turned = not (single or self.batch_first) and isinstance(x, Tensor) and x.dim() > 1
         x = x.transpose(0, 1) if turned else x
-        if isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] > 0:
-            as_layer(self.cells()[0], x[:, 0])  # a real step teaches what the state looks like
+        layer_for(self.cells()[0], x)
         task = read(layer, x, state, lengths=lengths, resets=resets)
         out, final = run_others(task, lambda some: self._run(some, engine), layer.initial)
         out = out.transpose(0, 1) if turned else out
@@ -131,9 +131,6 @@ class Recurrent(nn.Module):
             return "x is packed, or has no rows"
         if (engine or self.engine) == "loop" and not torch.compiler.is_dynamo_compiling():
             return "engine='loop' writes all steps out"
-        form = nesting(self, _form)
-        if not form:
-            return "its cells' state is nested in a type of its own"
         found = run_in_graph(
             self,
             x,
@@ -146,6 +143,9 @@ class Recurrent(nn.Module):
         )
         if isinstance(found, str):
             return found
+        form = nesting(self, _form)
+        if not form:
+            return "its cells' state is nested in a type of its own"
         out, final = found
         return out, nested([*form.split("\n")], final)
 

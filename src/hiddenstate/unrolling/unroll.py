@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._torch_names import lookup
 from ..cells import InputAxes, Layer, as_layer, layer_axes, uncompiled
 from ..errors import BadInput
 from ..state import State
@@ -17,12 +16,9 @@ from .checks import Lengths, read
 from .engines import Engine, chosen_engine, run_cell
 from .fused import run_fused
 from .in_graph import run_in_graph, stay_outside
+from .learning import layer_for
 from .recurrent import Recurrent
 from .waiting import run_others
-
-_transforms = lookup("torch._C._functorch.peek_interpreter_stack")
-_untransformed = lookup("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack")
-
 
 def unroll(
     cell: nn.Module,
@@ -147,18 +143,6 @@ def _axes(layer: Layer, x: Any, time_axis: int | None, batch_axis: int | None) -
         return None
     axes = layer_axes(layer, x, time_axis=time_axis, batch_axis=batch_axis)
     return None if axes.batch is None else axes
-
-
-def layer_for(cell: nn.Module, x: Any) -> Layer:
-    """Return a cell as a layer; a real step teaches what its state looks like."""
-    if not isinstance(x, Tensor) or x.dim() < 2 or x.shape[1] == 0:
-        return as_layer(cell)
-    if not (_transforms and _untransformed and _transforms() is not None):
-        return as_layer(cell, x[:, 0])
-    # Within a transform of torch.func no tensor has numbers of its own: the step is made up, outside of it.
-    shape, (dtype, device) = x[:, 0].shape, (x.dtype, x.device)
-    with _untransformed():
-        return as_layer(cell, torch.linspace(0, 1, shape.numel()).view(shape).to(device, dtype))
 
 
 def _run_recurrent(stack: Recurrent, x: Tensor, state: State | Any, **options: Any) -> tuple[Tensor, State]:
