@@ -438,24 +438,17 @@ def test_a_saved_program_runs_where_its_module_is_known_and_says_so_elsewhere(mo
     program = torch.export.load(file).module()
     torch.testing.assert_close(program(x), model(x))
     monkeypatch.setattr(contracts, "_contracts", {})
-    with pytest.raises(BadInput, match="no such module is known in this process.*engine='loop', all steps are written"):
+    with pytest.raises(
+        BadInput, match=r"no such module is known in this process.*engine='loop', all steps are written"
+    ):
         program(x)
 
 
 def test_second_derivatives_of_an_exported_program_are_refused():
-    program, x = torch.export.export(Model(), (torch.randn(4, 6, 3),)).module(), torch.randn(4, 6, 3, requires_grad=True)
+    program, x = (
+        torch.export.export(Model(), (torch.randn(4, 6, 3),)).module(),
+        torch.randn(4, 6, 3, requires_grad=True),
+    )
     (grad,) = torch.autograd.grad(loss_of(program(x)), x, create_graph=True)
     with pytest.raises(Untraceable, match=r"second derivatives .* are not there.*torch\.compiler\.disable"):
         grad.sum().backward()
-
-
-def test_the_operator_keeps_torchs_own_rules_for_operators():
-    from hiddenstate.unrolling.contracts import CallKind, make_contract
-    from hiddenstate.unrolling.unroll import unroll
-
-    cell, x = nn.GRUCell(3, 5), torch.randn(4, 6, 3)
-    contract = make_contract(cell, unroll, CallKind((3,), x.dtype, x.device))
-    held = [weight.detach().requires_grad_() for weight in cell.parameters()]
-    arguments = (contract.name, held, x, [], None, None, [True] * 4 + [False])
-    tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.hiddenstate.unroll.default, arguments, test_utils=tests)

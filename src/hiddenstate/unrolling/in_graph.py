@@ -74,9 +74,8 @@ def run_in_graph(
     parts = list(given.values())
     wanted = [_wants_grad(tensor, leads == "1") for tensor, leads in zip(tensors, reached, strict=True)]
     wanted += [_wants_grad(tensor, True) for tensor in (x, *parts)]
-    lengths = None if lengths is None else torch.as_tensor(lengths)
-    resets = None if resets is None else torch.as_tensor(resets)
-    out, *finals, _ = torch.ops.hiddenstate.unroll(name, tensors, x, parts, lengths, resets, wanted)
+    marks = [None if mark is None else torch.as_tensor(mark) for mark in (lengths, resets)]
+    out, *finals, _ = torch.ops.hiddenstate.unroll(name, tensors, x, parts, marks, wanted)
     final = {part: value for part, value in zip(names, finals, strict=True)}
     return out, State(final, {part: axis for part, axis in zip(names, axes, strict=True)})
 

@@ -22,9 +22,7 @@ from .contracts import Contract, check_leaves, found_contract, leaves_of
 from .unsaved import unsaved
 
 _force_keys = lookup("torch._C._ForceDispatchKeyGuard")
-_included, _excluded = (
-    lookup(f"torch._C._dispatch_tls_local_{which}_set") for which in ("include", "exclude")
-)
+_included, _excluded = (lookup(f"torch._C._dispatch_tls_local_{which}_set") for which in ("include", "exclude"))
 _EAGER = None if _included is None or _excluded is None else (_included(), _excluded())  # as users' code runs
 AVAILABLE = _force_keys is not None and _EAGER is not None  # else calls stay out of graphs
 
@@ -39,14 +37,15 @@ class KeptRun:
 
 _kept: dict[int, KeptRun] = {}
 _numbers = itertools.count(1)
-_TAGS = tuple(getattr(torch.Tag, tag) for tag in ("nondeterministic_seeded", "cudagraph_unsafe") if hasattr(torch.Tag, tag))
+_TAGS = tuple(
+    getattr(torch.Tag, tag) for tag in ("nondeterministic_seeded", "cudagraph_unsafe") if hasattr(torch.Tag, tag)
+)
 
 
 @torch.library.custom_op(
     "hiddenstate::unroll",
     mutates_args=(),
-    schema="(str cell, Tensor[] held, Tensor x, Tensor[] state, Tensor? lengths, Tensor? resets, bool[] wanted) "
-    "-> Tensor[]",
+    schema="(str cell, Tensor[] held, Tensor x, Tensor[] state, Tensor?[] marks, bool[] wanted) -> Tensor[]",
     tags=_TAGS,
 )
 def unroll_operator(
@@ -54,12 +53,14 @@ def unroll_operator(
     held: Sequence[Tensor],
     x: Tensor,
     state: Sequence[Tensor],
-    lengths: Tensor | None,
-    resets: Tensor | None,
+    marks: Sequence[Tensor | None],
     wanted: Sequence[bool],
 ) -> list[Tensor]:
-    """Return outputs, the parts of the final state, and the number under which the run is kept."""
-    contract, count = found_contract(cell), len(held)
+    """Return outputs, the parts of the final state, and the number under which the run is kept.
+
+    `marks` are the lengths and the resets; `wanted` says of each of the other tensors whether it waits for a gradient.
+    """
+    contract, count, (lengths, resets) = found_contract(cell), len(held), marks
     with _as_users_run(), unsaved(), torch.set_grad_enabled(any(wanted)):
         leaves = [_leaf(tensor, asked) for tensor, asked in zip((*held, x, *state), wanted, strict=True)]
         out, final = contract.run(leaves[:count], leaves[count], leaves[count + 1 :], lengths=lengths, resets=resets)
@@ -82,8 +83,7 @@ def _shapes(
     held: Sequence[Tensor],
     x: Tensor,
     state: Sequence[Tensor],
-    lengths: Tensor | None,
-    resets: Tensor | None,
+    marks: Sequence[Tensor | None],
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     made = [x.new_empty(shape, dtype=dtype) for shape, dtype in found_contract(cell).shapes(x)]
@@ -126,7 +126,7 @@ def _grad_shapes(number: Tensor, given: Sequence[Tensor], grads: Sequence[Tensor
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _, held, x, state, _, _, wanted = inputs
+    _, held, x, state, _, wanted = inputs
     tensors = (*held, x, *state)
     ctx.wanted, ctx.held = wanted, len(held)
     ctx.outputs = [(out.shape, out.dtype, out.device) for out in output[:-1]]
@@ -141,7 +141,7 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     ]
     waiting = iter(torch.ops.hiddenstate.unroll_backward(number, given, whole))
     found = [next(waiting) if asked else None for asked in ctx.wanted]
-    return None, found[: ctx.held], found[ctx.held], found[ctx.held + 1 :], None, None, None
+    return None, found[: ctx.held], found[ctx.held], found[ctx.held + 1 :], None, None
 
 
 def _no_second(ctx: Any, *grads: Any) -> Any:
@@ -179,7 +179,7 @@ def _check_shapes(contract: Contract, outputs: Sequence[Tensor], x: Tensor) -> N
     if len(found) == len(expected) and all((tuple(e[0]), e[1]) == f for e, f in zip(expected, found, strict=True)):
         return
     raise BadInput(
-        f"a graph expects {contract.name} to give {_listed(expected)}, as in the trial when it was compiled, but now it "
+        f"a graph expects {contract.name} to give {_listed(expected)}, as when it was compiled, but now it "
         f"gives {_listed(found)}. Often something of the module was changed since: torch.compiler.reset() has all "
         f"compiled anew; a state that changes its shape stays out of a graph, by torch.compiler.disable."
     )

@@ -20,6 +20,7 @@ from .learning import layer_for
 from .recurrent import Recurrent
 from .waiting import run_others
 
+
 def unroll(
     cell: nn.Module,
     x: Tensor,
