@@ -55,7 +55,7 @@ def test_a_contract_goes_with_its_module_and_says_so():
     gc.collect()
     with pytest.raises(BadInput, match=r"no such module is known in this process.*engine='loop'"):
         found_contract(contract.name)
-    with pytest.raises(BadInput, match="that module is gone: a graph does not keep it alive. Keep the model"):
+    with pytest.raises(BadInput, match=r"that module is gone: a graph does not keep it alive. Keep the model"):
         contract.run([], torch.randn(2, 2, 3), ())
 
 

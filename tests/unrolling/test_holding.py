@@ -27,12 +27,15 @@ def test_all_tensors_of_a_module_are_found_where_they_are():
 def test_other_tensors_are_put_in_for_a_while_also_where_they_are_listed_and_also_after_an_exception():
     module = Holder()
     own = [held.tensor for held in held_tensors(module)]
-    others = [torch.zeros_like(tensor) for tensor in own]
-    with pytest.raises(KeyError), put_in(module, others):
-        assert module.weight is others[0]
-        assert module.all[0] is others[0]
-        assert module.inner.bias is others[-1]
-        raise KeyError
+    others, seen = [torch.zeros_like(tensor) for tensor in own], []
+
+    def look():
+        seen.extend([module.weight, module.all[0], module.inner.bias])
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError, match="stop"), put_in(module, others):
+        look()
+    assert [id(tensor) for tensor in seen] == [id(others[0]), id(others[0]), id(others[-1])]
     assert all(held.tensor is mine for held, mine in zip(held_tensors(module), own, strict=True))
     assert module.all[0] is own[0]
 

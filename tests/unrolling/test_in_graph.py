@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import hiddenstate as hs
 from hiddenstate.errors import BadInput, Untraceable
 from hiddenstate.state import tensors
+from hiddenstate.unrolling.engines import layer_for
 from tests.support.cells import LayerNormLSTMCell, TanhCell
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -338,6 +339,30 @@ def test_activation_checkpointing_holds_in_a_graph_and_around_it(inside):
     check_same(model, run, x)
 
 
+def test_gradients_of_a_graph_reach_the_hooks_of_distributed_data_parallel(tmp_path):
+    dist = torch.distributed
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model, x = Model(nn.GRUCell), torch.randn(4, 6, 3)
+        parallel = nn.parallel.DistributedDataParallel(model)
+        seen = []
+
+        def hear(_, bucket):
+            seen.append(bucket.buffer().clone())
+            future = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+
+        parallel.register_comm_hook(None, hear)
+        torch._dynamo.reset()
+        loss_of(torch.compile(parallel, backend="aot_eager")(x)[0]).backward()
+        found = [weight.grad.clone() for weight in model.parameters()]
+        torch.testing.assert_close(found, list(torch.autograd.grad(loss_of(model(x)[0]), list(model.parameters()))))
+        assert sum(bucket.numel() for bucket in seen) == sum(weight.numel() for weight in model.parameters())
+    finally:
+        dist.destroy_process_group()
+
+
 def test_functional_call_puts_its_weights_into_a_graph():
     model, x = Model(), torch.randn(4, 6, 3)
     weights = {name: (weight.detach() * 0.5).requires_grad_() for name, weight in model.named_parameters()}
@@ -360,6 +385,28 @@ def test_ensembles_of_cells_run_under_vmap_and_grad(Cell):
     for place, model in enumerate(models):
         grads = torch.autograd.grad(loss_of(model(x)), list(model.parameters()))
         torch.testing.assert_close([found[name][place] for name, _ in model.named_parameters()], list(grads))
+
+
+def test_a_step_teaches_the_state_of_a_cell_also_where_an_ensemble_holds_its_weights():
+    cells, x = [LayerNormLSTMCell() for _ in range(2)], torch.randn(5, 6, 3)
+    weights, _ = torch.func.stack_module_state(cells)
+    seen = []
+
+    class Looking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = cells[0]
+
+        def forward(self, x):
+            seen.append(layer_for(self.cell, x).initial(1))
+            return x
+
+    named = {f"cell.{name}": weight for name, weight in weights.items()}
+    model = Looking()
+    torch.vmap(lambda weights: torch.func.functional_call(model, weights, (x,)))(named)
+    plain = layer_for(LayerNormLSTMCell(), x).initial(1)
+    assert {name: part.shape for name, part in seen[0].items()} == {name: part.shape for name, part in plain.items()}
+    assert all(type(weight) is nn.Parameter for weight in cells[0].parameters())
 
 
 @pytest.mark.parametrize("what", ["lengths", "resets"])
@@ -427,6 +474,12 @@ def test_with_the_loop_all_steps_are_written_out():
     program = torch.export.export(Model(nn.GRUCell, engine="loop"), (torch.randn(4, 6, 3),))
     assert operators_of(program).count("aten.gru_cell.default") == 6
     assert "hiddenstate.unroll.default" not in operators_of(program)
+
+
+def test_with_the_fast_engine_turned_off_everywhere_all_steps_are_written_out_too(monkeypatch):
+    monkeypatch.setenv("HIDDENSTATE_ENGINE", "loop")
+    program = torch.export.export(Model(nn.GRUCell), (torch.randn(4, 6, 3),))
+    assert operators_of(program).count("aten.gru_cell.default") == 6
 
 
 def test_a_saved_program_runs_where_its_module_is_known_and_says_so_elsewhere(monkeypatch):

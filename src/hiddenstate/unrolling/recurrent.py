@@ -14,9 +14,7 @@ from ..cells import Adapter, Layer, Spec, as_layer, flatten, rebuild, register, 
 from ..errors import BadInput, StateMismatch
 from ..state import State
 from .checks import Lengths, Task, read
-from .engines import Engine, check_engine, chosen_engine
-from .in_graph import nested, nesting, run_in_graph, stay_outside
-from .learning import layer_for
+from .engines import Engine, check_engine, chosen_engine, layer_for
 from .stacking import run_stack, stacked
 from .waiting import run_others
 
@@ -95,6 +93,8 @@ class Recurrent(nn.Module):
             engine: As in `unroll`. None: the one that it was made with.
         """
         if torch.compiler.is_compiling():
+            from .in_graph import stay_outside  # which a plain import can do without
+
             found = self._in_graph(x, state, lengths=lengths, resets=resets, engine=engine)
             if not isinstance(found, str):
                 return found
@@ -127,10 +127,12 @@ class Recurrent(nn.Module):
         self, x: Any, state: Any, *, lengths: Any, resets: Any, engine: Engine | None
     ) -> tuple[Tensor, Any] | str:
         """Run a call as one operator of the graph that is being compiled, or say why it stays outside."""
+        from .in_graph import nested, nesting, run_in_graph
+
         if not isinstance(x, Tensor) or x.dim() != self.unbatched_axes(x) + 1:
             return "x is packed, or has no rows"
-        if (engine or self.engine) == "loop" and not torch.compiler.is_dynamo_compiling():
-            return "engine='loop' writes all steps out"
+        if not torch.compiler.is_dynamo_compiling() and chosen_engine(engine, self.engine) == "loop":
+            return "the loop writes all steps out"
         found = run_in_graph(
             self,
             x,

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from ..state import State
 from .checks import Task
-from .engines import Engine, run_cell
-from .learning import layer_for
+from .engines import Engine, layer_for, run_cell
 
 
 def run_stack(

@@ -13,10 +13,8 @@ from ..cells import InputAxes, Layer, as_layer, layer_axes, uncompiled
 from ..errors import BadInput
 from ..state import State
 from .checks import Lengths, read
-from .engines import Engine, chosen_engine, run_cell
+from .engines import Engine, chosen_engine, layer_for, run_cell
 from .fused import run_fused
-from .in_graph import run_in_graph, stay_outside
-from .learning import layer_for
 from .recurrent import Recurrent
 from .waiting import run_others
 
@@ -66,7 +64,10 @@ def unroll(
     """
     if torch.compiler.is_compiling():
         options = {"initial": initial, "time_axis": time_axis, "batch_axis": batch_axis, "engine": engine}
-        if not isinstance(found := _in_graph(cell, x, state, lengths, resets, options), str):
+        from .in_graph import stay_outside  # which a plain import can do without
+
+        found = _in_graph(cell, x, state, lengths, resets, options)
+        if not isinstance(found, str):
             return found
         stay_outside(found)
     return _unroll(
@@ -86,12 +87,16 @@ def _in_graph(
     cell: nn.Module, x: Any, state: Any, lengths: Any, resets: Any, options: dict[str, Any]
 ) -> tuple[Tensor, State] | str:
     """Run a call as one operator of the graph that is being compiled, or say why it stays outside."""
+    from .in_graph import run_in_graph  # which a plain import can do without
+
     if options["initial"] is not None:
         return "initial is a function, which no graph can hold"
-    if not isinstance(x, Tensor) or x.dim() < 2 or options["time_axis"] not in (None, 0, 1):
+    places = (options["time_axis"], options["batch_axis"])
+    if not isinstance(x, Tensor) or x.dim() < 2 or not all(place in (None, 0, 1) for place in places):
         return "x is no tensor with time and rows as its first two axes"
-    if options["engine"] == "loop" and not torch.compiler.is_dynamo_compiling():
-        return "engine='loop' writes all steps out"
+    own = cell.engine if isinstance(cell, Recurrent) else "auto"
+    if not torch.compiler.is_dynamo_compiling() and chosen_engine(options["engine"], own) == "loop":
+        return "the loop writes all steps out"
     rows = _rows_axis(cell, options["time_axis"], options["batch_axis"])
     return run_in_graph(
         cell, x, state, lengths=lengths, resets=resets, runner=_unroll, rows=rows, options=tuple(options.items())
