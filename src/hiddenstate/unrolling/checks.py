@@ -146,7 +146,8 @@ def read(layer: Layer, x: Any, state: Any, *, lengths: Lengths | None, resets: A
     """Return the checked task."""
     x = read_x(x, layer)
     checked = read_resets(resets, x)
-    refuse_both_ways(checked, layer.spec.directions if layer.fused else 1)
+    if checked is not None and layer.fused:
+        refuse_both_ways(checked, layer.spec.directions)
     task = Task(x, read_state(state, layer, x), read_lengths(lengths, x), checked)
     # Of users' own cells nobody knows which dtypes they bear: those are judged when a step fails.
     if task.state is not None and isinstance(layer.module, nn.RNNBase | nn.RNNCellBase):

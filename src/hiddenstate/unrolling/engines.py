@@ -88,12 +88,13 @@ def run_cell(layer: Layer, task: Task, engine: Engine = "auto") -> tuple[Tensor,
     """Run a cell along a checked task."""
     if engine == "loop":
         return run_loop(layer, task)
-    obstacle = obstacle_to(layer, task)
     from .scheduled import run_auto, run_fast  # all of the fast engine, which a plain import can do without
 
     if engine == "auto":
-        return run_loop(layer, task) if obstacle else run_auto(layer, task)
-    if obstacle:
+        # Sizes that are symbols, or being traced, are not to be asked for.
+        plain = type(task.x) in (Tensor, nn.Parameter) and _tracing_state is not None and _tracing_state() is None
+        return run_auto(layer, task, obstacle_to) if plain else run_loop(layer, task)
+    if obstacle := obstacle_to(layer, task):
         raise Untraceable(f"{type(layer.module).__name__} cannot run by a schedule, because {obstacle}.")
     try:
         return run_fast(layer, task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -27,11 +28,16 @@ _MOST_GRAPHS = 24  # of one cell, from which on it is said to change too often
 _PATIENCE = 10  # times longer until a cell that could not be read, or only with constants, is tried again
 
 
-def run_auto(layer: Layer, task: Task) -> tuple[Tensor, State]:
-    """Run a cell in the plain loop until a schedule is worth its making, and by the schedule where it is faster."""
+def run_auto(layer: Layer, task: Task, obstacle_to: Callable[[Layer, Task], str | None]) -> tuple[Tensor, State]:
+    """Run a cell in the plain loop until a schedule is worth its making, and by the schedule where it is faster.
+
+    Whether there is an obstacle to a schedule is asked when one is due: it takes longer than a small step.
+    """
     cell = cell_known(layer.module)
     spent = cell.loop_time(kind_of(task.x))
     if task.x.shape[1] >= spent.fewest and spent.is_due(task.x.device.type) and not _may_run_again():
+        if obstacle_to(layer, task):
+            return run_loop(layer, task)
         try:
             if cell.reader.made > _MOST_GRAPHS:
                 raise Untraceable("what it reads changes too often from call to call")
