@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -339,6 +340,28 @@ def test_activation_checkpointing_holds_in_a_graph_and_around_it(inside):
     check_same(model, run, x)
 
 
+class Dropping(TanhCell):
+    def forward(self, x, h):
+        return nn.functional.dropout(super().forward(x, h))
+
+
+@pytest.mark.parametrize("engine", ["loop", "fast"])
+def test_random_numbers_in_a_graph_are_those_of_the_call_outside_also_where_it_is_run_again(engine):
+    model, x = Model(Dropping, engine=engine), torch.randn(4, 6, 3)
+
+    def seeded(way):
+        torch.manual_seed(0)
+        return torch.autograd.grad(loss_of(way(x)[0]), list(model.parameters()))
+
+    expected = seeded(model)
+    torch.testing.assert_close(seeded(compiled(model, "eager")), expected)
+    torch.testing.assert_close(seeded(compiled(model)), expected)
+    inside = compiled(lambda x: checkpoint(model, x, use_reentrant=False))
+    torch.testing.assert_close(seeded(inside), expected)
+    around = compiled(model)
+    torch.testing.assert_close(seeded(lambda x: checkpoint(around, x, use_reentrant=False)), expected)
+
+
 def test_gradients_of_a_graph_reach_the_hooks_of_distributed_data_parallel(tmp_path):
     dist = torch.distributed
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
@@ -495,6 +518,20 @@ def test_a_saved_program_runs_where_its_module_is_known_and_says_so_elsewhere(mo
         BadInput, match=r"no such module is known in this process.*engine='loop', all steps are written"
     ):
         program(x)
+
+
+def test_an_exported_program_runs_in_several_threads_at_once():
+    models, x = [Model(), Model()], torch.randn(4, 6, 3)
+    program = torch.export.export(models[0], (x,))
+    programs = [program.module(), program.module()]
+    programs[1].load_state_dict(models[1].state_dict(), assign=True)
+    expected = [model(x)[0] for model in models]
+
+    def call(place):
+        return all(torch.allclose(programs[place % 2](x)[0], expected[place % 2], atol=1e-6) for _ in range(20))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(4)))
 
 
 def test_second_derivatives_of_an_exported_program_are_refused():

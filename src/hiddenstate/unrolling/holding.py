@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from .twins import members, twin
 # Of a module's attributes, those that torch keeps in every module.
 _TORCHS_OWN = frozenset(nn.Module().__dict__)
 _DEPTH = 4  # of containers within each other that are looked into
+_exchanging = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,11 +64,20 @@ def kept_astray(module: nn.Module) -> str:
 @contextmanager
 def put_in(module: nn.Module, tensors: Sequence[Tensor]) -> Iterator[None]:
     """Have a module hold these tensors, in the order of `held_tensors`, in the place of its own."""
-    held = held_tensors(module)
-    own = [place.tensor for place in held]
-    if all(mine is given for mine, given in zip(own, tensors, strict=True)):
+    # An exported program may run in several threads: none looks while another one's tensors are in.
+    with _exchanging:
+        there = all(place.tensor is given for place, given in zip(held_tensors(module), tensors, strict=True))
+    if there:
         yield
         return
+    with _exchanging, _exchanged(module, tensors):
+        yield
+
+
+@contextmanager
+def _exchanged(module: nn.Module, tensors: Sequence[Tensor]) -> Iterator[None]:
+    held = held_tensors(module)
+    own = [place.tensor for place in held]
     instead = {id(mine): given for mine, given in zip(own, tensors, strict=True)}
     # Some modules have their weights in a list or dict besides, as torch's own layers do.
     others = [(store, key, thing) for member in members(module) for store, key, thing in _in_containers(member)]

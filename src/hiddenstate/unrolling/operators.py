@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,18 @@ from .unsaved import unsaved
 
 _force_keys = lookup("torch._C._ForceDispatchKeyGuard")
 _included, _excluded = (lookup(f"torch._C._dispatch_tls_local_{which}_set") for which in ("include", "exclude"))
-_EAGER = None if _included is None or _excluded is None else (_included(), _excluded())  # as users' code runs
+
+
+def _eager_keys() -> tuple[Any, Any] | None:
+    """Return which dispatch keys are at work where nothing is: in a thread of its own, since this may be a trace."""
+    if _included is None or _excluded is None:
+        return None
+    with ThreadPoolExecutor(1) as thread:
+        found: tuple[Any, Any] = thread.submit(lambda: (_included(), _excluded())).result()
+    return found
+
+
+_EAGER = _eager_keys()
 AVAILABLE = _force_keys is not None and _EAGER is not None  # else calls stay out of graphs
 
 
