@@ -40,6 +40,7 @@ _OPTIONAL = {
     "_flat_weights_names": "torch.nn.LSTM(1, 1)._flat_weights_names",
 }
 _LATE = {
+    "_dynamo_marked_constant": "torch.compiler.assume_constant_result(lambda: 0)._dynamo_marked_constant",
     "_import_module": "__import__('torch._dynamo')._dynamo.symbolic_convert._import_module",
     "_stance": "__import__('torch._dynamo')._dynamo.eval_frame._stance",
     "_torchdynamo_disable": "torch.compiler.disable(lambda: None)._torchdynamo_disable",

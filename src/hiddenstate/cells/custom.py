@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,7 +31,8 @@ class CellAdapter(Adapter):
 
     def spec(self, module: nn.Module) -> Spec:
         """Read the spec off an initial state of one row."""
-        with untouched(module), torch.no_grad():
+        # Zeros are made without the module's own code, which alone may change anything.
+        with untouched(module) if own_start(module) is not None else nullcontext(), torch.no_grad():
             state = self.initial(module, 1)
         sizes = {name: part.numel() for name, part in state.items()}  # of one row
         size = getattr(module, "input_size", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -384,7 +385,7 @@ _WRAPPERS = {
 
 def weights_like(module: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Return where and in which dtype a module's weights are, for states that should match them."""
-    for tensor in (*module.parameters(), *module.buffers()):
+    for tensor in chain(module.parameters(), module.buffers()):
         if tensor.is_floating_point() or tensor.is_complex():
             return tensor.device, tensor.dtype
     return torch.get_default_device(), torch.get_default_dtype()

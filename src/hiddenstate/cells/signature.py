@@ -50,7 +50,13 @@ class StateArgument(NamedTuple):
 
 def arguments(kind: type[nn.Module]) -> tuple[str, ...]:
     """Return the names of the arguments that a module's forward takes by position."""
-    return tuple(each.name for each in _parameters(kind) if each.kind in _BY_POSITION)
+    forward = _forward(kind)
+    return () if forward is None else _positional(forward)
+
+
+@lru_cache(maxsize=1024)
+def _positional(forward: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(each.name for each in _parameters_of(forward) if each.kind in _BY_POSITION)
 
 
 def state_argument(kind: type[nn.Module], name: str | None = None) -> StateArgument | None:

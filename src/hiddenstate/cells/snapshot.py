@@ -16,6 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .._torch_names import lookup
+
+_is_wrapped = lookup("torch._C._functorch.is_functorch_wrapped_tensor")
 _DEPTH = 5  # of containers and plain objects within attributes
 _SMALL = 64  # entries of a container outside the model that may be a state, and is no dataset
 # Libraries whose objects hold a world of their own, and no state of the model.
@@ -122,7 +125,9 @@ class Snapshot:
             return
         with torch.no_grad():
             # Kernels such as batch_norm's write into buffers without counting it; into parameters nothing does.
-            counted = isinstance(tensor, nn.Parameter) and not tensor.is_inference()
+            # What torch.func has wrapped has no numbers that could be compared.
+            wrapped = _is_wrapped is not None and _is_wrapped(tensor)
+            counted = wrapped or (isinstance(tensor, nn.Parameter) and not tensor.is_inference())
             version = -1 if tensor.is_inference() else tensor._version
             self._tensors.append((tensor, tensor.detach().clone(), version, counted))
             value = None if grad is None else grad.detach().clone()

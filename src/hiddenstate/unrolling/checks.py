@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from .._torch_names import lookup
 from ..cells import Layer, flatten
 from ..errors import BadInput, StateMismatch
 from ..state import State, check_shapes
 
+_is_batched = lookup("torch._C._functorch.is_batchedtensor")
 Lengths: TypeAlias = "Tensor | Sequence[int] | np.ndarray[Any, Any]"
 
 
@@ -60,6 +62,7 @@ def read_lengths(lengths: Lengths | None, x: Tensor) -> Tensor | None:
         return None
     batch, steps = x.shape[:2]
     given = torch.as_tensor(lengths)
+    _refuse_many(given, "lengths")
     given = given.long() if given.numel() == 0 else given  # an empty list has no dtype of its own
     if given.dtype == torch.bool or given.is_floating_point() or given.is_complex():
         raise BadInput(
@@ -88,6 +91,7 @@ def read_resets(resets: Any, x: Tensor) -> Tensor | None:
     if resets is None:
         return None
     given = torch.as_tensor(resets)
+    _refuse_many(given, "resets")
     if given.dtype != torch.bool:
         raise BadInput(
             f"resets are {given.dtype}, but a bool tensor (batch, time) is needed, True where a row starts anew "
@@ -101,6 +105,16 @@ def read_resets(resets: Any, x: Tensor) -> Tensor | None:
         )
     given = given.detach().to("cpu")
     return given if bool(given.any()) else None
+
+
+def _refuse_many(given: Tensor, what: str) -> None:
+    """Refuse what differs along an axis that torch.func.vmap has taken away."""
+    if _is_batched is not None and _is_batched(given):
+        raise BadInput(
+            f"{what} differ along the axis of a torch.func.vmap, but they say how many steps are run, which is one "
+            f"answer for all. Join that axis with the rows, x.flatten(0, 1), or give all the same {what} with "
+            f"in_dims=None."
+        )
 
 
 def refuse_both_ways(resets: Tensor | None, directions: int) -> None:
@@ -132,7 +146,8 @@ def read(layer: Layer, x: Any, state: Any, *, lengths: Lengths | None, resets: A
     """Return the checked task."""
     x = read_x(x, layer)
     checked = read_resets(resets, x)
-    refuse_both_ways(checked, layer.spec.directions if layer.fused else 1)
+    if checked is not None and layer.fused:
+        refuse_both_ways(checked, layer.spec.directions)
     task = Task(x, read_state(state, layer, x), read_lengths(lengths, x), checked)
     # Of users' own cells nobody knows which dtypes they bear: those are judged when a step fails.
     if task.state is not None and isinstance(layer.module, nn.RNNBase | nn.RNNCellBase):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Literal, TypeAlias
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as nn_module
 
 from .._torch_names import lookup
-from ..cells import Layer
+from ..cells import Layer, as_layer
 from ..errors import BadInput, Untraceable
 from ..state import State
 from .checks import Task
@@ -28,6 +29,8 @@ _SWITCH = "HIDDENSTATE_ENGINE"
 # By these torch says what else is at work. It promises none of them: where one is gone, cells run step by step.
 _tracing_state = lookup("torch._C._get_tracing_state")
 _transforms = lookup("torch._C._functorch.peek_interpreter_stack")
+_is_wrapped = lookup("torch._C._functorch.is_functorch_wrapped_tensor")
+_untransformed = lookup("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack")
 _dispatch_mode = lookup("torch.utils._python_dispatch._get_current_dispatch_mode")
 _function_mode_stack = lookup("torch.overrides._get_current_function_mode_stack")
 
@@ -56,16 +59,42 @@ def switched_off() -> bool:
     return said == "loop"
 
 
+def layer_for(cell: nn.Module, x: Any) -> Layer:
+    """Return a cell as a layer; a real step teaches what its state looks like."""
+    if not isinstance(x, Tensor) or x.dim() < 2 or x.shape[1] == 0:
+        return as_layer(cell)
+    if not (_transforms and _untransformed and _transforms() is not None):
+        return as_layer(cell, x[:, 0])
+    # Within a transform of torch.func no tensor has numbers of its own: the step is made up, outside of it, and so are
+    # weights that the transform has taken hold of, as it does those of an ensemble.
+    from .holding import held_tensors, put_in  # which a plain import can do without
+
+    step = _like(x[:, 0])
+    held = [place.tensor for place in held_tensors(cell)]
+    makers = [_like(tensor) if _is_wrapped is None or _is_wrapped(tensor) else None for tensor in held]
+    with _untransformed():
+        own = [tensor if make is None else make() for tensor, make in zip(held, makers, strict=True)]
+        with put_in(cell, own):
+            return as_layer(cell, step())
+
+
+def _like(tensor: Tensor) -> Callable[[], Tensor]:
+    """Return what makes up a tensor of this shape; numbers differ, so that nothing looks like something else."""
+    shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
+    return lambda: torch.linspace(0, 1, shape.numel()).view(shape).to(device, dtype)
+
+
 def run_cell(layer: Layer, task: Task, engine: Engine = "auto") -> tuple[Tensor, State]:
     """Run a cell along a checked task."""
     if engine == "loop":
         return run_loop(layer, task)
-    obstacle = obstacle_to(layer, task)
     from .scheduled import run_auto, run_fast  # all of the fast engine, which a plain import can do without
 
     if engine == "auto":
-        return run_loop(layer, task) if obstacle else run_auto(layer, task)
-    if obstacle:
+        # Sizes that are symbols, or being traced, are not to be asked for.
+        plain = type(task.x) in (Tensor, nn.Parameter) and _tracing_state is not None and _tracing_state() is None
+        return run_auto(layer, task, obstacle_to) if plain else run_loop(layer, task)
+    if obstacle := obstacle_to(layer, task):
         raise Untraceable(f"{type(layer.module).__name__} cannot run by a schedule, because {obstacle}.")
     try:
         return run_fast(layer, task)

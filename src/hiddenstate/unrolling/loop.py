@@ -41,6 +41,7 @@ def run_loop(layer: Layer, task: Task) -> tuple[Tensor, State]:
     except (RuntimeError, ValueError, TypeError) as error:
         explain_mismatch(layer, task, error)
         explain_width(layer, task, error)
+        explain_transform(layer, error)
         raise
 
 
@@ -134,6 +135,15 @@ def explain_mismatch(layer: Layer, task: Task, error: Exception) -> None:
                 f"{type(layer.module).__name__} starts from {tuple(own.shape)} {own.dtype} on {own.device}, "
                 f"and failed with the given one: {error}"
             ) from error
+
+
+def explain_transform(layer: Layer, error: Exception) -> None:
+    """Raise a BadInput where a transform of torch.func has no rule for an operation of a step."""
+    if "Batching rule not implemented" in str(error):
+        raise BadInput(
+            f"a step of {type(layer.module).__name__} has an operation for which torch.func.vmap has no rule: {error} "
+            f"Write the cell in plain operations, or join the axis with the rows, x.flatten(0, 1)."
+        ) from error
 
 
 def explain_width(layer: Layer, task: Task, error: Exception) -> None:

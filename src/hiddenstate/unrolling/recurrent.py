@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
@@ -13,7 +14,7 @@ from ..cells import Adapter, Layer, Spec, as_layer, flatten, rebuild, register, 
 from ..errors import BadInput, StateMismatch
 from ..state import State
 from .checks import Lengths, Task, read
-from .engines import Engine, check_engine, chosen_engine
+from .engines import Engine, check_engine, chosen_engine, layer_for
 from .stacking import run_stack, stacked
 from .waiting import run_others
 
@@ -76,7 +77,6 @@ class Recurrent(nn.Module):
             width = sum(int(getattr(cell, "output_size", hidden_size)) for cell in made)
         self.output_size = width
 
-    @uncompiled
     def forward(
         self,
         x: Tensor | PackedSequence,
@@ -97,6 +97,19 @@ class Recurrent(nn.Module):
             resets: As in `unroll`.
             engine: As in `unroll`. None: the one that it was made with.
         """
+        if torch.compiler.is_compiling():
+            from .in_graph import stay_outside  # which a plain import can do without
+
+            found = self._in_graph(x, state, lengths=lengths, resets=resets, engine=engine)
+            if not isinstance(found, str):
+                return found
+            stay_outside(found)
+        return self._forward(x, state, lengths=lengths, resets=resets, engine=engine)
+
+    @uncompiled
+    def _forward(
+        self, x: Any, state: Any, *, lengths: Lengths | None, resets: Tensor | None, engine: Engine | None
+    ) -> tuple[Any, Any]:
         engine = chosen_engine(engine, self.engine)
         if isinstance(x, PackedSequence):
             if lengths is not None:
@@ -109,12 +122,39 @@ class Recurrent(nn.Module):
             resets = resets.unsqueeze(0) if isinstance(resets, Tensor) and resets.dim() == 1 else resets
         turned = not (single or self.batch_first) and isinstance(x, Tensor) and x.dim() > 1
         x = x.transpose(0, 1) if turned else x
-        if isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] > 0:
-            as_layer(self.cells()[0], x[:, 0])  # a real step teaches what the state looks like
+        layer_for(self.cells()[0], x)
         task = read(layer, x, state, lengths=lengths, resets=resets)
         out, final = run_others(task, lambda some: self._run(some, engine), layer.initial)
         out = out.transpose(0, 1) if turned else out
         return (out.squeeze(0) if single else out), layer.to_native(final, batched=not single)
+
+    def _in_graph(
+        self, x: Any, state: Any, *, lengths: Any, resets: Any, engine: Engine | None
+    ) -> tuple[Tensor, Any] | str:
+        """Run a call as one operator of the graph that is being compiled, or say why it stays outside."""
+        from .in_graph import nested, nesting, run_in_graph
+
+        if not isinstance(x, Tensor) or x.dim() != self.unbatched_axes(x) + 1:
+            return "x is packed, or has no rows"
+        if not torch.compiler.is_dynamo_compiling() and chosen_engine(engine, self.engine) == "loop":
+            return "the loop writes all steps out"
+        found = run_in_graph(
+            self,
+            x,
+            state,
+            lengths=lengths,
+            resets=resets,
+            runner=_run_named,
+            rows=0 if self.batch_first else 1,
+            options=(("engine", engine),),
+        )
+        if isinstance(found, str):
+            return found
+        form = nesting(self, _form)
+        if not form:
+            return "its cells' state is nested in a type of its own"
+        out, final = found
+        return out, nested([*form.split("\n")], final)
 
     def cells(self) -> tuple[nn.Module, ...]:
         """Return the cells, layer by layer, the forward direction before the reverse."""
@@ -123,6 +163,13 @@ class Recurrent(nn.Module):
     def unbatched_axes(self, x: Tensor) -> int:
         """Return how many axes an input like `x` has when it has no rows."""
         return 2 if x.is_floating_point() or x.is_complex() else 1
+
+    def __prepare_scriptable__(self) -> Any:
+        """Refuse: what runs a cell along time is Python, which TorchScript does not know."""
+        raise BadInput(
+            "a Recurrent cannot be scripted: TorchScript does not know the Python that runs a cell along time. "
+            "torch.jit.trace follows its steps for one length; torch.compile and torch.export take it as one operator."
+        )
 
     def extra_repr(self) -> str:
         """Return the settings, as `nn.LSTM` shows them."""
@@ -143,7 +190,7 @@ class Recurrent(nn.Module):
     def _forward_packed(self, x: PackedSequence, state: Any, **options: Any) -> tuple[PackedSequence, Any]:
         padded, lengths = pad_packed_sequence(x, batch_first=True)
         given = padded if self.batch_first else padded.transpose(0, 1)
-        out, after = self.forward(given, state, lengths=lengths, **options)
+        out, after = self._forward(given, state, lengths=lengths, **options)
         out = out if self.batch_first else out.transpose(0, 1)
         if x.sorted_indices is not None:
             out, lengths = out.index_select(0, x.sorted_indices), lengths[x.sorted_indices.cpu()]
@@ -227,6 +274,17 @@ def _check_settings(num_layers: int, dropout: float) -> None:
 def _stack_of(module: nn.Module) -> Recurrent:
     assert isinstance(module, Recurrent)  # the adapter is registered for no other type
     return module
+
+
+def _run_named(stack: Recurrent, x: Tensor, state: State | None, **options: Any) -> tuple[Tensor, State]:
+    out, native = stack._forward(x, state, **options)
+    return out, as_layer(stack).to_state(native, batch=x.shape[0 if stack.batch_first else 1])
+
+
+def _form(stack: nn.Module) -> Any:
+    """Return how the state of a stack's cells is nested."""
+    first = _first(_stack_of(stack))
+    return flatten(first.to_native(first.initial(1)))[1]
 
 
 def _first(stack: Recurrent) -> Layer:

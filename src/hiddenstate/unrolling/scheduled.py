@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,16 +22,22 @@ from .loop import run_loop
 from .observing import observed
 from .resized import best_size, of_rows, run_resized, share_used
 from .step import StateChanges
+from .unsaved import unsaved
 
 _MOST_GRAPHS = 24  # of one cell, from which on it is said to change too often
 _PATIENCE = 10  # times longer until a cell that could not be read, or only with constants, is tried again
 
 
-def run_auto(layer: Layer, task: Task) -> tuple[Tensor, State]:
-    """Run a cell in the plain loop until a schedule is worth its making, and by the schedule where it is faster."""
+def run_auto(layer: Layer, task: Task, obstacle_to: Callable[[Layer, Task], str | None]) -> tuple[Tensor, State]:
+    """Run a cell in the plain loop until a schedule is worth its making, and by the schedule where it is faster.
+
+    Whether there is an obstacle to a schedule is asked when one is due: it takes longer than a small step.
+    """
     cell = cell_known(layer.module)
     spent = cell.loop_time(kind_of(task.x))
     if task.x.shape[1] >= spent.fewest and spent.is_due(task.x.device.type) and not _may_run_again():
+        if obstacle_to(layer, task):
+            return run_loop(layer, task)
         try:
             if cell.reader.made > _MOST_GRAPHS:
                 raise Untraceable("what it reads changes too often from call to call")
@@ -119,7 +124,7 @@ def _known(cell: KnownCell, run: Run, spent: LoopTime | None) -> KnownStep:
     if not others:
         return own
     if own.apart is None:
-        with unheard(), _unsaved():
+        with unheard(), unsaved():
             own.apart = not mixes(like)
     return others[best_size(own.rows, others)] if own.apart else own
 
@@ -147,7 +152,7 @@ def _resized(layer: Layer, task: Task, size: int, run: Run) -> tuple[Tensor, Sta
 def _make(known: KnownStep, run: Run, *, timed: bool) -> None:
     """Make a schedule, and note how long it took, but for what has to be loaded once."""
     start = clock()
-    with unheard(), _unsaved():
+    with unheard(), unsaved():
         settle(known, run, timed=timed)
     built(run.x.device.type, clock() - start)
 
@@ -171,21 +176,6 @@ def _execute(known: KnownStep, run: Run) -> tuple[Tensor, State]:
 def _may_run_again() -> bool:
     """Say whether a call may be made once more in a backward pass, which must then go the same way."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-@contextmanager
-def _unsaved() -> Iterator[None]:
-    """Keep what is tried out from whoever keeps tensors for a backward pass, as activation checkpointing does."""
-    autograd: Any = torch._C._autograd
-    hooks = []
-    while (top := autograd._top_saved_tensors_default_hooks(True)) is not None:
-        hooks.append(top)
-        autograd._pop_saved_tensors_default_hooks()
-    try:
-        yield
-    finally:
-        for hook in reversed(hooks):
-            autograd._push_saved_tensors_default_hooks(*hook)
 
 
 def _shown(layer: Layer, task: Task, result: tuple[Tensor, State]) -> tuple[Tensor, State]:

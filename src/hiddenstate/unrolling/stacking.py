@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..cells import as_layer
 from ..state import State
 from .checks import Task
-from .engines import Engine, run_cell
+from .engines import Engine, layer_for, run_cell
 
 
 def run_stack(
@@ -33,7 +32,7 @@ def run_stack(
         reverse = number % directions == 1
         if number and not reverse and dropout:
             x = dropout(x) if callable(dropout) else F.dropout(x, dropout)
-        layer = as_layer(cell, x[:, 0])
+        layer = layer_for(cell, x)
         piece = Task(backwards(x, task.lengths) if reverse else x, None, task.lengths, task.resets)
         out, final = run_cell(layer, _from(task, piece, number), engine)
         outputs.append(backwards(out, task.lengths) if reverse else out)

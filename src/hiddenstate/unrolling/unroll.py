@@ -9,21 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._torch_names import lookup
 from ..cells import InputAxes, Layer, as_layer, layer_axes, uncompiled
 from ..errors import BadInput
 from ..state import State
 from .checks import Lengths, read
-from .engines import Engine, chosen_engine, run_cell
+from .engines import Engine, chosen_engine, layer_for, run_cell
 from .fused import run_fused
 from .recurrent import Recurrent
 from .waiting import run_others
 
-_transforms = lookup("torch._C._functorch.peek_interpreter_stack")
-_untransformed = lookup("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack")
 
-
-@uncompiled
 def unroll(
     cell: nn.Module,
     x: Tensor,
@@ -67,6 +62,68 @@ def unroll(
     Returns:
         The outputs, in the layout of `x`, and the final State.
     """
+    if torch.compiler.is_compiling():
+        options = {"initial": initial, "time_axis": time_axis, "batch_axis": batch_axis, "engine": engine}
+        from .in_graph import stay_outside  # which a plain import can do without
+
+        found = _in_graph(cell, x, state, lengths, resets, options)
+        if not isinstance(found, str):
+            return found
+        stay_outside(found)
+    return _unroll(
+        cell,
+        x,
+        state,
+        lengths=lengths,
+        resets=resets,
+        initial=initial,
+        time_axis=time_axis,
+        batch_axis=batch_axis,
+        engine=engine,
+    )
+
+
+def _in_graph(
+    cell: nn.Module, x: Any, state: Any, lengths: Any, resets: Any, options: dict[str, Any]
+) -> tuple[Tensor, State] | str:
+    """Run a call as one operator of the graph that is being compiled, or say why it stays outside."""
+    from .in_graph import run_in_graph  # which a plain import can do without
+
+    if options["initial"] is not None:
+        return "initial is a function, which no graph can hold"
+    places = (options["time_axis"], options["batch_axis"])
+    if not isinstance(x, Tensor) or x.dim() < 2 or not all(place in (None, 0, 1) for place in places):
+        return "x is no tensor with time and rows as its first two axes"
+    own = cell.engine if isinstance(cell, Recurrent) else "auto"
+    if not torch.compiler.is_dynamo_compiling() and chosen_engine(options["engine"], own) == "loop":
+        return "the loop writes all steps out"
+    rows = _rows_axis(cell, options["time_axis"], options["batch_axis"])
+    return run_in_graph(
+        cell, x, state, lengths=lengths, resets=resets, runner=_unroll, rows=rows, options=tuple(options.items())
+    )
+
+
+def _rows_axis(cell: nn.Module, time_axis: int | None, batch_axis: int | None) -> int:
+    if batch_axis is not None:
+        return batch_axis
+    if time_axis is not None:
+        return 1 - time_axis
+    return 0 if getattr(cell, "batch_first", True) else 1
+
+
+@uncompiled
+def _unroll(
+    cell: nn.Module,
+    x: Tensor,
+    state: State | Any,
+    *,
+    lengths: Lengths | None,
+    resets: Tensor | None,
+    initial: Callable[[int], State] | None,
+    time_axis: int | None,
+    batch_axis: int | None,
+    engine: Engine | None,
+) -> tuple[Tensor, State]:
     told = isinstance(x, Tensor) and x.dim() > 1 and (time_axis == 0 or batch_axis == 1)
     layer = layer_for(cell, x.transpose(0, 1) if told else x)
     axes = _axes(layer, x, time_axis, batch_axis)
@@ -92,18 +149,6 @@ def _axes(layer: Layer, x: Any, time_axis: int | None, batch_axis: int | None) -
         return None
     axes = layer_axes(layer, x, time_axis=time_axis, batch_axis=batch_axis)
     return None if axes.batch is None else axes
-
-
-def layer_for(cell: nn.Module, x: Any) -> Layer:
-    """Return a cell as a layer; a real step teaches what its state looks like."""
-    if not isinstance(x, Tensor) or x.dim() < 2 or x.shape[1] == 0:
-        return as_layer(cell)
-    if not (_transforms and _untransformed and _transforms() is not None):
-        return as_layer(cell, x[:, 0])
-    # Within a transform of torch.func no tensor has numbers of its own: the step is made up, outside of it.
-    shape, (dtype, device) = x[:, 0].shape, (x.dtype, x.device)
-    with _untransformed():
-        return as_layer(cell, torch.linspace(0, 1, shape.numel()).view(shape).to(device, dtype))
 
 
 def _run_recurrent(stack: Recurrent, x: Tensor, state: State | Any, **options: Any) -> tuple[Tensor, State]:
