@@ -35,6 +35,7 @@ from .listener import (
     recomputing,
     under_checkpointing,
     unheard,
+    watchers,
     watching,
 )
 from .native import Form, flatten, rebuild
@@ -119,6 +120,7 @@ __all__ = [
     "under_checkpointing",
     "unheard",
     "untouched",
+    "watchers",
     "unwrap",
     "unwrap_to_call",
     "warn",

@@ -1,0 +1,230 @@
+"""A loop in a model: run as it is written until it is known, and by the engine where that is faster."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...cells import may_be_recomputed, random_streams_kept, recomputing, unheard, untouched, watchers
+from ...errors import Untraceable
+from ...state import State, ends
+from ..engines import obstacle_around, switched_off
+from ..judging import agree
+from ..loop import run_loop
+from ..observing import must_step
+from ..scheduled import Ready, read_only, ready, settle_now
+from ..twins import members
+from .loop_code import Collected, LeftAlone, LoopCode
+from .plan import Plan, Seen, learn, results
+from .turns import TurnReader, Turns
+
+FEWEST = 4  # turns of a run below which it is not even looked at
+_MOST = 4  # forms of one loop, from which on it is said to change too often
+
+
+class Site:
+    """One loop of one module."""
+
+    def __init__(self, code: LoopCode, function: FunctionType, where: str) -> None:
+        """Begin with nothing known."""
+        self.code, self.function, self.where = code, function, where
+        self.said = "not run yet"
+        self.closed = False  # whether it is left alone for good
+        self._reader = TurnReader(code, function)
+        self._plans: list[Plan] = []
+        self._lock = threading.RLock()
+
+    def enter(self, names: dict[str, Any], over: Sequence[Any]) -> dict[str, Any] | Seen | None:
+        """Return new values for names in place of the loop, or what is to be known when it has run, or None."""
+        if self.closed:
+            return None
+        try:
+            self._refuse_now()
+            turns = self._reader.read(names, over)
+            if turns.count < FEWEST:
+                raise LeftAlone(f"it ran for fewer than {FEWEST} turns", self.code.line)
+            with self._lock:
+                found = self._run(turns, names)
+            return self._seen(turns, names) if found is None else found
+        except LeftAlone as reason:
+            self._leave_alone(reason)
+        except Untraceable as reason:
+            self.said = f"as it is written: {reason.reason}"
+        return None
+
+    def leave(self, seen: Seen, names: dict[str, Any]) -> None:
+        """Learn from a run that went as it is written."""
+        try:
+            with self._lock, unheard():
+                self._learn(seen, names)
+        except LeftAlone as reason:
+            self._leave_alone(reason)
+        except Untraceable as reason:
+            self.closed = True
+            self.said = f"left alone: {reason.reason}"
+
+    def _leave_alone(self, reason: LeftAlone) -> None:
+        if not self._plans:
+            self.closed = True
+        self.said = f"left alone: {reason.reason} (line {reason.line or self.code.line})"
+
+    def _refuse_now(self) -> None:
+        if switched_off():
+            raise Untraceable("HIDDENSTATE_ENGINE=loop")
+        if watchers():
+            raise Untraceable("its operations are being watched")
+        if recomputing() or may_be_recomputed(grad_before=torch.is_grad_enabled()):
+            raise Untraceable("activation checkpointing runs it a second time")
+
+    def _run(self, turns: Turns, names: dict[str, Any]) -> dict[str, Any] | None:
+        """Return what the loop would leave, by the engine; None where no plan fits, or the plain loop is faster."""
+        for plan in self._plans:
+            if not plan.fits(turns):
+                continue
+            rows = next((piece.shape[1] for piece in turns.pieces.values() if plan.form.rows), None)
+            parts, first, made = plan.settled(names, rows), 0, {}
+            stream = torch.get_rng_state()
+            if parts is None:
+                if not all(name in names for name in plan.code.carried):
+                    continue
+                made, first = plan.first_turn(turns, names), 1
+                parts = plan.settled(made, rows)
+            ran = None if parts is None else self._by_engine(plan, turns, names, parts, first)
+            if ran is None:
+                torch.set_rng_state(stream)
+                continue
+            return self._hand_back(plan, turns, names, made, ran)
+        return None
+
+    def _by_engine(
+        self, plan: Plan, turns: Turns, names: dict[str, Any], parts: list[Tensor], first: int
+    ) -> tuple[Tensor, State] | None:
+        task = plan.task(turns, parts, first)
+        self._refuse_hooks(plan, names)
+        _surround(plan, names)
+        try:
+            obstacle = obstacle_around(plan.layer, task)
+            if obstacle is not None:
+                raise Untraceable(obstacle)
+            found = ready(plan.layer, task)
+            if isinstance(found, Ready):
+                self.said = f"by the engine, {found.because}"
+                return found.run()
+            self.said = f"as it is written: {found}" if found else self.said
+            return None
+        finally:
+            plan.layer.module.forget()  # type: ignore[operator]
+
+    def _refuse_hooks(self, plan: Plan, names: dict[str, Any]) -> None:
+        for name in plan.reads:
+            value = names.get(name)
+            if isinstance(value, nn.Module):
+                for member in members(value):
+                    if member is not value and must_step(member):
+                        raise Untraceable(f"a hook on a {type(member).__name__} wants to see every turn")
+
+    def _hand_back(
+        self, plan: Plan, turns: Turns, names: dict[str, Any], made: dict[str, Any], ran: tuple[Tensor, State]
+    ) -> dict[str, Any]:
+        carried, left, finals = plan.values(*ran)
+        for collected in self.code.collected:
+            items = ([made[collected.name]] if made else []) + left[collected.name]
+            self._put(collected, turns, names, items)
+        found = {**carried, **finals}
+        for name in self.code.mutated & set(carried):
+            found[name] = _written_back(names[name], carried[name])
+        for leaf in self.code.leaves:
+            if leaf.target:
+                values = turns.counts[leaf.target] if leaf.counts else turns.pieces[leaf.target]
+                found[leaf.target] = values[-1]
+        return found
+
+    def _put(self, collected: Collected, turns: Turns, names: dict[str, Any], items: list[list[Any]]) -> None:
+        if collected.name in turns.written:
+            if any(items):
+                turns.written[collected.name].copy_(torch.stack([item for turn in items for item in turn]))
+            return
+        names[collected.into].extend(item for turn in items for item in turn)
+
+    def _seen(self, turns: Turns, names: dict[str, Any]) -> Seen:
+        lengths = {c.into: len(names[c.into]) for c in self.code.collected if isinstance(names.get(c.into), list)}
+        read = [*turns.pieces.values(), *(names[name] for name in (*self.code.carried, *self.code.read) if name in names)]
+        tensors = [end for _, end in ends(read) if isinstance(end, Tensor)]
+        versions = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
+        return Seen(turns, dict(names), lengths, versions, torch.get_rng_state())
+
+    def _learn(self, seen: Seen, after: dict[str, Any]) -> None:
+        plan = next((plan for plan in self._plans if plan.fits(seen.turns)), None)
+        if plan is None:
+            if len(self._plans) == _MOST:
+                raise LeftAlone("it takes ever other kinds of pieces", self.code.line)
+            plan = learn(self.code, self.function, seen, after)
+        rows = next((piece.shape[1] for piece in seen.turns.pieces.values() if plan.form.rows), None)
+        _surround(plan, seen.names)
+        try:
+            with random_streams_kept():
+                if plan not in self._plans:
+                    self._refuse_hooks(plan, seen.names)
+                    read_only(plan.layer, plan.task(seen.turns, _leaves(plan.settled(after, rows)), 0))
+                torch.set_rng_state(seen.stream)
+                parts, first, made = plan.settled(seen.names, rows), 0, {}
+                if parts is None:
+                    with untouched(plan.layer.module):
+                        made, first = plan.first_turn(seen.turns, seen.names), 1
+                    parts = plan.settled(made, rows)
+                if parts is None:
+                    raise LeftAlone("what crosses is of another kind after every turn", self.code.line)
+                task = plan.task(seen.turns, _leaves(parts), first)
+                if plan not in self._plans:
+                    self._prove(plan, seen, after, task, made)
+                    self._plans.append(plan)
+                self.said = settle_now(plan.layer, task)
+        finally:
+            plan.layer.module.forget()  # type: ignore[operator]
+
+    def _prove(self, plan: Plan, seen: Seen, after: dict[str, Any], task: Any, made: dict[str, Any]) -> None:
+        """Refuse a plan whose turns, one after the other, give other numbers than the loop gave."""
+        with torch.no_grad(), untouched(plan.layer.module):
+            out, state = run_loop(plan.layer, task)
+        carried, left, finals = plan.values(out, state)
+        given = {**carried, **finals}
+        for collected in self.code.collected:
+            turns = ([made[collected.name]] if made else []) + left[collected.name]
+            given[collected.into] = [item for turn in turns for item in turn]
+        for name, value in results(plan, seen, after):
+            ours = [end.detach() for _, end in ends(given[name]) if isinstance(end, Tensor)]
+            theirs = [end.detach() for _, end in ends(value) if isinstance(end, Tensor)]
+            if len(ours) != len(theirs):
+                raise LeftAlone(f"{name!r} is not what the loop left", self.code.line)
+            try:
+                agree(ours, theirs, 1e-3)
+            except Untraceable:
+                raise LeftAlone(f"run turn by turn, {name!r} is not what the loop left", self.code.line) from None
+
+
+def _surround(plan: Plan, names: dict[str, Any]) -> None:
+    plan.layer.module.surround({name: names.get(name) for name in plan.reads})  # type: ignore[operator]
+
+
+def _leaves(parts: list[Tensor] | None) -> list[Tensor]:
+    """Return tensors like these that lead nowhere."""
+    if parts is None:
+        raise LeftAlone("what crosses is of another kind after every turn", 0)
+    grad = torch.is_grad_enabled()
+    return [part.detach().requires_grad_(part.requires_grad and grad) for part in parts]
+
+
+def _written_back(container: Any, value: Any) -> Any:
+    """Return the container that turns wrote into, with what is in it now."""
+    if type(container) is list:
+        container[:] = value
+        return container
+    if type(container) is dict:
+        container.update(value)
+        return container
+    return value

@@ -1,0 +1,211 @@
+"""Functions as their source says, changed and made again: same globals, same closures, same lines."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+from .loop_code import LeftAlone, LoopCode, read_loop
+from .names import loads, stores
+
+ENTER, LEAVE = "__hs_enter__", "__hs_leave__"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rewritten:
+    """A function whose loops ask first whether they are to run, and what is known of these loops."""
+
+    function: FunctionType
+    loops: list[LoopCode]
+    left_alone: list[LeftAlone]
+
+
+def rewrite(function: FunctionType, enter: Callable[..., Any], leave: Callable[..., Any]) -> Rewritten | None:
+    """Return a function that calls `enter` ahead of each loop that may be rolled up; None where there is no loop.
+
+    `enter(number, names, over)` returns a dict of new values in place of the loop. Otherwise the loop runs as it is
+    written, and `leave(number, token, names)` is called behind it, where `enter` returned a token rather than None.
+    """
+    tree = _definition(function)
+    if tree is None:
+        return None
+    writer = _Writer(tree)
+    tree.body = [inner for statement in tree.body for inner in _many(writer.visit(statement))]
+    if not writer.loops:
+        return Rewritten(function, [], writer.left_alone)
+    made = made_again(function, tree, {ENTER: enter, LEAVE: leave})
+    return Rewritten(made, writer.loops, writer.left_alone)
+
+
+def _definition(function: FunctionType) -> ast.FunctionDef | None:
+    """Return a function's definition, with the lines of its file; None without a loop."""
+    try:
+        lines, first = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
+    except (OSError, TypeError, SyntaxError, IndentationError, IndexError):
+        raise LeftAlone("its source cannot be read", function.__code__.co_firstlineno) from None
+    if not any(isinstance(node, ast.For) for node in ast.walk(tree)):
+        return None
+    if not isinstance(tree, ast.FunctionDef) or tree.name != function.__code__.co_name:
+        raise LeftAlone("it is no plain function", first)
+    if tree.decorator_list:
+        raise LeftAlone(f"it is decorated with {ast.unparse(tree.decorator_list[0])}", first)
+    ast.increment_lineno(tree, first - 1)
+    return tree
+
+
+class _Writer(ast.NodeTransformer):
+    """Has each loop ask first whether it is to run."""
+
+    def __init__(self, tree: ast.FunctionDef) -> None:
+        self.tree = tree
+        self.used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        self.loops: list[LoopCode] = []
+        self.left_alone: list[LeftAlone] = []
+        self.outer: list[ast.For | ast.While] = []
+        self.locals = stores(tree.body) | {argument.arg for argument in ast.walk(tree.args) if isinstance(argument, ast.arg)}
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return node  # what is defined inside has names of its own
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        self.left_alone.append(LeftAlone("it is a while loop", node.lineno))
+        self.outer.append(node)
+        self.generic_visit(node)
+        self.outer.pop()
+        return node
+
+    def visit_For(self, node: ast.For) -> Any:
+        code: LoopCode | None = None
+        try:
+            if {"range", "zip", "enumerate", "reversed"} & self.locals:
+                raise LeftAlone("one of Python's own names is bound anew", node.lineno)
+            code, evaluated, node.iter = read_loop(node, self._read_later(node), self._fresh)
+        except LeftAlone as reason:
+            self.left_alone.append(reason)
+        self.outer.append(node)
+        self.generic_visit(node)
+        self.outer.pop()
+        if code is None:
+            return node
+        number = len(self.loops)
+        self.loops.append(code)
+        return [*evaluated, *self._asking(node, code, number)]
+
+    def _asking(self, node: ast.For, code: LoopCode, number: int) -> list[ast.stmt]:
+        """Return: new values are asked for; where there are none, the loop runs."""
+        result = self._fresh("result")
+        over = ", ".join(leaf.value for leaf in code.leaves if leaf.value)
+        names = sorted({*code.carried, *code.finals, *(leaf.target for leaf in code.leaves if leaf.target)})
+        taken = "\n".join(f"    {name} = {result}[{name!r}]" for name in names)
+        text = (
+            f"{result} = {ENTER}({number}, locals(), ({over},))\n"
+            f"if type({result}) is dict:\n{taken or '    pass'}\n"
+            f"else:\n    pass\n    if {result} is not None:\n        {LEAVE}({number}, {result}, locals())"
+        )
+        first, choice = ast.parse(text).body
+        assert isinstance(choice, ast.If)
+        for inner in ast.walk(ast.Module([first, choice], [])):
+            if isinstance(inner, ast.stmt | ast.expr):
+                ast.copy_location(inner, node)
+        choice.orelse[0] = node
+        return [first, choice]
+
+    def _read_later(self, loop: ast.For) -> set[str]:
+        """Return the names that are read after a loop, or before it in a loop around it."""
+        if self.outer:
+            around = [self.outer[0]]
+            inside = {id(node) for node in ast.walk(loop)}
+            found = {n.id for n in ast.walk(around[0]) if isinstance(n, ast.Name) and id(n) not in inside}
+        else:
+            found = set()
+        last = loop.end_lineno or loop.lineno
+        behind = [s for s in ast.walk(self.tree) if isinstance(s, ast.stmt) and s.lineno > last]
+        same_line = [s for s in ast.walk(self.tree) if isinstance(s, ast.stmt) and s.lineno == last and s is not loop]
+        return found | loads(behind) | (loads(same_line) if same_line and last == loop.lineno else set())
+
+    def _fresh(self, stem: str) -> str:
+        number = 0
+        while (name := f"hs_{stem}_{number}") in self.used:
+            number += 1
+        self.used.add(name)
+        return name
+
+
+def _many(result: Any) -> list[ast.stmt]:
+    return result if isinstance(result, list) else [result]
+
+
+def made_again(function: FunctionType, tree: ast.FunctionDef, more: dict[str, Any]) -> FunctionType:
+    """Return a function from a changed definition, with the globals and closures of another, and `more` names."""
+    free = [*function.__code__.co_freevars, *more]
+    _mangle(tree, function.__qualname__)
+    outer = ast.FunctionDef(
+        name="outer",
+        args=ast.arguments([], [ast.arg(name) for name in free], None, [], [], None, []),
+        body=[_without_defaults(tree), ast.Return(ast.Name(tree.name, ast.Load()))],
+        decorator_list=[],
+    )
+    if hasattr(outer, "type_params") or "type_params" in ast.FunctionDef._fields:
+        outer.type_params = []
+    module = ast.fix_missing_locations(ast.Module([outer], []))
+    code = compile(module, function.__code__.co_filename, "exec", dont_inherit=True, flags=_flags(function))
+    inner = _inner(code, tree.name)
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    closure = tuple(cells[name] if name in cells else CellType(more[name]) for name in inner.co_freevars)
+    made = FunctionType(inner, function.__globals__, function.__name__, function.__defaults__, closure)
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__qualname__, made.__module__ = function.__qualname__, function.__module__
+    return made
+
+
+def _flags(function: FunctionType) -> int:
+    import __future__
+
+    return function.__code__.co_flags & __future__.annotations.compiler_flag
+
+
+def _without_defaults(tree: ast.FunctionDef) -> ast.FunctionDef:
+    """Return a definition that evaluates no defaults and annotations: they are taken from the function as it is."""
+    arguments = tree.args
+    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
+    arguments.kw_defaults = [None if default is None else ast.Constant(None) for default in arguments.kw_defaults]
+    for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]:
+        if argument is not None:
+            argument.annotation = None
+    tree.returns = None
+    return tree
+
+
+def _inner(code: CodeType, name: str) -> CodeType:
+    for outer in code.co_consts:
+        if isinstance(outer, CodeType):
+            for inner in outer.co_consts:
+                if isinstance(inner, CodeType) and inner.co_name == name:
+                    return inner
+    raise AssertionError(name)
+
+
+def _mangle(tree: ast.FunctionDef, qualname: str) -> None:
+    """Spell private names as within their class, `self.__x` as `self._Class__x`."""
+    parts = qualname.split(".")
+    if len(parts) < 2 or parts[-2] == "<locals>":
+        return
+    owner = parts[-2].lstrip("_")
+    for node in ast.walk(tree):
+        for slot in ("attr", "id", "arg"):
+            name = getattr(node, slot, None)
+            if isinstance(name, str) and name.startswith("__") and not name.endswith("__") and owner:
+                setattr(node, slot, f"_{owner}{name}")
+
+
+def resolves_to_builtins(function: FunctionType) -> bool:
+    """Say whether the names that loops are made with are Python's own."""
+    names = ("range", "zip", "enumerate", "reversed", "locals")
+    return all(function.__globals__.get(name, getattr(builtins, name)) is getattr(builtins, name) for name in names)
