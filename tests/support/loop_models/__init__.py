@@ -8,10 +8,10 @@
         outputs = case.run(model, args)
 """
 
-from . import cells, dynamics, gates, linear
+from . import cells, dynamics, forms, gates, linear, memories, stacks
 from .case import LoopCase
 
-FAMILIES = (gates.case, cells.case, dynamics.case, linear.case)
+FAMILIES = (gates.case, cells.case, dynamics.case, linear.case, stacks.case, memories.case, forms.case)
 
 LOOP_MODELS: dict[str, LoopCase] = {name: case for family in FAMILIES for name, case in family.cases.items()}
 
