@@ -1,0 +1,21 @@
+"""Models with loops over time, written as people write them: what rolling a loop is judged by.
+
+`LOOP_MODELS` maps a name to a `LoopCase`. None of these models knows of this library.
+
+    @pytest.mark.parametrize("case", LOOP_MODELS.values(), ids=LOOP_MODELS)
+    def test_a_law_of_rolling(case):
+        model, args = case.model(), case.inputs(3, 7)
+        outputs = case.run(model, args)
+"""
+
+from . import cells, dynamics, forms, gates, linear, memories, stacks
+from .case import LoopCase
+
+FAMILIES = (gates.case, cells.case, dynamics.case, linear.case, stacks.case, memories.case, forms.case)
+
+LOOP_MODELS: dict[str, LoopCase] = {name: case for family in FAMILIES for name, case in family.cases.items()}
+
+if len(LOOP_MODELS) != sum(len(family.cases) for family in FAMILIES):
+    raise ValueError("two families have a case of the same name")
+
+__all__ = ["FAMILIES", "LOOP_MODELS", "LoopCase"]
