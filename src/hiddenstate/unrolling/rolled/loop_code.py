@@ -10,6 +10,7 @@ import ast
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from .names import exposed, loads, stores
 
@@ -98,9 +99,9 @@ def read_loop(
     _refuse(loop)
     leaves: list[Leaf] = []
     evaluated: list[ast.stmt] = []
-    over = _over(loop.iter, loop.target, leaves, evaluated, fresh, backwards=False)
+    over = _over(loop.iter, loop.target, leaves, evaluated, fresh, loop.body)
     index_names = {leaf.target for leaf in leaves if leaf.counts and leaf.target}
-    copied = copy.deepcopy(loop.body)
+    copied = _one_target_each(copy.deepcopy(loop.body), fresh)
     code = LoopCode(loop.lineno, leaves, copied, index_names)
     targets = {leaf.target for leaf in leaves} - {""}
     bound = stores(copied)
@@ -116,8 +117,8 @@ def read_loop(
 def _sort_names(code: LoopCode, targets: set[str], later: set[str]) -> None:
     bound = stores(code.body)
     own = {collected.name for collected in code.collected} | {taken.name for taken in code.taken}
-    if bound & targets:
-        raise LeftAlone(f"a turn binds {min(bound & targets)!r} anew, which the loop itself goes on with", code.line)
+    if bound & code.index_names:
+        raise LeftAlone(f"a turn binds {min(bound & code.index_names)!r} anew, by which it is counted", code.line)
     code.mutated = _mutated(code.body) - bound
     missing = exposed(code.body) - targets - own
     code.carried = sorted(missing & (bound | code.mutated))
@@ -155,8 +156,9 @@ def _over(
     leaves: list[Leaf],
     evaluated: list[ast.stmt],
     fresh: Callable[[str], str],
+    body: list[ast.stmt],
     *,
-    backwards: bool,
+    backwards: bool = False,
 ) -> ast.expr:
     """Take what a loop goes over apart, down to ranges and things; returns it with names in their place."""
     kind = iterable.func.id if isinstance(iterable, ast.Call) and isinstance(iterable.func, ast.Name) else ""
@@ -164,23 +166,28 @@ def _over(
         starred = any(isinstance(argument, ast.Starred) for argument in iterable.args)
         parts = target.elts if isinstance(target, ast.Tuple | ast.List) else []
         if kind == "reversed" and len(iterable.args) == 1 and not backwards:
-            inner = _over(iterable.args[0], target, leaves, evaluated, fresh, backwards=True)
+            inner = _over(iterable.args[0], target, leaves, evaluated, fresh, body, backwards=True)
             return ast.copy_location(ast.Call(iterable.func, [inner], []), iterable)
-        if kind == "zip" and not iterable.keywords and not starred and len(parts) == len(iterable.args) and parts:
+        if kind == "zip" and not starred and len(parts) == len(iterable.args) and parts and not backwards:
             pairs = zip(iterable.args, parts, strict=True)
-            inners = [_over(arg, part, leaves, evaluated, fresh, backwards=backwards) for arg, part in pairs]
-            return ast.copy_location(ast.Call(iterable.func, inners, []), iterable)
+            inners = [_over(arg, part, leaves, evaluated, fresh, body) for arg, part in pairs]
+            return ast.copy_location(ast.Call(iterable.func, inners, iterable.keywords), iterable)
         if kind == "enumerate" and len(parts) == 2 and not starred and not backwards:
             given = [*iterable.args[1:], *(keyword.value for keyword in iterable.keywords)]
             leaves.append(Leaf(_name(parts[0]), "", True, start=given[0] if given else None))
-            inner = _over(iterable.args[0], parts[1], leaves, evaluated, fresh, backwards=False)
+            inner = _over(iterable.args[0], parts[1], leaves, evaluated, fresh, body)
             return ast.copy_location(ast.Call(iterable.func, [inner, *given], []), iterable)
         if kind != "range" or starred or iterable.keywords:
             raise LeftAlone(f"it goes over {ast.unparse(iterable)}", iterable.lineno)
     value = fresh("over")
     evaluated.append(ast.copy_location(ast.Assign([ast.Name(value, ast.Store())], iterable), iterable))
-    leaves.append(Leaf(_name(target), value, kind == "range", backwards))
+    leaves.append(Leaf(_name(target), value, kind == "range" or _indexes(_name(target), body), backwards))
     return ast.copy_location(ast.Name(value, ast.Load()), iterable)
+
+
+def _indexes(name: str, body: list[ast.stmt]) -> bool:
+    """Say whether a name stands in an index: then what it goes over is taken for numbers, and refused if it is none."""
+    return any(name in loads([node.slice]) for node in _walk(body) if isinstance(node, ast.Subscript))
 
 
 def _name(target: ast.expr) -> str:
@@ -197,9 +204,10 @@ class _Takes(ast.NodeTransformer):
         self.known: dict[str, str] = {}
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)  # `a[b[t]]` takes its piece of b
         piece = read_piece(node, self.code.index_names) if isinstance(node.ctx, ast.Load) else None
         if piece is None or loads([piece.thing]) & self.changing or not _is_place(piece.thing):
-            return self.generic_visit(node)
+            return node
         said = ast.unparse(node)
         if said not in self.known:
             self.known[said] = self.fresh("piece")
@@ -225,7 +233,11 @@ def read_piece(node: ast.Subscript, index_names: set[str]) -> Piece | None:
         return None
     number = moving[0]
     place, others = places[number], [*places[:number], *places[number + 1 :]]
-    if not all(_is_plain(other) for other in others):
+    if not _is_arithmetic(place):
+        return None
+    # Behind a whole number at the first place others may be tensors: `a[t, rows]` is `a[t][rows]`.
+    led = number == 0 and not isinstance(place, ast.Slice) and not any(_is_plain(o) and not _is_int(o) for o in others)
+    if not led and not all(_is_plain(other) for other in others):
         return None
     dots = [number for number, other in enumerate(places) if _is_constant(other, ...)]
     if dots and dots[0] < number:
@@ -251,6 +263,18 @@ def _is_all(place: ast.Slice) -> bool:
     return place.lower is None and place.upper is None and place.step is None
 
 
+def _is_int(place: ast.expr) -> bool:
+    if isinstance(place, ast.UnaryOp):
+        place = place.operand
+    return isinstance(place, ast.Constant) and type(place.value) is int
+
+
+def _is_arithmetic(place: ast.expr) -> bool:
+    """Say whether a place is put together from names and numbers alone."""
+    kinds = (ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Slice, ast.operator, ast.unaryop, ast.expr_context)
+    return all(isinstance(node, kinds) for node in ast.walk(place))
+
+
 def _is_plain(place: ast.expr) -> bool:
     """Say whether an index is a slice, a whole number, None or dots: nothing that may be a tensor."""
     if isinstance(place, ast.Slice):
@@ -258,6 +282,25 @@ def _is_plain(place: ast.expr) -> bool:
     if isinstance(place, ast.UnaryOp) and isinstance(place.op, ast.USub):
         place = place.operand
     return isinstance(place, ast.Constant) and (place.value is None or place.value is ... or type(place.value) is int)
+
+
+def _one_target_each(body: list[ast.stmt], fresh: Callable[[str], str]) -> list[ast.stmt]:
+    """Write `a[t] = b = value` as three statements."""
+
+    class Apart(ast.NodeTransformer):
+        def visit_Assign(self, node: ast.Assign) -> Any:
+            if len(node.targets) == 1:
+                return node
+            name = fresh("value")
+            first: list[ast.stmt] = [ast.Assign([ast.Name(name, ast.Store())], node.value)]
+            rest = [ast.Assign([target], ast.Name(name, ast.Load())) for target in node.targets]
+            return [ast.fix_missing_locations(ast.copy_location(each, node)) for each in (*first, *rest)]
+
+    return [inner for statement in body for inner in _listed(Apart().visit(statement))]
+
+
+def _listed(made: Any) -> list[ast.stmt]:
+    return made if isinstance(made, list) else [made]
 
 
 def _collect(code: LoopCode, bound: set[str], fresh: Callable[[str], str]) -> None:

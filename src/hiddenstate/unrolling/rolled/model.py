@@ -13,7 +13,7 @@ from ...cells import Arguments, Rank, around, watchers
 from ..engines import switched_off
 from .loop_code import LeftAlone
 from .site import Site
-from .source import resolves_to_builtins, rewrite
+from .source import has_loops, resolves_to_builtins, rewrite
 
 
 class RolledLoops:
@@ -42,31 +42,60 @@ class RolledLoops:
 
     def _made(self, name: str, module: nn.Module) -> FunctionType | None:
         function = getattr(type(module), "forward", None)
-        if not isinstance(function, FunctionType) or "forward" in module.__dict__ and not _ours(module):
+        if not has_loops(function, type(module)) or ("forward" in module.__dict__ and not _ours(module)):
             return None
-        sites: list[Site] = []
+        written = _Functions(f"{name or 'the model itself'} ({type(module).__name__})", type(module))
+        made = written.of(function)
+        self.sites += written.sites
+        self.left_alone += written.left_alone
+        return made if written.sites else None
+
+
+class _Functions:
+    """The forward of a module, and the functions of the user's own that it calls, with their loops asked for."""
+
+    def __init__(self, label: str, owner: type) -> None:
+        self.label, self.owner = label, owner
+        self.sites: list[Site] = []
+        self.left_alone: list[str] = []
+        self._made: dict[FunctionType, FunctionType] = {}
+
+    def of(self, function: FunctionType) -> FunctionType:
+        """Return a function with its loops asked for, once."""
+        if function in self._made:
+            return self._made[function]
+        self._made[function] = function  # where it calls itself, as it is
+        own: list[Site] = []
 
         def enter(number: int, names: dict[str, Any], over: tuple[Any, ...]) -> Any:
-            return sites[number].enter(names, over)
+            return own[number].enter(names, over)
 
         def leave(number: int, seen: Any, names: dict[str, Any]) -> None:
-            sites[number].leave(seen, names)
+            own[number].leave(seen, names)
 
-        label = f"{name or 'the model itself'} ({type(module).__name__})"
+        where = self.label if function.__name__ == "forward" else f"{self.label}, in {function.__name__}"
         try:
-            found = rewrite(function, enter, leave)
+            found = rewrite(function, self.owner, enter, leave, self.via)
         except LeftAlone as reason:
-            self.left_alone.append(f"{label}, line {reason.line}: left alone: {reason.reason}")
-            return None
-        if found is None:
-            return None
+            self.left_alone.append(f"{where}, line {reason.line}: left alone: {reason.reason}")
+            return function
         for reason in found.left_alone:
-            self.left_alone.append(f"{label}, loop of line {reason.line}: left alone: {reason.reason}")
-        if not found.loops or not resolves_to_builtins(function):
-            return None
-        sites += [Site(code, function, f"{label}, loop of line {code.line}") for code in found.loops]
-        self.sites += sites
+            self.left_alone.append(f"{where}, loop of line {reason.line}: left alone: {reason.reason}")
+        if not resolves_to_builtins(function):
+            return function
+        own += [Site(code, function, f"{where}, loop of line {code.line}") for code in found.loops]
+        self.sites += own
+        for called in found.calls:
+            self.of(called)
+        self._made[function] = found.function
         return found.function
+
+    def via(self, called: Any) -> Any:
+        """Return what runs in place of a function that is called."""
+        if isinstance(called, MethodType):
+            made = self._made.get(called.__func__) if isinstance(called.__func__, FunctionType) else None
+            return called if made is None else MethodType(made, called.__self__)
+        return self._made.get(called, called) if isinstance(called, FunctionType) else called
 
 
 def _ours(module: nn.Module) -> bool:

@@ -189,7 +189,7 @@ def _left(code: LoopCode, seen: Seen, after: dict[str, Any]) -> tuple[dict[str, 
     for collected in code.collected:
         into = after.get(collected.into)
         if collected.name in seen.turns.written:
-            examples: list[Any] = [seen.turns.written[collected.name][-1]]
+            examples: list[Any] = [seen.turns.written[collected.name].pieces[-1]]
         else:
             examples = _appended(code, seen, into, collected.into, replaced=collected.piece is not None)
         left[collected.name] = []
@@ -230,7 +230,7 @@ def results(plan: Plan, seen: Seen, after: dict[str, Any]) -> Iterator[tuple[str
         yield name, after[name]
     for collected in plan.code.collected:
         if collected.name in seen.turns.written:
-            yield collected.into, list(seen.turns.written[collected.name].unbind(0))
+            yield collected.into, list(seen.turns.written[collected.name].in_order().unbind(0))
         else:
             yield collected.into, after[collected.into][seen.lengths[collected.into] :]
 

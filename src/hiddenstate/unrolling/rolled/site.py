@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import threading
 from collections.abc import Sequence
 from types import FunctionType
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...cells import may_be_recomputed, random_streams_kept, recomputing, unheard, untouched, watchers
+from ...cells import Rank, listeners, may_be_recomputed, random_streams_kept, recomputing, unheard, untouched, watchers
 from ...errors import Untraceable
-from ...state import State, ends
+from ...state import State, ends, mapped
 from ..engines import obstacle_around, switched_off
 from ..judging import agree
 from ..loop import run_loop
@@ -121,12 +122,13 @@ class Site:
             plan.layer.module.forget()  # type: ignore[operator]
 
     def _refuse_hooks(self, plan: Plan, names: dict[str, Any]) -> None:
-        for name in plan.reads:
-            value = names.get(name)
-            if isinstance(value, nn.Module):
-                for member in members(value):
-                    if member is not value and must_step(member):
-                        raise Untraceable(f"a hook on a {type(member).__name__} wants to see every turn")
+        """Refuse a run of which somebody wants to see every turn: a hook or a listener on a module that it calls."""
+        for module in called_modules(self.code.body, {name: names.get(name) for name in plan.reads}):
+            heard = [listener for listener in listeners(module) if listener.rank is not Rank.ACCELERATE]
+            if heard:
+                raise Untraceable(f"{heard[0].title or type(heard[0]).__name__} listens to a {type(module).__name__} in it")
+            if must_step(module):
+                raise Untraceable(f"a hook on a {type(module).__name__} wants to see every turn")
 
     def _hand_back(
         self, plan: Plan, turns: Turns, names: dict[str, Any], made: dict[str, Any], ran: tuple[Tensor, State]
@@ -139,7 +141,7 @@ class Site:
         for name in self.code.mutated & set(carried):
             found[name] = _written_back(names[name], carried[name])
         for leaf in self.code.leaves:
-            if leaf.target:
+            if leaf.target and leaf.target not in found:
                 values = turns.counts[leaf.target] if leaf.counts else turns.pieces[leaf.target]
                 found[leaf.target] = values[-1]
         return found
@@ -147,7 +149,7 @@ class Site:
     def _put(self, collected: Collected, turns: Turns, names: dict[str, Any], items: list[list[Any]]) -> None:
         if collected.name in turns.written:
             if any(items):
-                turns.written[collected.name].copy_(torch.stack([item for turn in items for item in turn]))
+                turns.written[collected.name].write([item for turn in items for item in turn])
             return
         names[collected.into].extend(item for turn in items for item in turn)
 
@@ -156,7 +158,9 @@ class Site:
         read = [*turns.pieces.values(), *(names[name] for name in (*self.code.carried, *self.code.read) if name in names)]
         tensors = [end for _, end in ends(read) if isinstance(end, Tensor)]
         versions = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
-        return Seen(turns, dict(names), lengths, versions, torch.get_rng_state())
+        # Turns may write into lists and dicts that carry the state: what was in them is kept.
+        kept = {name: mapped(names[name], lambda _, end: end) for name in self.code.mutated if name in names}
+        return Seen(turns, {**names, **kept}, lengths, versions, torch.get_rng_state())
 
     def _learn(self, seen: Seen, after: dict[str, Any]) -> None:
         plan = next((plan for plan in self._plans if plan.fits(seen.turns)), None)
@@ -176,6 +180,8 @@ class Site:
                 if parts is None:
                     with untouched(plan.layer.module):
                         made, first = plan.first_turn(seen.turns, seen.names), 1
+                        stream = torch.get_rng_state()
+                    torch.set_rng_state(stream)
                     parts = plan.settled(made, rows)
                 if parts is None:
                     raise LeftAlone("what crosses is of another kind after every turn", self.code.line)
@@ -228,3 +234,21 @@ def _written_back(container: Any, value: Any) -> Any:
         container.update(value)
         return container
     return value
+
+
+def called_modules(body: list[ast.stmt], names: dict[str, Any]) -> list[nn.Module]:
+    """Return the modules that statements may call, by the attributes that they read."""
+    found: dict[nn.Module, None] = {}
+    parents = {id(child): node for each in body for node in ast.walk(each) for child in ast.iter_child_nodes(node)}
+    for node in (inner for each in body for inner in ast.walk(each)):
+        value = names.get(node.id) if isinstance(node, ast.Name) else None
+        if not isinstance(value, nn.Module):
+            continue
+        whole, above = value, parents.get(id(node))
+        while isinstance(above, ast.Attribute) and isinstance(getattr(value, above.attr, None), nn.Module):
+            value, above = getattr(value, above.attr), parents.get(id(above))
+        if isinstance(above, ast.Attribute) and not callable(getattr(value, above.attr, None)):
+            continue  # a weight, a number
+        inside = members(value)
+        found.update(dict.fromkeys(inside[1:] if value is whole and isinstance(above, ast.Attribute) else inside))
+    return list(found)

@@ -14,7 +14,7 @@ from typing import Any
 from .loop_code import LeftAlone, LoopCode, read_loop
 from .names import loads, stores
 
-ENTER, LEAVE = "__hs_enter__", "__hs_leave__"
+ENTER, LEAVE, VIA = "__hs_enter__", "__hs_leave__", "__hs_via__"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,34 +24,79 @@ class Rewritten:
     function: FunctionType
     loops: list[LoopCode]
     left_alone: list[LeftAlone]
+    calls: list[FunctionType]  # functions with loops that it calls
 
 
-def rewrite(function: FunctionType, enter: Callable[..., Any], leave: Callable[..., Any]) -> Rewritten | None:
-    """Return a function that calls `enter` ahead of each loop that may be rolled up; None where there is no loop.
+def rewrite(
+    function: FunctionType, owner: Any, enter: Callable[..., Any], leave: Callable[..., Any], via: Callable[..., Any]
+) -> Rewritten:
+    """Return a function that calls `enter` ahead of each loop that may be rolled up.
 
     `enter(number, names, over)` returns a dict of new values in place of the loop. Otherwise the loop runs as it is
     written, and `leave(number, token, names)` is called behind it, where `enter` returned a token rather than None.
+    Functions that it calls are asked for by `via(function)`, where they have loops of their own: `owner` is the type
+    whose methods are called by `self.name`.
     """
     tree = _definition(function)
-    if tree is None:
-        return None
-    writer = _Writer(tree)
+    writer = _Writer(tree, function, owner)
     tree.body = [inner for statement in tree.body for inner in _many(writer.visit(statement))]
-    if not writer.loops:
-        return Rewritten(function, [], writer.left_alone)
-    made = made_again(function, tree, {ENTER: enter, LEAVE: leave})
-    return Rewritten(made, writer.loops, writer.left_alone)
+    if not writer.loops and not writer.calls:
+        return Rewritten(function, [], writer.left_alone, [])
+    made = made_again(function, tree, {ENTER: enter, LEAVE: leave, VIA: via})
+    return Rewritten(made, writer.loops, writer.left_alone, writer.calls)
 
 
-def _definition(function: FunctionType) -> ast.FunctionDef | None:
-    """Return a function's definition, with the lines of its file; None without a loop."""
+def has_loops(function: Any, owner: Any, seen: set[Any] | None = None) -> bool:
+    """Say whether there is a loop in a function of the user's own, or in one that it calls."""
+    seen = set() if seen is None else seen
+    if not isinstance(function, FunctionType) or function in seen or _is_librarys(function):
+        return False
+    seen.add(function)
+    try:
+        tree = _definition(function)
+    except LeftAlone as reason:
+        return reason.reason != _UNREADABLE
+    if any(isinstance(node, ast.For | ast.While) for node in ast.walk(tree)):
+        return True
+    called = [called_function(node, function, owner) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return any(has_loops(other, owner, seen) for other in called)
+
+
+def called_function(call: ast.Call, function: FunctionType, owner: Any) -> Any:
+    """Return the function that a call by a plain name, or by `self.name`, leads to, as far as that is known now."""
+    if isinstance(call.func, ast.Name):
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        if call.func.id in cells:
+            return getattr(cells[call.func.id], "cell_contents", None) if _is_filled(cells[call.func.id]) else None
+        return function.__globals__.get(call.func.id)
+    if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and owner is not None:
+        if function.__code__.co_argcount and call.func.value.id == function.__code__.co_varnames[0]:
+            return getattr(owner, call.func.attr, None)
+    return None
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _is_librarys(function: FunctionType) -> bool:
+    return function.__module__ is None or function.__module__.split(".")[0] in ("torch", "hiddenstate", "numpy")
+
+
+_UNREADABLE = "its source cannot be read"
+
+
+def _definition(function: FunctionType) -> ast.FunctionDef:
+    """Return a function's definition, with the lines of its file."""
     try:
         lines, first = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
     except (OSError, TypeError, SyntaxError, IndentationError, IndexError):
-        raise LeftAlone("its source cannot be read", function.__code__.co_firstlineno) from None
-    if not any(isinstance(node, ast.For) for node in ast.walk(tree)):
-        return None
+        raise LeftAlone(_UNREADABLE, function.__code__.co_firstlineno) from None
     if not isinstance(tree, ast.FunctionDef) or tree.name != function.__code__.co_name:
         raise LeftAlone("it is no plain function", first)
     if tree.decorator_list:
@@ -63,8 +108,9 @@ def _definition(function: FunctionType) -> ast.FunctionDef | None:
 class _Writer(ast.NodeTransformer):
     """Has each loop ask first whether it is to run."""
 
-    def __init__(self, tree: ast.FunctionDef) -> None:
-        self.tree = tree
+    def __init__(self, tree: ast.FunctionDef, function: FunctionType, owner: Any) -> None:
+        self.tree, self.function, self.owner = tree, function, owner
+        self.calls: list[FunctionType] = []
         self.used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         self.loops: list[LoopCode] = []
         self.left_alone: list[LeftAlone] = []
@@ -73,6 +119,16 @@ class _Writer(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return node  # what is defined inside has names of its own
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        called = None if name in self.locals else called_function(node, self.function, self.owner)
+        if called is not None and called is not self.function and has_loops(called, self.owner):
+            self.calls.append(called)
+            asked = ast.Call(ast.Name(VIA, ast.Load()), [node.func], [])
+            node.func = ast.fix_missing_locations(ast.copy_location(asked, node.func))
+        return node
 
     def visit_While(self, node: ast.While) -> ast.AST:
         self.left_alone.append(LeftAlone("it is a while loop", node.lineno))

@@ -18,13 +18,29 @@ Places: TypeAlias = "range | list[int]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """The pieces of a tensor that turns write, in place."""
+
+    pieces: Tensor  # (turn, ...), a view
+    backwards: bool  # whether the last turn writes the first piece
+
+    def in_order(self) -> Tensor:
+        """Return the pieces as the turns come."""
+        return self.pieces.flip(0) if self.backwards else self.pieces
+
+    def write(self, items: list[Tensor]) -> None:
+        """Write what the turns gave."""
+        self.pieces.copy_(torch.stack(items[::-1] if self.backwards else items))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Turns:
     """How many turns a run has, and what each takes."""
 
     count: int
     counts: dict[str, Any]  # index name -> a range
     pieces: dict[str, Tensor]  # name -> (turn, ...)
-    written: dict[str, Tensor]  # collecting list -> the pieces of a tensor that it is written into, (turn, ...)
+    written: dict[str, Written]  # collecting list -> the pieces of a tensor that it is written into
 
 
 class TurnReader:
@@ -41,6 +57,8 @@ class TurnReader:
         things = {leaf.value: next(waiting) for leaf in code.leaves if leaf.value}
         sizes = [self._size(thing, leaf.counts) for leaf in code.leaves if leaf.value for thing in [things[leaf.value]]]
         count = min(sizes)
+        if len(set(sizes)) > 1:
+            raise LeftAlone("it goes over several things of different lengths", code.line)
         counts: dict[str, Any] = {}
         pieces: dict[str, Tensor] = {}
         for leaf in code.leaves:
@@ -59,14 +77,14 @@ class TurnReader:
         for collected in code.collected:
             thing = names.get(collected.into)
             if collected.piece is not None and isinstance(thing, Tensor):
-                written[collected.name] = self._pieces(collected.piece, names, counts, count, view=True)
+                written[collected.name] = self._written(collected.piece, names, counts, count)
         return Turns(count, counts, pieces, written)
 
     def _size(self, thing: Any, counts: bool) -> int:
         line = self.code.line
         if counts:
-            if type(thing) is not range:
-                raise LeftAlone("its range is none of Python's own", line)
+            if type(thing) is not range and not (type(thing) is list and all(type(n) is int for n in thing)):
+                raise LeftAlone(f"its turns are counted by a {type(thing).__name__}", line)
             return len(thing)
         if isinstance(thing, Tensor):
             if thing.dim() == 0:
@@ -96,9 +114,17 @@ class TurnReader:
         start, step = values[0], values[1] - values[0]
         return range(start, start + count * step, step) if step else [start] * count
 
-    def _pieces(
-        self, piece: Piece, names: dict[str, Any], counts: dict[str, Any], count: int, *, view: bool = False
-    ) -> Tensor:
+    def _written(self, piece: Piece, names: dict[str, Any], counts: dict[str, Any], count: int) -> Written:
+        places, line = self._numbers(piece.index, names, counts, count), piece.index.lineno
+        if piece.rest or piece.end is not None:
+            raise LeftAlone("a turn writes into some of a piece", line)
+        if not isinstance(places, range) or (places.start < 0) != (places[-1] < 0):
+            raise LeftAlone("turns write to places that do not follow each other", line)
+        thing, backwards = self._value(piece.thing, names), places.step < 0
+        axis = piece.before % thing.dim() if -thing.dim() <= piece.before < thing.dim() else 0
+        return Written(_along(thing, axis, places[::-1] if backwards else places, line), backwards)
+
+    def _pieces(self, piece: Piece, names: dict[str, Any], counts: dict[str, Any], count: int) -> Tensor:
         thing = self._value(piece.thing, names)
         places = self._numbers(piece.index, names, counts, count)
         line = piece.index.lineno
@@ -112,7 +138,7 @@ class TurnReader:
             raise LeftAlone("a piece is taken of an axis that is not there", line)
         axis = piece.before % thing.dim()
         if piece.end is None:
-            return _along(thing, axis, places, line, view=view)
+            return _along(thing, axis, places, line)
         ends = self._numbers(piece.end, names, counts, count)
         width = ends[0] - places[0]
         if width < 1 or any(end - start != width for start, end in zip(places, ends, strict=True)):
@@ -120,9 +146,7 @@ class TurnReader:
         if min(places) < 0 or max(ends) > thing.shape[axis]:
             raise LeftAlone("a piece is taken beyond the end", line)
         if width == 1:
-            return _along(thing, axis, places, line, view=view).unsqueeze(axis + 1)
-        if view:
-            raise LeftAlone("a turn writes more than one place of an axis", line)
+            return _along(thing, axis, places, line).unsqueeze(axis + 1)
         return torch.stack([thing.narrow(axis, start, width) for start in places])
 
     def _value(self, expression: ast.expr, names: dict[str, Any]) -> Any:
@@ -156,7 +180,7 @@ def _stacked(things: Sequence[Any], line: int) -> Tensor:
     return torch.stack(list(things))
 
 
-def _along(thing: Tensor, axis: int, places: Places, line: int, *, view: bool) -> Tensor:
+def _along(thing: Tensor, axis: int, places: Places, line: int) -> Tensor:
     """Return the pieces of a tensor at places of an axis, with a first axis of the turns."""
     size, moved = thing.shape[axis], thing.movedim(axis, 0)
     low, high = min(places), max(places)
@@ -167,8 +191,5 @@ def _along(thing: Tensor, axis: int, places: Places, line: int, *, view: bool) -
             places = range(places.start + size, places.stop + size, places.step)
         if places.step > 0:
             return moved[places.start : places[-1] + 1 : places.step]
-        if not view:
-            return moved[places[-1] : places.start + 1 : -places.step].flip(0)
-    if view:
-        raise LeftAlone("a turn writes to places that do not follow each other", line)
+        return moved[places[-1] : places.start + 1 : -places.step].flip(0)
     return moved.index_select(0, torch.tensor([place % size for place in places], device=thing.device))
