@@ -69,7 +69,8 @@ class Collected:
 
     name: str  # of the list that stands for it within a turn
     into: str  # the user's own list or tensor
-    piece: Piece | None  # where in it; None: appended
+    piece: Piece | None = None  # where in it; None: appended
+    axis: int | None = None  # of a tensor that grows by `torch.cat`
 
 
 @dataclass(slots=True, eq=False)
@@ -306,6 +307,12 @@ def _listed(made: Any) -> list[ast.stmt]:
 def _collect(code: LoopCode, bound: set[str], fresh: Callable[[str], str]) -> None:
     """Find what turns append to lists, or write into pieces, of which they read nothing."""
     for statement in [node for node in _walk(code.body) if isinstance(node, ast.stmt)]:
+        grown = _growing(statement)
+        if grown is not None and _count(code.body, grown[0]) == _count([statement], grown[0]):
+            name = fresh("left")
+            code.collected.append(Collected(name, grown[0], axis=grown[2]))
+            _append_instead(statement, name, grown[1])
+            continue
         found = _collecting(statement, code.index_names)
         if found is None:
             continue
@@ -341,6 +348,35 @@ def _collecting(statement: ast.stmt, index_names: set[str]) -> tuple[str, ast.ex
             if piece is not None:
                 return target.value.id, statement.value, piece
     return None
+
+
+def _growing(statement: ast.stmt) -> tuple[str, ast.expr, int] | None:
+    """Return which tensor a statement makes longer, by what, along which axis: `a = torch.cat([a, b], 1)`.
+
+    Also where `a` is None at first: `if a is None: a = b` and else that.
+    """
+    if isinstance(statement, ast.If) and len(statement.body) == len(statement.orelse) == 1:
+        first, found = statement.body[0], _growing(statement.orelse[0])
+        if found is None or not isinstance(first, ast.Assign) or ast.unparse(statement.test) != f"{found[0]} is None":
+            return None
+        alike = ast.unparse(first) == f"{found[0]} = {ast.unparse(found[1])}"
+        return found if alike else None
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
+        return None
+    call, (target, *more) = statement.value, statement.targets
+    if more or not isinstance(target, ast.Name) or ast.unparse(call.func) != "torch.cat" or not call.args:
+        return None
+    joined, axes = call.args[0], [*call.args[1:], *(word.value for word in call.keywords if word.arg == "dim")]
+    if len(call.args) + len(call.keywords) > 2 or len(axes) > 1 or not isinstance(joined, ast.Tuple | ast.List):
+        return None
+    axis = ast.unparse(axes[0]) if axes else "0"
+    if len(joined.elts) != 2 or ast.unparse(joined.elts[0]) != target.id or not axis.lstrip("-").isdigit():
+        return None
+    return target.id, joined.elts[1], int(axis)
+
+
+def _count(body: list[ast.stmt], name: str) -> int:
+    return sum(isinstance(node, ast.Name) and node.id == name for node in _walk(body))
 
 
 def _append_instead(statement: ast.stmt, name: str, value: ast.expr) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ...cells import Arguments, Rank, around, watchers
+from ...cells import Arguments, Handle, Rank, around, unwrap, watchers
 from ..engines import switched_off
 from .loop_code import LeftAlone
 from .site import Site
@@ -17,19 +17,24 @@ from .source import has_loops, resolves_to_builtins, rewrite
 
 
 class RolledLoops:
-    """The loops of a model, run by the engine where that is faster, until it is closed."""
+    """The loops of a model, run by the engine where that is faster, from `open()` until `close()`."""
 
     def __init__(self, model: nn.Module) -> None:
         """Read the code of the model's own modules."""
         self.sites: list[Site] = []
         self.left_alone: list[str] = []
-        self._handles = []
-        for name, module in model.named_modules():
-            if type(module).__module__.startswith("torch."):
-                continue
-            made = self._made(name, module)
-            if made is not None:
-                self._handles.append(around(module, partial(_instead, module, made), rank=Rank.ACCELERATE))
+        self._made_for: list[tuple[nn.Module, FunctionType]] = []
+        self._handles: list[Handle] = []
+        for name, module in unwrap(model).named_modules():
+            if type(module).__module__.split(".")[0] not in ("torch", "hiddenstate"):
+                made = self._made(name, module)
+                if made is not None:
+                    self._made_for.append((module, made))
+
+    def open(self) -> None:
+        """Have the loops ask from now on what is to run in their place."""
+        for module, made in self._made_for:
+            self._handles.append(around(module, partial(_instead, module, made), rank=Rank.ACCELERATE))
 
     def close(self) -> None:
         """Have the code run as it is written again."""

@@ -14,7 +14,7 @@ from ...cells import Layer
 from ...state import State, ends, mapped
 from ..checks import Task
 from .body import Form, Kind, Slot, kind_of, make_body, make_turn, packed_dtype, slotted
-from .loop_code import LeftAlone, LoopCode
+from .loop_code import Collected, LeftAlone, LoopCode
 from .turns import Turns
 
 
@@ -27,6 +27,7 @@ class Seen:
     lengths: dict[str, int]  # of the lists that it appends to, before
     versions: list[tuple[Tensor, int]]  # of the tensors that it reads
     stream: Tensor  # the random stream before it
+    line: int  # of the loop
 
     def unwritten(self) -> bool:
         """Say whether the tensors that it read are as they were."""
@@ -190,6 +191,8 @@ def _left(code: LoopCode, seen: Seen, after: dict[str, Any]) -> tuple[dict[str, 
         into = after.get(collected.into)
         if collected.name in seen.turns.written:
             examples: list[Any] = [seen.turns.written[collected.name].pieces[-1]]
+        elif collected.axis is not None:
+            examples = grown(collected, seen, after)[-1:]
         else:
             examples = _appended(code, seen, into, collected.into, replaced=collected.piece is not None)
         left[collected.name] = []
@@ -198,6 +201,19 @@ def _left(code: LoopCode, seen: Seen, after: dict[str, Any]) -> tuple[dict[str, 
             left[collected.name].append(value)
             outputs += more
     return left, outputs
+
+
+def grown(collected: Collected, seen: Seen, after: dict[str, Any]) -> list[Tensor]:
+    """Return what each turn has made a tensor longer by."""
+    before, now, axis = seen.names.get(collected.into), after.get(collected.into), collected.axis
+    assert axis is not None
+    if not isinstance(now, Tensor) or not (before is None or isinstance(before, Tensor)):
+        raise LeftAlone(f"{collected.into!r}, which grows, is no tensor", seen.line)
+    start = 0 if before is None or before.dim() != now.dim() else before.shape[axis]
+    width, rest = divmod(now.shape[axis] - start, seen.turns.count)
+    if rest or width < 1 or (before is not None and before.numel() and before.dim() != now.dim()):
+        raise LeftAlone(f"{collected.into!r} grows now more, now less", seen.line)
+    return list(now.narrow(axis, start, width * seen.turns.count).split(width, axis))
 
 
 def _appended(code: LoopCode, seen: Seen, into: Any, name: str, *, replaced: bool) -> list[Any]:
@@ -231,6 +247,8 @@ def results(plan: Plan, seen: Seen, after: dict[str, Any]) -> Iterator[tuple[str
     for collected in plan.code.collected:
         if collected.name in seen.turns.written:
             yield collected.into, list(seen.turns.written[collected.name].in_order().unbind(0))
+        elif collected.axis is not None:
+            yield collected.into, grown(collected, seen, after)
         else:
             yield collected.into, after[collected.into][seen.lengths[collected.into] :]
 

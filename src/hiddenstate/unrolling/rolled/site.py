@@ -136,7 +136,12 @@ class Site:
         carried, left, finals = plan.values(*ran)
         for collected in self.code.collected:
             items = ([made[collected.name]] if made else []) + left[collected.name]
-            self._put(collected, turns, names, items)
+            if collected.axis is None:
+                self._put(collected, turns, names, items)
+            else:
+                before = names.get(collected.into)
+                pieces = [*([] if before is None else [before]), *(item for turn in items for item in turn)]
+                finals[collected.into] = torch.cat(pieces, collected.axis)
         found = {**carried, **finals}
         for name in self.code.mutated & set(carried):
             found[name] = _written_back(names[name], carried[name])
@@ -160,7 +165,7 @@ class Site:
         versions = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
         # Turns may write into lists and dicts that carry the state: what was in them is kept.
         kept = {name: mapped(names[name], lambda _, end: end) for name in self.code.mutated if name in names}
-        return Seen(turns, {**names, **kept}, lengths, versions, torch.get_rng_state())
+        return Seen(turns, {**names, **kept}, lengths, versions, torch.get_rng_state(), self.code.line)
 
     def _learn(self, seen: Seen, after: dict[str, Any]) -> None:
         plan = next((plan for plan in self._plans if plan.fits(seen.turns)), None)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
+import torch
+
 from .loop_code import LeftAlone, LoopCode, read_loop
 from .names import loads, stores
 
@@ -158,7 +160,8 @@ class _Writer(ast.NodeTransformer):
         """Return: new values are asked for; where there are none, the loop runs."""
         result = self._fresh("result")
         over = ", ".join(leaf.value for leaf in code.leaves if leaf.value)
-        names = sorted({*code.carried, *code.finals, *(leaf.target for leaf in code.leaves if leaf.target)})
+        grown = (collected.into for collected in code.collected if collected.axis is not None)
+        names = sorted({*code.carried, *code.finals, *grown, *(leaf.target for leaf in code.leaves if leaf.target)})
         taken = "\n".join(f"    {name} = {result}[{name!r}]" for name in names)
         text = (
             f"{result} = {ENTER}({number}, locals(), ({over},))\n"
@@ -263,5 +266,7 @@ def _mangle(tree: ast.FunctionDef, qualname: str) -> None:
 
 def resolves_to_builtins(function: FunctionType) -> bool:
     """Say whether the names that loops are made with are Python's own."""
-    names = ("range", "zip", "enumerate", "reversed", "locals")
+    names = ("range", "zip", "enumerate", "reversed", "locals", "type", "dict")
+    if function.__globals__.get("torch", torch) is not torch:
+        return False
     return all(function.__globals__.get(name, getattr(builtins, name)) is getattr(builtins, name) for name in names)
