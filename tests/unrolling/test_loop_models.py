@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -26,14 +27,17 @@ def leaves(value: Any) -> list[Tensor]:
     return [leaf for part in parts for leaf in (leaves(part) if dataclasses.is_dataclass(part) else [part])]
 
 
-def outcome(case: LoopCase, batch: int, steps: int) -> tuple[list[Any], list[Tensor | None], dict[str, Any], Any]:
+def outcome(
+    case: LoopCase, batch: int, steps: int, *, later: bool = False
+) -> tuple[list[Any], list[Tensor | None], dict[str, Any], Any]:
     """Outputs, gradients of parameters, the state dict afterwards and what else the loop left, of a fresh model."""
     model = case.model()
-    outs = leaves(case.run(model, case.inputs(batch, steps)))
-    total = [out.double().square().sum() for out in outs if isinstance(out, Tensor) and out.requires_grad]
+    with case.later(model) if later and case.later else nullcontext():
+        outs = leaves(case.run(model, case.inputs(batch, steps)))
+        total = [out.double().square().sum() for out in outs if isinstance(out, Tensor) and out.requires_grad]
+        if total:
+            torch.stack(total).sum().backward()
     assert bool(total) == case.grads
-    if total:
-        torch.stack(total).sum().backward()
     grads = [parameter.grad for parameter in model.parameters()]
     return outs, grads, dict(model.state_dict()), case.seen(model)
 
@@ -87,3 +91,20 @@ def test_every_case_says_what_is_expected_of_it():
 @every_case
 def test_a_model_takes_one_row_of_the_fewest_steps_it_claims(case):
     assert leaves(case.run(case.model(), case.inputs(1, case.least)))
+
+
+@pytest.mark.parametrize("case", [case for case in LOOP_MODELS.values() if case.surprise], ids=lambda case: case.name)
+def test_a_surprise_has_the_same_shapes_and_another_outcome(case):
+    usual, other = case.inputs(3, 7), case.surprise(3, 7)
+    assert [x.shape for x in leaves(usual)] == [x.shape for x in leaves(other)]
+    outs, again = leaves(case.run(case.model(), usual)), leaves(case.run(case.model(), other))
+    assert not all(same(one, two) for one, two in zip(outs, again, strict=True))
+
+
+@pytest.mark.parametrize("case", [case for case in LOOP_MODELS.values() if case.later], ids=lambda case: case.name)
+def test_what_is_changed_between_two_calls_changes_the_outcome(case):
+    kept, changed = outcome(case, 2, 12), outcome(case, 2, 12, later=True)
+    (outs, grads, _, seen), (outs_after, grads_after, _, seen_after) = kept, changed
+    pairs = list(zip(grads, grads_after, strict=True))
+    unlike = len(outs) != len(outs_after) or any(not same(one, two) for one, two in zip(outs, outs_after, strict=True))
+    assert unlike or any(not same(one, two) for one, two in pairs) or not same(seen, seen_after)

@@ -8,10 +8,38 @@
         outputs = case.run(model, args)
 """
 
-from . import cells, dynamics, forms, gates, linear, memories, stacks
+from . import (
+    by_data,
+    by_index,
+    calls,
+    cells,
+    decoders,
+    dynamics,
+    effects,
+    forms,
+    gates,
+    linear,
+    memories,
+    stacks,
+    ways_of_time,
+)
 from .case import LoopCase
 
-FAMILIES = (gates.case, cells.case, dynamics.case, linear.case, stacks.case, memories.case, forms.case)
+FAMILIES = (
+    gates.case,
+    cells.case,
+    dynamics.case,
+    linear.case,
+    stacks.case,
+    memories.case,
+    forms.case,
+    by_index.case,
+    ways_of_time.case,
+    by_data.case,
+    decoders.case,
+    effects.case,
+    calls.case,
+)
 
 LOOP_MODELS: dict[str, LoopCase] = {name: case for family in FAMILIES for name, case in family.cases.items()}
 
