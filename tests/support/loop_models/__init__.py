@@ -9,6 +9,7 @@
 """
 
 from . import (
+    arguments,
     by_data,
     by_index,
     calls,
@@ -47,6 +48,7 @@ FAMILIES = (
     decoders.case,
     effects.case,
     calls.case,
+    arguments.case,
 )
 
 LOOP_MODELS: dict[str, LoopCase] = {name: case for family in FAMILIES for name, case in family.cases.items()}

@@ -282,3 +282,91 @@ class NoiseFromElsewhere(GRUModel):
             jitter = torch.as_tensor(np.random.normal(size=x_t.shape), dtype=x.dtype)
             h = self.cell(x_t + 0.1 * jitter, h) + random.gauss(0.0, 0.1)
         return h
+
+
+def _some_masked(batch, steps):
+    mask = torch.ones(batch, steps)
+    mask[0, 1::3] = 0
+    return normal(batch, steps, FEATURES), mask
+
+
+def _all_masked_at_times(batch, steps):
+    x, mask = _some_masked(batch, steps)
+    mask[:, 2::3] = 0
+    return x, mask
+
+
+@case(_some_masked, expect="leave", why="a step that no row takes is skipped by Python", surprise=_all_masked_at_times)
+class SkipsEmptySteps(GRUModel):
+    def forward(self, x, mask):
+        h, ys = self.start(x), []
+        for t in range(x.size(1)):
+            m = mask[:, t].unsqueeze(1)
+            if m.any():  # noqa: SIM108
+                h = m * self.cell(x[:, t], h) + (1 - m) * h
+            else:
+                h = 0.5 * h
+            ys.append(h)
+        return torch.stack(ys, 1)
+
+
+def _no_new_episodes(batch, steps):
+    return normal(steps, batch, FEATURES), torch.zeros(steps, batch)
+
+
+def _new_episodes(batch, steps):
+    x, starts = _no_new_episodes(batch, steps)
+    starts[steps // 2, 0] = 1
+    return x, starts
+
+
+@case(
+    _no_new_episodes, expect="may", why="a fast way where no episode starts, a loop otherwise", surprise=_new_episodes
+)
+class RecurrentPolicy(nn.Module):
+    """The recurrent policy of a well-known RL library."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(FEATURES, UNITS)
+
+    def forward(self, features, episode_starts):
+        state = (features.new_zeros(1, features.size(1), UNITS), features.new_zeros(1, features.size(1), UNITS))
+        if torch.all(episode_starts == 0.0):
+            return self.lstm(features, state)
+        outputs = []
+        for x_t, start in zip(features, episode_starts, strict=True):
+            keep = (1.0 - start).view(1, -1, 1)
+            y, state = self.lstm(x_t.unsqueeze(0), (keep * state[0], keep * state[1]))
+            outputs.append(y)
+        return torch.cat(outputs), state
+
+
+@case(series(), expect="leave", why="a closure counts, and the step reads it", seen=lambda model: model.count())
+class ClosureCounter(GRUModel):
+    def __init__(self):
+        super().__init__()
+        total = 0
+
+        def tick():
+            nonlocal total
+            total += 1
+            return total
+
+        self.tick, self.count = tick, lambda: total
+
+    def forward(self, x):
+        h = self.start(x)
+        for x_t in x.unbind(1):
+            h = self.cell(x_t, h) / self.tick() ** 0.1
+        return h
+
+
+@case(series(), expect="may", why="an assertion on the state in each step", surprise=scaled(series(), 0.5))
+class Asserts(GRUModel):
+    def forward(self, x):
+        h = self.start(x)
+        for x_t in x.unbind(1):
+            h = self.cell(x_t, h)
+            assert h.abs().max() <= 1.0, "the state left its range"
+        return h

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from .case import FEATURES, UNITS, Family, doing, normal, series
+from .case import FEATURES, UNITS, VOCAB, Family, doing, normal, series, tokens
 from .effects import Stepped
 
 case = Family("calls")
@@ -301,3 +301,48 @@ class Ensemble(nn.Module):
         for member in self.members:
             total = total + torch.tanh(member(x))
         return total
+
+
+@case(tokens(), expect="may", why="the embedding scales its rows in place as they are looked up")
+class RenormalizedEmbedding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.cell = nn.Embedding(VOCAB, FEATURES, max_norm=1.0), nn.GRUCell(FEATURES, UNITS)
+
+    def forward(self, idx):
+        h = self.cell.weight_hh.new_zeros(idx.size(0), UNITS)
+        for t in range(idx.size(1)):
+            h = self.cell(self.emb(idx[:, t]), h)
+        return h
+
+
+@case(series(), expect="may", why="layers that take their sizes from the first call", doubles=False)
+class LazyLayers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inp, self.rec = nn.LazyLinear(UNITS), nn.LazyLinear(UNITS)
+
+    def forward(self, x):
+        h = x.new_zeros(x.size(0), UNITS)
+        for x_t in x.unbind(1):
+            h = torch.tanh(self.inp(x_t) + self.rec(h))
+        return h
+
+
+@case(
+    series(),
+    expect="may",
+    why="the recurrent weight is dropped anew in each call and set as an attribute",
+    doubles=False,
+)
+class WeightDrop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inp, self.raw = nn.Linear(FEATURES, UNITS), nn.Parameter(torch.randn(UNITS, UNITS) * 0.3)
+
+    def forward(self, x):
+        self.weight = F.dropout(self.raw, 0.4, self.training)
+        h = x.new_zeros(x.size(0), UNITS)
+        for x_t in x.unbind(1):
+            h = torch.tanh(self.inp(x_t) + h @ self.weight)
+        return h

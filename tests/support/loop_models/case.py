@@ -114,7 +114,9 @@ def doing(change: Callable[[nn.Module], Any]) -> Callable[[nn.Module], AbstractC
 
     @contextmanager
     def done(model: nn.Module) -> Iterator[None]:
-        change(model)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(2)
+            change(model)
         yield
 
     return done
