@@ -36,7 +36,8 @@ class LoopCase:
     `call` is how its user calls it, where that is more than `model(*args)`. `seen` gives what the loop leaves behind
     besides its outputs (attributes, lines printed, what a hook noted): it has to be as the plain loop leaves it.
     `surprise` makes inputs of the same shapes with which the loop goes another way than with `inputs`. `later` is what
-    the user changes between two calls, within a context that takes it back: the next call has to follow.
+    the user changes between two calls, within a context that takes it back: the next call has to follow. Make `inputs`
+    anew for each run: some models write to theirs.
     """
 
     name: str
@@ -50,6 +51,7 @@ class LoopCase:
     surprise: Inputs | None = None
     later: Callable[[nn.Module], AbstractContextManager[Any]] | None = None
     grads: bool = True  # the outputs have gradients
+    input_grads: bool = True  # gradients of its inputs may be asked for
     doubles: bool = True  # runs in float64 after .double(), and gives the same to a few digits
     least: int = 1  # the fewest steps that the model itself can take
 
