@@ -8,10 +8,48 @@
         outputs = case.run(model, args)
 """
 
-from . import cells, dynamics, forms, gates, linear, memories, stacks
+from . import (
+    arguments,
+    by_data,
+    by_index,
+    calls,
+    cells,
+    collected,
+    decoders,
+    domains,
+    dynamics,
+    effects,
+    forms,
+    gates,
+    linear,
+    memories,
+    papers,
+    reading,
+    stacks,
+    ways_of_time,
+)
 from .case import LoopCase
 
-FAMILIES = (gates.case, cells.case, dynamics.case, linear.case, stacks.case, memories.case, forms.case)
+FAMILIES = (
+    gates.case,
+    cells.case,
+    papers.case,
+    dynamics.case,
+    linear.case,
+    domains.case,
+    stacks.case,
+    memories.case,
+    forms.case,
+    reading.case,
+    collected.case,
+    by_index.case,
+    ways_of_time.case,
+    by_data.case,
+    decoders.case,
+    effects.case,
+    calls.case,
+    arguments.case,
+)
 
 LOOP_MODELS: dict[str, LoopCase] = {name: case for family in FAMILIES for name, case in family.cases.items()}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,9 @@ class LoopCase:
 
     `call` is how its user calls it, where that is more than `model(*args)`. `seen` gives what the loop leaves behind
     besides its outputs (attributes, lines printed, what a hook noted): it has to be as the plain loop leaves it.
+    `surprise` makes inputs of the same shapes with which the loop goes another way than with `inputs`. `later` is what
+    the user changes between two calls, within a context that takes it back: the next call has to follow. Make `inputs`
+    anew for each run: some models write to theirs.
     """
 
     name: str
@@ -44,7 +48,10 @@ class LoopCase:
     family: str = ""
     call: Callable[..., Any] = field(default=_plain_call)
     seen: Callable[[nn.Module], Any] = field(default=_nothing_more)
+    surprise: Inputs | None = None
+    later: Callable[[nn.Module], AbstractContextManager[Any]] | None = None
     grads: bool = True  # the outputs have gradients
+    input_grads: bool = True  # gradients of its inputs may be asked for
     doubles: bool = True  # runs in float64 after .double(), and gives the same to a few digits
     least: int = 1  # the fewest steps that the model itself can take
 
@@ -87,6 +94,41 @@ class Family:
             return model
 
         return note
+
+
+def setting(**values: Any) -> Callable[[nn.Module], AbstractContextManager[Any]]:
+    """The user sets attributes of the model between two calls."""
+
+    @contextmanager
+    def change(model: nn.Module) -> Iterator[None]:
+        before = {name: getattr(model, name) for name in values}
+        for name, value in values.items():
+            setattr(model, name, value)
+        yield
+        for name, value in before.items():
+            setattr(model, name, value)
+
+    return change
+
+
+def doing(change: Callable[[nn.Module], Any]) -> Callable[[nn.Module], AbstractContextManager[Any]]:
+    """The user does something to the model between two calls, for good."""
+
+    @contextmanager
+    def done(model: nn.Module) -> Iterator[None]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(2)
+            change(model)
+        yield
+
+    return done
+
+
+def scaled(inputs: Inputs, by: float) -> Inputs:
+    """The same inputs, those of floating point times a number."""
+    return lambda batch, steps: tuple(
+        x * by if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs(batch, steps)
+    )
 
 
 def normal(*shape: int, salt: int = 0) -> Tensor:
