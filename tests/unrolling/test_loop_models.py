@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tests.support.loop_models import FAMILIES, LOOP_MODELS, LoopCase
+from tests.support.loop_models import FAMILIES, LOOP_MODELS, LoopCase, Outcome, outcome
 from tests.support.loop_models.case import EXPECTATIONS
-from tests.support.loop_models.outcome import Outcome, asking_for_gradients, leaves, outcome
+from tests.support.loop_models.comparing import asking_for_gradients, leaves
 
 
 def every(cases):

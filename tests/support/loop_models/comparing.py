@@ -19,6 +19,7 @@ class Outcome:
     """What a call gave and what it changed, after a backward pass where there are gradients."""
 
     outputs: list[Any]
+    structure: str  # what holds the outputs: lists, dicts, named tuples
     grads: dict[str, Tensor | None]  # of parameters, by name
     input_grads: list[Tensor | None]
     state: dict[str, Any]  # the state dict
@@ -27,7 +28,7 @@ class Outcome:
 
     def differences(self, other: Outcome, *, atol: float = 0.0, rtol: float = 0.0) -> list[str]:
         """Say where two outcomes differ; values may differ by the tolerances, all else by nothing."""
-        parts: list[tuple[str, Any, Any]] = [("number of outputs", len(self.outputs), len(other.outputs))]
+        parts: list[tuple[str, Any, Any]] = [("structure of the outputs", self.structure, other.structure)]
         parts += [(f"output {i}", a, b) for i, (a, b) in enumerate(zip(self.outputs, other.outputs, strict=False))]
         for what in ("grads", "state"):
             ours, theirs = getattr(self, what), getattr(other, what)
@@ -52,12 +53,14 @@ def leaves(value: Any) -> list[Any]:
 
 def outcome(case: LoopCase, model: nn.Module, args: tuple[Any, ...]) -> Outcome:
     """Call the model as the case does and go backward; `args` should be fresh, as some models write to theirs."""
-    outputs = leaves(case.run(model, args))
+    result = case.run(model, args)
+    outputs = leaves(result)
     total = [out.abs().double().square().sum() for out in outputs if isinstance(out, Tensor) and out.requires_grad]
     if total:
         torch.stack(total).sum().backward()
     return Outcome(
         outputs=outputs,
+        structure=str(pytree.tree_structure(result)),
         grads={name: parameter.grad for name, parameter in model.named_parameters()},
         input_grads=[arg.grad for arg in leaves(args) if isinstance(arg, Tensor) and arg.requires_grad],
         state=dict(model.state_dict()),
@@ -77,6 +80,8 @@ def _alike(one: Any, other: Any, atol: float, rtol: float) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         if (one.shape, one.dtype, one.requires_grad) != (other.shape, other.dtype, other.requires_grad):
             return False
+        if one.is_sparse and other.is_sparse:
+            one, other = one.to_dense(), other.to_dense()
         if not (one.is_floating_point() or one.is_complex()) or atol == rtol == 0.0:
             return torch.equal(one, other)
         return torch.allclose(one, other, atol=atol, rtol=rtol, equal_nan=True)
