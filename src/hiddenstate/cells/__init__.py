@@ -120,12 +120,12 @@ __all__ = [
     "under_checkpointing",
     "unheard",
     "untouched",
-    "watchers",
     "unwrap",
     "unwrap_to_call",
     "warn",
     "watched",
     "watched_from",
+    "watchers",
     "watching",
     "when_reached",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from ...cells import Adapter, Layer, Spec
 from ...state import State, ends, mapped
-from .loop_code import LeftAlone, LoopCode
+from .index import LeftAlone
+from .loop_code import LoopCode
 from .source import made_again
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TensorKind:
     """Shape and dtype of a tensor; where rows are told apart, without them."""
 
     shape: tuple[int, ...]
@@ -32,7 +33,7 @@ class Kind:
         return torch.Size(self.shape).numel()
 
 
-class Slot:
+class TensorSlot:
     """Stands for a tensor in a nested value."""
 
     def __init__(self, number: int) -> None:
@@ -41,28 +42,28 @@ class Slot:
 
     def __eq__(self, other: object) -> bool:
         """Say whether both stand for the same tensor."""
-        return isinstance(other, Slot) and other.number == self.number
+        return isinstance(other, TensorSlot) and other.number == self.number
 
     __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Form:
+class TurnForm:
     """What a turn is given and gives: all that its code depends on."""
 
     rows: bool  # whether every tensor has the rows of the batch as its first axis
-    pieces: dict[str, Kind]  # what it takes, by name
-    states: list[tuple[str, Kind]]  # a name for each part, and what it is
+    pieces: dict[str, TensorKind]  # what it takes, by name
+    states: list[tuple[str, TensorKind]]  # a name for each part, and what it is
     nested: dict[str, Any]  # carried name -> its value, with slots in place of tensors
     left: dict[str, list[Any]]  # collecting list -> what a turn appends, with slots
     finals: dict[str, Any]  # name -> its value, with slots
-    outputs: list[Kind]
+    outputs: list[TensorKind]
     dtype: torch.dtype  # of all outputs, put together
 
 
-def kind_of(tensor: Tensor, rows: bool) -> Kind:
+def kind_of(tensor: Tensor, rows: bool) -> TensorKind:
     """Return what a tensor is."""
-    return Kind(tuple(tensor.shape[1:] if rows else tensor.shape), tensor.dtype)
+    return TensorKind(tuple(tensor.shape[1:] if rows else tensor.shape), tensor.dtype)
 
 
 def slotted(value: Any, first: int, line: int) -> tuple[Any, list[Tensor]]:
@@ -72,7 +73,7 @@ def slotted(value: Any, first: int, line: int) -> tuple[Any, list[Tensor]]:
     def end(_: Any, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             found.append(leaf)
-            return Slot(first + len(found) - 1)
+            return TensorSlot(first + len(found) - 1)
         if leaf is None or isinstance(leaf, bool | int | float | str):
             return leaf
         raise LeftAlone(f"a {type(leaf).__name__} is handed on from turn to turn, or left behind", line)
@@ -80,7 +81,7 @@ def slotted(value: Any, first: int, line: int) -> tuple[Any, list[Tensor]]:
     return mapped(value, end), found
 
 
-class Body(nn.Module):
+class LoopBody(nn.Module):
     """A turn as a module: `(x, state) -> (out, state)`, with all that it reads beside them in its attributes."""
 
     hs_kinds: tuple[type, ...] = ()
@@ -88,7 +89,9 @@ class Body(nn.Module):
     def surround(self, names: dict[str, Any]) -> None:
         """Have the turn read these values."""
         for name, value in names.items():
-            mine, other = (self._modules, self.__dict__) if isinstance(value, nn.Module) else (self.__dict__, self._modules)
+            mine, other = (
+                (self._modules, self.__dict__) if isinstance(value, nn.Module) else (self.__dict__, self._modules)
+            )
             other.pop(attribute(name), None)
             mine[attribute(name)] = value
 
@@ -103,13 +106,13 @@ def attribute(name: str) -> str:
     return f"own_{name}"
 
 
-class BodyAdapter(Adapter):
+class LoopBodyAdapter(Adapter):
     """Reads a body as a cell: its state is a tuple of tensors."""
 
     kind = "loop"
     state_name = "hs_state"
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: TurnForm) -> None:
         """Read bodies of one form."""
         self.parts = {name: kind for name, kind in form.states}
         self.rows_first = form.rows
@@ -136,7 +139,7 @@ class BodyAdapter(Adapter):
         return result[0], result[1]
 
 
-def make_body(code: LoopCode, function: FunctionType, form: Form, names: Sequence[str]) -> Layer:
+def make_body(code: LoopCode, function: FunctionType, form: TurnForm, names: Sequence[str]) -> Layer:
     """Return a loop's turn as a layer of one step; `names` are those that it reads beside what it is given."""
     lines = [f"{name} = hs_module.{attribute(name)}" for name in names]
     lines += _unpack(code, form)
@@ -146,7 +149,11 @@ def make_body(code: LoopCode, function: FunctionType, form: Form, names: Sequenc
     lines += [f"{name} = {_built(value, types)}" for name, value in form.nested.items()]
     lines += [f"{collected.name} = []" for collected in code.collected]
     kinds = [f"hs_kind_{number} = hs_module.hs_kinds[{number}]" for number in range(len(types))]
-    head = ast.parse("\n".join(["def forward(hs_module, hs_x, hs_state):", *(f"    {line}" for line in [*kinds, *lines]), "    pass"]))
+    head = ast.parse(
+        "\n".join(
+            ["def forward(hs_module, hs_x, hs_state):", *(f"    {line}" for line in [*kinds, *lines]), "    pass"]
+        )
+    )
     definition = head.body[0]
     assert isinstance(definition, ast.FunctionDef)
     tail = ast.parse("\n".join(["def forward():", *(f"    {line}" for line in _pack(code, form))])).body[0]
@@ -157,8 +164,8 @@ def make_body(code: LoopCode, function: FunctionType, form: Form, names: Sequenc
             node.lineno = code.line
     made = made_again(function, definition, {})
     made.__defaults__ = made.__kwdefaults__ = None
-    body = type("Loop", (Body,), {"forward": made, "hs_kinds": tuple(types)})()
-    return Layer("", body, BodyAdapter(form))
+    body = type("Loop", (LoopBody,), {"forward": made, "hs_kinds": tuple(types)})()
+    return Layer("", body, LoopBodyAdapter(form))
 
 
 def make_turn(code: LoopCode, function: FunctionType, names: Sequence[str]) -> FunctionType:
@@ -195,7 +202,7 @@ class _Anew(ast.NodeTransformer):
         return ast.fix_missing_locations(ast.copy_location(ast.Assign([node.target], total), node))
 
 
-def _unpack(code: LoopCode, form: Form) -> list[str]:
+def _unpack(code: LoopCode, form: TurnForm) -> list[str]:
     """Return how pieces are taken out of the one tensor that a step is given."""
     if not form.pieces:
         return []
@@ -210,7 +217,7 @@ def _unpack(code: LoopCode, form: Form) -> list[str]:
     return lines
 
 
-def packed_dtype(kinds: Any) -> torch.dtype:
+def packed_dtype(kinds: Iterable[TensorKind]) -> torch.dtype:
     """Return the dtype that pieces are put together in, each of which it holds exactly."""
     found = {kind.dtype for kind in kinds}
     floats = [dtype for dtype in found if dtype.is_floating_point]
@@ -225,22 +232,28 @@ def packed_dtype(kinds: Any) -> torch.dtype:
     return next(iter(found))
 
 
-def _pack(code: LoopCode, form: Form) -> list[str]:
+def _pack(code: LoopCode, form: TurnForm) -> list[str]:
     """Return how the outputs of a turn become one tensor, and its state a tuple."""
     outputs: list[str] = []
     for collected in code.collected:
         for place, value in enumerate(form.left[collected.name]):
-            outputs += [f"{collected.name}[{place}]{_path(path, value)}" for path, end in ends(value) if isinstance(end, Slot)]
+            outputs += [
+                f"{collected.name}[{place}]{_path(path, value)}"
+                for path, end in ends(value)
+                if isinstance(end, TensorSlot)
+            ]
     for name, value in form.finals.items():
-        outputs += [f"{name}{_path(path, value)}" for path, end in ends(value) if isinstance(end, Slot)]
+        outputs += [f"{name}{_path(path, value)}" for path, end in ends(value) if isinstance(end, TensorSlot)]
     states, lines = [], []
     for name, value in form.nested.items():
         for path, end in ends(value):
             spelled = f"{name}{_path(path, value)}"
-            if isinstance(end, Slot):
+            if isinstance(end, TensorSlot):
                 states.append(spelled)
             else:
-                differs = f"{spelled} is not {end!r}" if end is None or isinstance(end, bool) else f"{spelled} != {end!r}"
+                differs = (
+                    f"{spelled} is not {end!r}" if end is None or isinstance(end, bool) else f"{spelled} != {end!r}"
+                )
                 said = f"{name!r}, which is no tensor, changes from turn to turn"
                 lines.append(f"if {differs}: raise RuntimeError({said!r})")
     for collected in code.collected:
@@ -280,13 +293,15 @@ def _path(path: tuple[Any, ...], value: Any) -> str:
 
 def _built(value: Any, types: list[type]) -> str:
     """Return an expression that builds a nested value from the parts of a state."""
-    if isinstance(value, Slot):
+    if isinstance(value, TensorSlot):
         return f"hs_{value.number}"
     if isinstance(value, dict) and type(value) is dict:
         return "{" + ", ".join(f"{key!r}: {_built(inner, types)}" for key, inner in value.items()) + "}"
     if type(value) in (tuple, list):
         inner = ", ".join(_built(each, types) for each in value)
-        return f"({inner},)" if type(value) is tuple and value else f"({inner})" if type(value) is tuple else f"[{inner}]"
+        return (
+            f"({inner},)" if type(value) is tuple and value else f"({inner})" if type(value) is tuple else f"[{inner}]"
+        )
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         types.append(type(value))
         number = len(types) - 1
@@ -303,5 +318,5 @@ def _built(value: Any, types: list[type]) -> str:
 
 # By these names the written code finds what it needs of torch: as attributes, since globals are the user's own.
 for _each in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.int64, torch.int32):
-    setattr(Body, f"hs_{str(_each).replace('.', '_')}", _each)
-Body.hs_cat = staticmethod(torch.cat)  # type: ignore[attr-defined]
+    setattr(LoopBody, f"hs_{str(_each).replace('.', '_')}", _each)
+LoopBody.hs_cat = staticmethod(torch.cat)  # type: ignore[attr-defined]

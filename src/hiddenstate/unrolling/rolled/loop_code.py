@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from .collected import Collected, append_instead, collecting, count_of, growing
+from .index import LeftAlone, MovingPiece, is_arithmetic, is_int, read_piece
 from .names import exposed, loads, stores
 
 _ITERABLES = ("range", "enumerate", "zip", "reversed")
@@ -24,17 +26,8 @@ _LEAVES = {
 }
 
 
-class LeftAlone(Exception):
-    """A loop that is not rolled up, with the reason and its line."""
-
-    def __init__(self, reason: str, line: int) -> None:
-        """Say why, and where."""
-        super().__init__(reason)
-        self.reason, self.line = reason, line
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Leaf:
+class LoopSource:
     """Something that the loop goes over: numbers of turns, or things."""
 
     target: str  # the name that it gives a turn; "" where none is looked at
@@ -45,32 +38,11 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """Where in a tensor, or a list, the piece of one turn is: one place of its index moves with the turns."""
-
-    thing: ast.expr  # the tensor or list
-    before: int  # axes in front of the place that moves, or those behind it less one, as a negative number
-    index: ast.expr  # of the place that moves, or where it begins
-    end: ast.expr | None  # of a slice
-    rest: tuple[ast.expr, ...]  # the other places; empty where they take everything
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Taken:
     """A piece that a turn reads."""
 
     name: str
-    piece: Piece
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Collected:
-    """What turns leave behind: appended to a list, or written into a piece of a tensor or list."""
-
-    name: str  # of the list that stands for it within a turn
-    into: str  # the user's own list or tensor
-    piece: Piece | None = None  # where in it; None: appended
-    axis: int | None = None  # of a tensor that grows by `torch.cat`
+    piece: MovingPiece
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +50,7 @@ class LoopCode:
     """What is known of a loop by its source."""
 
     line: int
-    leaves: list[Leaf]
+    leaves: list[LoopSource]
     body: list[ast.stmt]  # with pieces and collections under their names
     index_names: set[str]
     taken: list[Taken] = field(default_factory=list)
@@ -88,26 +60,27 @@ class LoopCode:
     added: set[str] = field(default_factory=set)  # those that are only ever added to, in place
     finals: list[str] = field(default_factory=list)  # other names that a turn binds, and that are read after the loop
     read: set[str] = field(default_factory=set)  # names that are the same at all turns
+    lasts: dict[str, str] = field(default_factory=dict)  # name -> the list whose last thing it stands for
 
 
-def read_loop(
-    loop: ast.For, later: set[str], fresh: Callable[[str], str]
-) -> tuple[LoopCode, list[ast.stmt], ast.expr]:
+def read_loop(loop: ast.For, later: set[str], fresh: Callable[[str], str]) -> tuple[LoopCode, list[ast.stmt], ast.expr]:
     """Return what a loop is, statements that evaluate what it goes over, once, and that by the names they give it.
 
     `later` are the names that are read after the loop; `fresh` makes names that nobody uses.
     """
     _refuse(loop)
-    leaves: list[Leaf] = []
+    leaves: list[LoopSource] = []
     evaluated: list[ast.stmt] = []
     over = _over(loop.iter, loop.target, leaves, evaluated, fresh, loop.body)
     index_names = {leaf.target for leaf in leaves if leaf.counts and leaf.target}
     copied = _one_target_each(copy.deepcopy(loop.body), fresh)
     code = LoopCode(loop.lineno, leaves, copied, index_names)
     targets = {leaf.target for leaf in leaves} - {""}
-    bound = stores(copied)
+    _follow_lists(code, fresh)
+    bound = stores(code.body)
     _collect(code, bound, fresh)
-    code.body = [_Takes(code, bound | targets | _mutated(code.body), fresh).visit(statement) for statement in code.body]
+    changing = bound | targets | _mutated(code.body) | _bound_inside(code.body)
+    code.body = [_Takes(code, changing, fresh).visit(statement) for statement in code.body]
     left = next((node for node in _walk(code.body) if isinstance(node, ast.Name) and node.id in index_names), None)
     if left is not None:
         raise LeftAlone(f"it computes with the number of the turn, {left.id!r}", left.lineno)
@@ -154,7 +127,7 @@ def _refuse(loop: ast.For) -> None:
 def _over(
     iterable: ast.expr,
     target: ast.expr,
-    leaves: list[Leaf],
+    leaves: list[LoopSource],
     evaluated: list[ast.stmt],
     fresh: Callable[[str], str],
     body: list[ast.stmt],
@@ -175,14 +148,14 @@ def _over(
             return ast.copy_location(ast.Call(iterable.func, inners, iterable.keywords), iterable)
         if kind == "enumerate" and len(parts) == 2 and not starred and not backwards:
             given = [*iterable.args[1:], *(keyword.value for keyword in iterable.keywords)]
-            leaves.append(Leaf(_name(parts[0]), "", True, start=given[0] if given else None))
+            leaves.append(LoopSource(_name(parts[0]), "", True, start=given[0] if given else None))
             inner = _over(iterable.args[0], parts[1], leaves, evaluated, fresh, body)
             return ast.copy_location(ast.Call(iterable.func, [inner, *given], []), iterable)
         if kind != "range" or starred or iterable.keywords:
             raise LeftAlone(f"it goes over {ast.unparse(iterable)}", iterable.lineno)
     value = fresh("over")
     evaluated.append(ast.copy_location(ast.Assign([ast.Name(value, ast.Store())], iterable), iterable))
-    leaves.append(Leaf(_name(target), value, kind == "range" or _indexes(_name(target), body), backwards))
+    leaves.append(LoopSource(_name(target), value, kind == "range" or _indexes(_name(target), body), backwards))
     return ast.copy_location(ast.Name(value, ast.Load()), iterable)
 
 
@@ -197,6 +170,36 @@ def _name(target: ast.expr) -> str:
     return target.id
 
 
+def _bound_inside(body: list[ast.stmt]) -> set[str]:
+    """Return the names that comprehensions and lambdas bind for themselves."""
+    comprehended = [node.target for node in _walk(body) if isinstance(node, ast.comprehension)]
+    return stores(comprehended) | {node.arg for node in _walk(body) if isinstance(node, ast.arg)}
+
+
+def _follow_lists(code: LoopCode, fresh: Callable[[str], str]) -> None:
+    """Give the last thing of a list a name, where turns append to the list and read it by `[-1]` alone."""
+    for statement in list(code.body):
+        found = collecting(statement, set())
+        if found is None or found[2] is not None:
+            continue
+        into, value, _ = found
+        reads = [n for n in _walk(code.body) if isinstance(n, ast.Subscript) and ast.unparse(n) == f"{into}[-1]"]
+        if not reads or count_of(code.body, into) != 1 + len(reads):
+            continue
+        name = fresh("last")
+        code.lasts[name] = into
+        for read in reads:
+            read.__class__ = ast.Name  # type: ignore[assignment]
+            read.__dict__ = ast.copy_location(ast.Name(name, ast.Load()), read).__dict__
+        bind = ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], value), statement)
+        code.body.insert(code.body.index(statement), ast.fix_missing_locations(bind))
+        append = ast.parse(f"{into}.append({name})").body[0]
+        for node in ast.walk(append):
+            if isinstance(node, ast.stmt | ast.expr):
+                ast.copy_location(node, statement)
+        code.body[code.body.index(statement)] = append
+
+
 class _Takes(ast.NodeTransformer):
     """Puts a name in the place of each piece of something that is the same at all turns."""
 
@@ -204,10 +207,27 @@ class _Takes(ast.NodeTransformer):
         self.code, self.changing, self.fresh = code, changing, fresh
         self.known: dict[str, str] = {}
 
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Take `x.select(1, t)` and `torch.narrow(x, 1, t, 1)` for what they are: `x[:, t]`, `x[:, t:t + 1]`."""
+        self.generic_visit(node)
+        if not isinstance(node.func, ast.Attribute) or node.keywords or node.func.attr not in ("select", "narrow"):
+            return node
+        given = node.args if ast.unparse(node.func.value) == "torch" else [node.func.value, *node.args]
+        if len(given) != (3 if node.func.attr == "select" else 4) or (len(given) == 4 and ast.unparse(given[3]) != "1"):
+            return node
+        thing, axis, index = given[:3]
+        if not is_int(axis) or not loads([index]) & self.code.index_names or not is_arithmetic(index):
+            return node
+        end = None if len(given) == 3 else ast.copy_location(ast.BinOp(index, ast.Add(), ast.Constant(1)), index)
+        return self._taken(node, MovingPiece(thing, int(ast.unparse(axis)), index, end, ()))
+
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         self.generic_visit(node)  # `a[b[t]]` takes its piece of b
         piece = read_piece(node, self.code.index_names) if isinstance(node.ctx, ast.Load) else None
-        if piece is None or loads([piece.thing]) & self.changing or not _is_place(piece.thing):
+        return node if piece is None else self._taken(node, piece)
+
+    def _taken(self, node: ast.expr, piece: MovingPiece) -> ast.AST:
+        if loads([piece.thing]) & self.changing or not _is_place(piece.thing):
             return node
         said = ast.unparse(node)
         if said not in self.known:
@@ -224,65 +244,6 @@ def _is_place(thing: ast.expr) -> bool:
     while isinstance(thing, ast.Attribute):
         thing = thing.value
     return isinstance(thing, ast.Name)
-
-
-def read_piece(node: ast.Subscript, index_names: set[str]) -> Piece | None:
-    """Return where a subscript takes a piece that moves with the turns; None where it does not, or in other ways."""
-    places = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
-    moving = [number for number, place in enumerate(places) if loads([place]) & index_names]
-    if len(moving) != 1:
-        return None
-    number = moving[0]
-    place, others = places[number], [*places[:number], *places[number + 1 :]]
-    if not _is_arithmetic(place):
-        return None
-    # Behind a whole number at the first place others may be tensors: `a[t, rows]` is `a[t][rows]`.
-    led = number == 0 and not isinstance(place, ast.Slice) and not any(_is_plain(o) and not _is_int(o) for o in others)
-    if not led and not all(_is_plain(other) for other in others):
-        return None
-    dots = [number for number, other in enumerate(places) if _is_constant(other, ...)]
-    if dots and dots[0] < number:
-        before = -1 - sum(not _is_constant(other, None) for other in places[number + 1 :])
-    else:
-        before = sum(not _is_constant(other, None) for other in places[:number])
-    index, end = place, None
-    if isinstance(place, ast.Slice):
-        if place.lower is None or place.upper is None or place.step is not None:
-            return None
-        index, end = place.lower, place.upper
-        others.insert(number, ast.Slice())
-    if all(isinstance(other, ast.Slice) and _is_all(other) or _is_constant(other, ...) for other in others):
-        others = []
-    return Piece(node.value, before, index, end, tuple(others))
-
-
-def _is_constant(place: ast.expr, value: object) -> bool:
-    return isinstance(place, ast.Constant) and place.value is value
-
-
-def _is_all(place: ast.Slice) -> bool:
-    return place.lower is None and place.upper is None and place.step is None
-
-
-def _is_int(place: ast.expr) -> bool:
-    if isinstance(place, ast.UnaryOp):
-        place = place.operand
-    return isinstance(place, ast.Constant) and type(place.value) is int
-
-
-def _is_arithmetic(place: ast.expr) -> bool:
-    """Say whether a place is put together from names and numbers alone."""
-    kinds = (ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Slice, ast.operator, ast.unaryop, ast.expr_context)
-    return all(isinstance(node, kinds) for node in ast.walk(place))
-
-
-def _is_plain(place: ast.expr) -> bool:
-    """Say whether an index is a slice, a whole number, None or dots: nothing that may be a tensor."""
-    if isinstance(place, ast.Slice):
-        return all(part is None or _is_plain(part) for part in (place.lower, place.upper, place.step))
-    if isinstance(place, ast.UnaryOp) and isinstance(place.op, ast.USub):
-        place = place.operand
-    return isinstance(place, ast.Constant) and (place.value is None or place.value is ... or type(place.value) is int)
 
 
 def _one_target_each(body: list[ast.stmt], fresh: Callable[[str], str]) -> list[ast.stmt]:
@@ -307,19 +268,23 @@ def _listed(made: Any) -> list[ast.stmt]:
 def _collect(code: LoopCode, bound: set[str], fresh: Callable[[str], str]) -> None:
     """Find what turns append to lists, or write into pieces, of which they read nothing."""
     for statement in [node for node in _walk(code.body) if isinstance(node, ast.stmt)]:
-        grown = _growing(statement)
-        if grown is not None and _count(code.body, grown[0]) == _count([statement], grown[0]):
+        grown = growing(statement)
+        if grown is not None and count_of(code.body, grown[0]) == count_of([statement], grown[0]):
             name = fresh("left")
             code.collected.append(Collected(name, grown[0], axis=grown[2]))
-            _append_instead(statement, name, grown[1])
+            append_instead(statement, name, grown[1])
             continue
-        found = _collecting(statement, code.index_names)
+        found = collecting(statement, code.index_names)
         if found is None:
             continue
         into, value, piece = found
         uses = [node for node in _walk(code.body) if isinstance(node, ast.Name) and node.id == into]
-        same = [other for node in _walk(code.body) if isinstance(node, ast.stmt)
-                if (other := _collecting(node, code.index_names)) is not None and other[0] == into]
+        same = [
+            other
+            for node in _walk(code.body)
+            if isinstance(node, ast.stmt)
+            if (other := collecting(node, code.index_names)) is not None and other[0] == into
+        ]
         if len(uses) != len(same) or (into in bound and not isinstance(statement, ast.AugAssign)):
             continue
         if piece is not None and len(same) > 1:
@@ -328,65 +293,7 @@ def _collect(code: LoopCode, bound: set[str], fresh: Callable[[str], str]) -> No
         name = known or fresh("left")
         if known is None:
             code.collected.append(Collected(name, into, piece))
-        _append_instead(statement, name, value)
-
-
-def _collecting(statement: ast.stmt, index_names: set[str]) -> tuple[str, ast.expr, Piece | None] | None:
-    """Return what a statement leaves behind: in which list or tensor, what, and where."""
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        call = statement.value
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "append" and len(call.args) == 1:
-            if isinstance(call.func.value, ast.Name) and not call.keywords:
-                return call.func.value.id, call.args[0], None
-    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
-        if isinstance(statement.op, ast.Add) and isinstance(statement.value, ast.List) and len(statement.value.elts) == 1:
-            return statement.target.id, statement.value.elts[0], None
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        target = statement.targets[0]
-        if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-            piece = read_piece(target, index_names)
-            if piece is not None:
-                return target.value.id, statement.value, piece
-    return None
-
-
-def _growing(statement: ast.stmt) -> tuple[str, ast.expr, int] | None:
-    """Return which tensor a statement makes longer, by what, along which axis: `a = torch.cat([a, b], 1)`.
-
-    Also where `a` is None at first: `if a is None: a = b` and else that.
-    """
-    if isinstance(statement, ast.If) and len(statement.body) == len(statement.orelse) == 1:
-        first, found = statement.body[0], _growing(statement.orelse[0])
-        if found is None or not isinstance(first, ast.Assign) or ast.unparse(statement.test) != f"{found[0]} is None":
-            return None
-        alike = ast.unparse(first) == f"{found[0]} = {ast.unparse(found[1])}"
-        return found if alike else None
-    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
-        return None
-    call, (target, *more) = statement.value, statement.targets
-    if more or not isinstance(target, ast.Name) or ast.unparse(call.func) != "torch.cat" or not call.args:
-        return None
-    joined, axes = call.args[0], [*call.args[1:], *(word.value for word in call.keywords if word.arg == "dim")]
-    if len(call.args) + len(call.keywords) > 2 or len(axes) > 1 or not isinstance(joined, ast.Tuple | ast.List):
-        return None
-    axis = ast.unparse(axes[0]) if axes else "0"
-    if len(joined.elts) != 2 or ast.unparse(joined.elts[0]) != target.id or not axis.lstrip("-").isdigit():
-        return None
-    return target.id, joined.elts[1], int(axis)
-
-
-def _count(body: list[ast.stmt], name: str) -> int:
-    return sum(isinstance(node, ast.Name) and node.id == name for node in _walk(body))
-
-
-def _append_instead(statement: ast.stmt, name: str, value: ast.expr) -> None:
-    """Turn a statement, in place, into one that appends to a list of the turn's own."""
-    call = ast.Call(ast.Attribute(ast.Name(name, ast.Load()), "append", ast.Load()), [value], [])
-    line = ast.copy_location(ast.Expr(call), statement)
-    ast.fix_missing_locations(line)
-    statement.__class__ = ast.Expr  # type: ignore[assignment]
-    statement.__dict__.clear()
-    statement.__dict__.update(line.__dict__)
+        append_instead(statement, name, value)
 
 
 def _mutated(body: list[ast.stmt]) -> set[str]:

@@ -11,8 +11,8 @@ from torch import nn
 
 from ...cells import Arguments, Handle, Rank, around, unwrap, watchers
 from ..engines import switched_off
-from .loop_code import LeftAlone
-from .site import Site
+from .index import LeftAlone
+from .site import LoopSite
 from .source import has_loops, resolves_to_builtins, rewrite
 
 
@@ -21,7 +21,7 @@ class RolledLoops:
 
     def __init__(self, model: nn.Module) -> None:
         """Read the code of the model's own modules."""
-        self.sites: list[Site] = []
+        self.sites: list[LoopSite] = []
         self.left_alone: list[str] = []
         self._made_for: list[tuple[nn.Module, FunctionType]] = []
         self._handles: list[Handle] = []
@@ -47,7 +47,11 @@ class RolledLoops:
 
     def _made(self, name: str, module: nn.Module) -> FunctionType | None:
         function = getattr(type(module), "forward", None)
-        if not has_loops(function, type(module)) or ("forward" in module.__dict__ and not _ours(module)):
+        if (
+            not isinstance(function, FunctionType)
+            or not has_loops(function, type(module))
+            or ("forward" in module.__dict__ and not _ours(module))
+        ):
             return None
         written = _Functions(f"{name or 'the model itself'} ({type(module).__name__})", type(module))
         made = written.of(function)
@@ -61,7 +65,7 @@ class _Functions:
 
     def __init__(self, label: str, owner: type) -> None:
         self.label, self.owner = label, owner
-        self.sites: list[Site] = []
+        self.sites: list[LoopSite] = []
         self.left_alone: list[str] = []
         self._made: dict[FunctionType, FunctionType] = {}
 
@@ -70,7 +74,7 @@ class _Functions:
         if function in self._made:
             return self._made[function]
         self._made[function] = function  # where it calls itself, as it is
-        own: list[Site] = []
+        own: list[LoopSite] = []
 
         def enter(number: int, names: dict[str, Any], over: tuple[Any, ...]) -> Any:
             return own[number].enter(names, over)
@@ -84,11 +88,11 @@ class _Functions:
         except LeftAlone as reason:
             self.left_alone.append(f"{where}, line {reason.line}: left alone: {reason.reason}")
             return function
-        for reason in found.left_alone:
-            self.left_alone.append(f"{where}, loop of line {reason.line}: left alone: {reason.reason}")
+        for each in found.left_alone:
+            self.left_alone.append(f"{where}, loop of line {each.line}: left alone: {each.reason}")
         if not resolves_to_builtins(function):
             return function
-        own += [Site(code, function, f"{where}, loop of line {code.line}") for code in found.loops]
+        own += [LoopSite(code, function, f"{where}, loop of line {code.line}") for code in found.loops]
         self.sites += own
         for called in found.calls:
             self.of(called)
@@ -107,9 +111,7 @@ def _ours(module: nn.Module) -> bool:
     return isinstance(getattr(module.__dict__["forward"], "real", None), MethodType)
 
 
-def _instead(
-    module: nn.Module, made: FunctionType, arguments: Arguments, run: Callable[[Arguments], Any]
-) -> Any:
+def _instead(module: nn.Module, made: FunctionType, arguments: Arguments, run: Callable[[Arguments], Any]) -> Any:
     if switched_off() or watchers():
         return run(arguments)
     args, kwargs = arguments

@@ -18,7 +18,13 @@ def loads(nodes: Iterable[ast.AST]) -> set[str]:
             first = loads([node.generators[0].iter])  # which is read outside of it
             found |= first | (loads(ast.iter_child_nodes(node)) - own)
         elif isinstance(node, ast.Lambda):
-            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+            arguments = [
+                *node.args.posonlyargs,
+                *node.args.args,
+                *node.args.kwonlyargs,
+                node.args.vararg,
+                node.args.kwarg,
+            ]
             own = {argument.arg for argument in arguments if argument is not None}
             found |= loads([node.args]) | (loads([node.body]) - own)
         else:

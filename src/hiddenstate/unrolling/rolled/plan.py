@@ -13,13 +13,15 @@ from torch import Tensor
 from ...cells import Layer
 from ...state import State, ends, mapped
 from ..checks import Task
-from .body import Form, Kind, Slot, kind_of, make_body, make_turn, packed_dtype, slotted
-from .loop_code import Collected, LeftAlone, LoopCode
+from .body import TensorKind, TensorSlot, TurnForm, kind_of, make_body, make_turn, packed_dtype, slotted
+from .collected import Collected
+from .index import LeftAlone
+from .loop_code import LoopCode
 from .turns import Turns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class SeenRun:
     """One run of a loop as it was written: what it began with, and what it left."""
 
     turns: Turns
@@ -34,10 +36,10 @@ class Seen:
         return all(tensor._version == version for tensor, version in self.versions)
 
 
-class Plan:
+class RollPlan:
     """One form of a loop's turn: put together for the engine, and taken apart again."""
 
-    def __init__(self, code: LoopCode, function: FunctionType, form: Form, names: Sequence[str]) -> None:
+    def __init__(self, code: LoopCode, function: FunctionType, form: TurnForm, names: Sequence[str]) -> None:
         """Write the code of a turn."""
         self.code, self.form = code, form
         self.reads = list(names)
@@ -79,7 +81,12 @@ class Plan:
             x = only.transpose(0, 1)
         elif pieces:
             dtype = packed_dtype(self.form.pieces.values())
-            flat = [piece.flatten(2 if rows else 1).to(dtype) if piece.dim() > (2 if rows else 1) else piece.unsqueeze(-1).to(dtype) for piece in pieces.values()]
+            flat = [
+                piece.flatten(2 if rows else 1).to(dtype)
+                if piece.dim() > (2 if rows else 1)
+                else piece.unsqueeze(-1).to(dtype)
+                for piece in pieces.values()
+            ]
             joined = torch.cat(flat, -1)
             x = joined.transpose(0, 1) if rows else joined.unsqueeze(0)
         else:
@@ -106,11 +113,15 @@ class Plan:
         parts = list(state.values()) if self.form.rows else [part.squeeze(0) for part in state.values()]
         carried = {name: _filled(value, parts) for name, value in self.form.nested.items()}
         along = self.outputs(out) if self.form.outputs else []
-        used = {end.number for values in self.form.left.values() for _, end in ends(values) if isinstance(end, Slot)}
+        used = {
+            end.number for values in self.form.left.values() for _, end in ends(values) if isinstance(end, TensorSlot)
+        }
         each = {number: list(along[number].unbind(0)) for number in used}
         count = along[0].shape[0] if along else 0
         left = {
-            name: [[_filled(value, {n: items[t] for n, items in each.items()}) for value in values] for t in range(count)]
+            name: [
+                [_filled(value, {n: items[t] for n, items in each.items()}) for value in values] for t in range(count)
+            ]
             for name, values in self.form.left.items()
         }
         last = {number: piece[-1] for number, piece in enumerate(along)}
@@ -118,7 +129,8 @@ class Plan:
 
 
 def _slots(values: dict[str, Any], line: int) -> tuple[dict[str, Any], list[Tensor]]:
-    nested, found = {}, []
+    nested: dict[str, Any] = {}
+    found: list[Tensor] = []
     for name, value in values.items():
         nested[name], more = slotted(value, len(found), line)
         found += more
@@ -126,7 +138,7 @@ def _slots(values: dict[str, Any], line: int) -> tuple[dict[str, Any], list[Tens
 
 
 def _filled(value: Any, tensors: Any) -> Any:
-    return mapped(value, lambda _, end: tensors[end.number] if isinstance(end, Slot) else end)
+    return mapped(value, lambda _, end: tensors[end.number] if isinstance(end, TensorSlot) else end)
 
 
 def _types(nested: Any) -> Any:
@@ -137,7 +149,7 @@ def _types(nested: Any) -> Any:
     return type(nested)
 
 
-def learn(code: LoopCode, function: FunctionType, seen: Seen, after: dict[str, Any]) -> Plan:
+def learn(code: LoopCode, function: FunctionType, seen: SeenRun, after: dict[str, Any]) -> RollPlan:
     """Return a plan for runs like the one that was seen, or raise why there is none."""
     missing = [name for name in code.carried if name not in seen.names]
     if missing:
@@ -149,13 +161,15 @@ def learn(code: LoopCode, function: FunctionType, seen: Seen, after: dict[str, A
         raise LeftAlone("no tensor crosses from turn to turn", code.line)
     left, outputs = _left(code, seen, after)
     finals, more = _slots({name: after[name] for name in code.finals if name in after}, code.line)
-    finals = mapped(finals, lambda _, end: Slot(end.number + len(outputs)) if isinstance(end, Slot) else end)
+    finals = mapped(
+        finals, lambda _, end: TensorSlot(end.number + len(outputs)) if isinstance(end, TensorSlot) else end
+    )
     outputs += more
     pieces = {name: piece[0] for name, piece in seen.turns.pieces.items()}
     everything = [*pieces.values(), *states, *outputs]
     rows = all(tensor.dim() > 0 for tensor in everything) and len({tensor.shape[0] for tensor in everything}) == 1
     kinds = [kind_of(tensor, rows) for tensor in outputs]
-    form = Form(
+    form = TurnForm(
         rows,
         {name: kind_of(piece, rows) for name, piece in pieces.items()},
         [(name, kind_of(tensor, rows)) for name, tensor in zip(_names(nested), states, strict=True)],
@@ -171,19 +185,19 @@ def learn(code: LoopCode, function: FunctionType, seen: Seen, after: dict[str, A
     unbound = sorted(name for name in code.read if name in local and name not in seen.names)
     if unbound:
         raise LeftAlone(f"{unbound[0]!r} is not bound before the loop", code.line)
-    return Plan(code, function, form, sorted(name for name in code.read if name in seen.names and name in local))
+    return RollPlan(code, function, form, sorted(name for name in code.read if name in seen.names and name in local))
 
 
 def _names(nested: dict[str, Any]) -> list[str]:
     found = []
     for name, value in nested.items():
         for path, end in ends(value):
-            if isinstance(end, Slot):
+            if isinstance(end, TensorSlot):
                 found.append(".".join([name, *map(str, path)]))
     return found
 
 
-def _left(code: LoopCode, seen: Seen, after: dict[str, Any]) -> tuple[dict[str, list[Any]], list[Tensor]]:
+def _left(code: LoopCode, seen: SeenRun, after: dict[str, Any]) -> tuple[dict[str, list[Any]], list[Tensor]]:
     """Return what each turn leaves behind, with slots, and examples of the tensors."""
     left: dict[str, list[Any]] = {}
     outputs: list[Tensor] = []
@@ -203,7 +217,7 @@ def _left(code: LoopCode, seen: Seen, after: dict[str, Any]) -> tuple[dict[str, 
     return left, outputs
 
 
-def grown(collected: Collected, seen: Seen, after: dict[str, Any]) -> list[Tensor]:
+def grown(collected: Collected, seen: SeenRun, after: dict[str, Any]) -> list[Tensor]:
     """Return what each turn has made a tensor longer by."""
     before, now, axis = seen.names.get(collected.into), after.get(collected.into), collected.axis
     assert axis is not None
@@ -213,10 +227,10 @@ def grown(collected: Collected, seen: Seen, after: dict[str, Any]) -> list[Tenso
     width, rest = divmod(now.shape[axis] - start, seen.turns.count)
     if rest or width < 1 or (before is not None and before.numel() and before.dim() != now.dim()):
         raise LeftAlone(f"{collected.into!r} grows now more, now less", seen.line)
-    return list(now.narrow(axis, start, width * seen.turns.count).split(width, axis))
+    return list(now.narrow(axis, start, width * seen.turns.count).chunk(seen.turns.count, axis))
 
 
-def _appended(code: LoopCode, seen: Seen, into: Any, name: str, *, replaced: bool) -> list[Any]:
+def _appended(code: LoopCode, seen: SeenRun, into: Any, name: str, *, replaced: bool) -> list[Any]:
     """Return what the last turn put into a list; all turns have to have left the same kind of things."""
     if type(into) is not list:
         raise LeftAlone(f"what turns leave is kept in {name!r}, a {type(into).__name__}", code.line)
@@ -238,7 +252,7 @@ def _kinds(value: Any) -> list[Any]:
     return [(path, kind_of(end, False) if isinstance(end, Tensor) else end) for path, end in ends(value)]
 
 
-def results(plan: Plan, seen: Seen, after: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def results(plan: RollPlan, seen: SeenRun, after: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield all that a run left, by name, as it is compared with what the engine gives."""
     for name in plan.code.carried:
         yield name, after[name]
@@ -253,4 +267,4 @@ def results(plan: Plan, seen: Seen, after: dict[str, Any]) -> Iterator[tuple[str
             yield collected.into, after[collected.into][seen.lengths[collected.into] :]
 
 
-__all__ = ["Kind", "Plan", "Seen", "learn", "results"]
+__all__ = ["RollPlan", "SeenRun", "TensorKind", "learn", "results"]

@@ -5,15 +5,19 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
+from torch import nn
 
-from .loop_code import LeftAlone, LoopCode, read_loop
+from ..twins import members
+from .index import LeftAlone
+from .loop_code import LoopCode, read_loop
 from .names import loads, stores
 
 ENTER, LEAVE, VIA = "__hs_enter__", "__hs_leave__", "__hs_via__"
@@ -40,7 +44,7 @@ def rewrite(
     whose methods are called by `self.name`.
     """
     tree = _definition(function)
-    writer = _Writer(tree, function, owner)
+    writer = _LoopsAsk(tree, function, owner)
     tree.body = [inner for statement in tree.body for inner in _many(writer.visit(statement))]
     if not writer.loops and not writer.calls:
         return Rewritten(function, [], writer.left_alone, [])
@@ -55,9 +59,9 @@ def has_loops(function: Any, owner: Any, seen: set[Any] | None = None) -> bool:
         return False
     seen.add(function)
     try:
-        tree = _definition(function)
-    except LeftAlone as reason:
-        return reason.reason != _UNREADABLE
+        tree, _ = _parsed(function)
+    except LeftAlone:
+        return False
     if any(isinstance(node, ast.For | ast.While) for node in ast.walk(tree)):
         return True
     called = [called_function(node, function, owner) for node in ast.walk(tree) if isinstance(node, ast.Call)]
@@ -71,10 +75,10 @@ def called_function(call: ast.Call, function: FunctionType, owner: Any) -> Any:
         if call.func.id in cells:
             return getattr(cells[call.func.id], "cell_contents", None) if _is_filled(cells[call.func.id]) else None
         return function.__globals__.get(call.func.id)
-    if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and owner is not None:
-        if function.__code__.co_argcount and call.func.value.id == function.__code__.co_varnames[0]:
-            return getattr(owner, call.func.attr, None)
-    return None
+    if not isinstance(call.func, ast.Attribute) or not isinstance(call.func.value, ast.Name) or owner is None:
+        return None
+    own = function.__code__.co_varnames[: min(1, function.__code__.co_argcount)]
+    return getattr(owner, call.func.attr, None) if call.func.value.id in own else None
 
 
 def _is_filled(cell: CellType) -> bool:
@@ -86,7 +90,8 @@ def _is_filled(cell: CellType) -> bool:
 
 
 def _is_librarys(function: FunctionType) -> bool:
-    return function.__module__ is None or function.__module__.split(".")[0] in ("torch", "hiddenstate", "numpy")
+    part = (function.__module__ or "sys").split(".")[0]
+    return part in ("torch", "hiddenstate", "numpy") or (part in sys.stdlib_module_names and part != "__main__")
 
 
 _UNREADABLE = "its source cannot be read"
@@ -94,11 +99,7 @@ _UNREADABLE = "its source cannot be read"
 
 def _definition(function: FunctionType) -> ast.FunctionDef:
     """Return a function's definition, with the lines of its file."""
-    try:
-        lines, first = inspect.getsourcelines(function)
-        tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
-    except (OSError, TypeError, SyntaxError, IndentationError, IndexError):
-        raise LeftAlone(_UNREADABLE, function.__code__.co_firstlineno) from None
+    tree, first = _parsed(function)
     if not isinstance(tree, ast.FunctionDef) or tree.name != function.__code__.co_name:
         raise LeftAlone("it is no plain function", first)
     if tree.decorator_list:
@@ -107,17 +108,29 @@ def _definition(function: FunctionType) -> ast.FunctionDef:
     return tree
 
 
-class _Writer(ast.NodeTransformer):
+def _parsed(function: FunctionType) -> tuple[ast.stmt, int]:
+    try:
+        lines, first = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
+    except (OSError, TypeError, SyntaxError, IndentationError, IndexError):
+        raise LeftAlone(_UNREADABLE, function.__code__.co_firstlineno) from None
+    return tree, first
+
+
+class _LoopsAsk(ast.NodeTransformer):
     """Has each loop ask first whether it is to run."""
 
     def __init__(self, tree: ast.FunctionDef, function: FunctionType, owner: Any) -> None:
         self.tree, self.function, self.owner = tree, function, owner
         self.calls: list[FunctionType] = []
+        self.candidates = 0  # loops around the one that is visited which may be rolled up
         self.used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         self.loops: list[LoopCode] = []
         self.left_alone: list[LeftAlone] = []
         self.outer: list[ast.For | ast.While] = []
-        self.locals = stores(tree.body) | {argument.arg for argument in ast.walk(tree.args) if isinstance(argument, ast.arg)}
+        self.locals = stores(tree.body) | {
+            argument.arg for argument in ast.walk(tree.args) if isinstance(argument, ast.arg)
+        }
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return node  # what is defined inside has names of its own
@@ -133,7 +146,8 @@ class _Writer(ast.NodeTransformer):
         return node
 
     def visit_While(self, node: ast.While) -> ast.AST:
-        self.left_alone.append(LeftAlone("it is a while loop", node.lineno))
+        if not self.candidates:
+            self.left_alone.append(LeftAlone("it is a while loop", node.lineno))
         self.outer.append(node)
         self.generic_visit(node)
         self.outer.pop()
@@ -146,10 +160,13 @@ class _Writer(ast.NodeTransformer):
                 raise LeftAlone("one of Python's own names is bound anew", node.lineno)
             code, evaluated, node.iter = read_loop(node, self._read_later(node), self._fresh)
         except LeftAlone as reason:
-            self.left_alone.append(reason)
+            if not self.candidates:  # else what is around it may be rolled up as a whole
+                self.left_alone.append(reason)
+        self.candidates += code is not None
         self.outer.append(node)
         self.generic_visit(node)
         self.outer.pop()
+        self.candidates -= code is not None
         if code is None:
             return node
         number = len(self.loops)
@@ -211,8 +228,7 @@ def made_again(function: FunctionType, tree: ast.FunctionDef, more: dict[str, An
         body=[_without_defaults(tree), ast.Return(ast.Name(tree.name, ast.Load()))],
         decorator_list=[],
     )
-    if hasattr(outer, "type_params") or "type_params" in ast.FunctionDef._fields:
-        outer.type_params = []
+    outer.__dict__.setdefault("type_params", [])  # which Python 3.12 asks for
     module = ast.fix_missing_locations(ast.Module([outer], []))
     code = compile(module, function.__code__.co_filename, "exec", dont_inherit=True, flags=_flags(function))
     inner = _inner(code, tree.name)
@@ -270,3 +286,40 @@ def resolves_to_builtins(function: FunctionType) -> bool:
     if function.__globals__.get("torch", torch) is not torch:
         return False
     return all(function.__globals__.get(name, getattr(builtins, name)) is getattr(builtins, name) for name in names)
+
+
+def called_modules(body: Sequence[ast.AST], names: dict[str, Any], seen: set[Any] | None = None) -> list[nn.Module]:
+    """Return the modules that statements may call, by the attributes that they and the methods they call read."""
+    seen = set() if seen is None else seen
+    found: dict[nn.Module, None] = {}
+    parents = {id(child): node for each in body for node in ast.walk(each) for child in ast.iter_child_nodes(node)}
+    for node in (inner for each in body for inner in ast.walk(each)):
+        value = names.get(node.id) if isinstance(node, ast.Name) else None
+        if not isinstance(value, nn.Module):
+            continue
+        whole, above = value, parents.get(id(node))
+        while isinstance(above, ast.Attribute) and isinstance(getattr(value, above.attr, None), nn.Module):
+            value, above = getattr(value, above.attr), parents.get(id(above))
+        if not isinstance(above, ast.Attribute):
+            found.update(dict.fromkeys(members(value)))
+            continue
+        method = getattr(value, above.attr, None)
+        if callable(method):
+            inside = _called_by(method, seen) if value is whole else None
+            found.update(dict.fromkeys(members(value)[1 if value is whole else 0 :] if inside is None else inside))
+    return list(found)
+
+
+def _called_by(method: Any, seen: set[Any]) -> list[nn.Module] | None:
+    """Return the modules that a method calls; None where its source does not tell."""
+    if not isinstance(method, MethodType) or not isinstance(method.__func__, FunctionType):
+        return None
+    if method in seen:
+        return []
+    seen.add(method)
+    try:
+        tree, _ = _parsed(method.__func__)
+    except LeftAlone:
+        return None
+    code = method.__func__.__code__
+    return called_modules([tree], {code.co_varnames[0]: method.__self__} if code.co_argcount else {}, seen)

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from .loop_code import LeftAlone, LoopCode, Piece
+from .index import LeftAlone, MovingPiece
+from .loop_code import LoopCode
 from .names import loads
 
 Places: TypeAlias = "range | list[int]"
@@ -69,7 +70,7 @@ class TurnReader:
                     thing = range(start, start + count)
                 counts[leaf.target] = (thing[::-1] if leaf.backwards else thing)[:count]
             elif leaf.target:
-                along = thing if isinstance(thing, Tensor) else _stacked(thing, code.line)
+                along = thing if isinstance(thing, Tensor) else _stacked(thing or (), code.line)
                 pieces[leaf.target] = (along.flip(0) if leaf.backwards else along)[:count]
         for taken in code.taken:
             pieces[taken.name] = self._pieces(taken.piece, names, counts, count)
@@ -90,13 +91,15 @@ class TurnReader:
             if thing.dim() == 0:
                 raise LeftAlone("it goes over a single number", line)
             return thing.shape[0]
-        if isinstance(thing, nn.Module) or (isinstance(thing, list | tuple) and any(isinstance(t, nn.Module) for t in thing)):
+        if isinstance(thing, nn.Module) or (
+            isinstance(thing, list | tuple) and any(isinstance(t, nn.Module) for t in thing)
+        ):
             raise LeftAlone("it goes over modules, not over time", line)
         if not isinstance(thing, list | tuple):
             raise LeftAlone(f"it goes over a {type(thing).__name__}", line)
         return len(thing)
 
-    def places(self, piece: Piece, names: dict[str, Any], counts: dict[str, Any], count: int) -> Places:
+    def places(self, piece: MovingPiece, names: dict[str, Any], counts: dict[str, Any], count: int) -> Places:
         """Return which place of a tensor or list each turn's piece is at."""
         return self._numbers(piece.index, names, counts, count)
 
@@ -114,7 +117,7 @@ class TurnReader:
         start, step = values[0], values[1] - values[0]
         return range(start, start + count * step, step) if step else [start] * count
 
-    def _written(self, piece: Piece, names: dict[str, Any], counts: dict[str, Any], count: int) -> Written:
+    def _written(self, piece: MovingPiece, names: dict[str, Any], counts: dict[str, Any], count: int) -> Written:
         places, line = self._numbers(piece.index, names, counts, count), piece.index.lineno
         if piece.rest or piece.end is not None:
             raise LeftAlone("a turn writes into some of a piece", line)
@@ -124,7 +127,7 @@ class TurnReader:
         axis = piece.before % thing.dim() if -thing.dim() <= piece.before < thing.dim() else 0
         return Written(_along(thing, axis, places[::-1] if backwards else places, line), backwards)
 
-    def _pieces(self, piece: Piece, names: dict[str, Any], counts: dict[str, Any], count: int) -> Tensor:
+    def _pieces(self, piece: MovingPiece, names: dict[str, Any], counts: dict[str, Any], count: int) -> Tensor:
         thing = self._value(piece.thing, names)
         places = self._numbers(piece.index, names, counts, count)
         line = piece.index.lineno
