@@ -640,6 +640,7 @@ def test_with_override_pieces_are_the_whole_in_values_and_gradients_or_it_is_ref
 # What is true of a case, though it is not a mistake in its style: findings that are no false alarms.
 TRUE_FINDINGS = {
     "unregistered_cell": ("HS205", "its modules are in a plain list"),
+    "layer_in_a_closure": ("HS205", "its layer is in a closure, where parameters() does not find it"),
     "centered_over_rows": ("HS101", "it centers over the rows of the batch"),
     "detached_each_step": ("HS105", "it detaches its state at each step"),
     "rims": ("HS202 HS302", "it starts at random, and its query only chooses, so that it has no gradient"),
@@ -648,7 +649,6 @@ TRUE_FINDINGS = {
     "transducer_predictor": ("HS108", "each call puts a start symbol in front"),
     "quantized_lstm": ("HS205", "the zoo keeps the plain layer in a list"),
     "self_hidden": ("HS201 HS204", "it keeps its state, which fits one batch size"),
-    "float_that_becomes_a_voltage": ("HS203", "it keeps its state with the graph"),
     "buffer_beside_statistics": ("HS201 HS204", "it keeps its state, which fits one batch size"),
     "list_of_states": ("HS105", "it detaches its states at each step"),
     "dict_of_state_and_window": ("HS201", "it keeps its state"),

@@ -420,9 +420,7 @@ def test_what_reads_a_start_that_has_given_way_is_named(x):
     with hs.Carry(model, override=True):
         model(x[:, :4])
         model.late = True
-        with pytest.raises(
-            CarryError, match=r"way at test_ways\.py:\d+, and reads there what one, two starts from"
-        ):
+        with pytest.raises(CarryError, match=r"way at test_ways\.py:\d+, and reads there what one, two starts from"):
             model(x[:, 4:8])
 
 

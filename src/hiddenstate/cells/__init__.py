@@ -30,6 +30,7 @@ from .given_call import (
     sequence_among,
     taken_by_position,
 )
+from .handed_on import EndState, memory_of
 from .layer import Adapter, Call, Layer, Spec, unwrap, unwrap_to_call
 from .listener import (
     Handle,
@@ -46,13 +47,14 @@ from .listener import (
     tells_now,
     under_checkpointing,
     unheard,
+    watchers,
     watching,
 )
 from .native import Form, flatten, rebuild
 from .signature import Arguments
 from .snapshot import Snapshot, is_sharded, plain_object, random_streams_kept, seed, untouched
 from .started import StartedModel, needed_states, started
-from .succession import EndState, OpenRun, Succession, memory_of
+from .succession import OpenRun, Succession
 from .trials import invented_inputs
 from .warning import warn
 from .watched_calls import Begun, foreseen, watched, watched_from, when_reached
@@ -139,6 +141,7 @@ __all__ = [
     "warn",
     "watched",
     "watched_from",
+    "watchers",
     "watching",
     "when_reached",
 ]

@@ -1,11 +1,11 @@
-"""`accelerate`: torch's fused layers run by our own kernels, wherever those were measured to be faster."""
+"""`accelerate`: torch's fused layers, and loops written in Python, run by our own code wherever that is faster."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +21,20 @@ from .recurrent import Recurrent
 from .stacking import run_stack
 from .verdicts import Setting, Verdict, Verdicts, compare
 
+if TYPE_CHECKING:
+    from .rolled import RolledLoops
+
 _FEWEST = 4  # steps of a call below which torch's kernel is not even compared
 _DTYPES = (torch.float32, torch.float64)
 
 
 def accelerate(model: nn.Module) -> Accelerated:
-    """Run the fused layers of `model` by our own kernels wherever those are faster, until the handle is closed.
+    """Run fused layers of `model`, and its loops over time, by our own code where that is faster, until it is closed.
 
     The model, its weights, its `state_dict` and its pickles stay as they are. Each kind of call is measured once,
     torch's kernel and ours in turn, forward or forward and backward as it is used; torch's own stays unless ours is
-    faster beyond doubt. `explain()` says what was decided. So far on processors only.
+    faster beyond doubt. A `for` loop in the code of a module runs as it is written the first time; then its turn is
+    traced, proven on what the loop gave, and measured. `explain()` says what was decided. So far on processors only.
 
     >>> model = nn.Sequential(nn.GRU(3, 4))
     >>> with accelerate(model) as faster:
@@ -38,14 +42,15 @@ def accelerate(model: nn.Module) -> Accelerated:
     >>> print(faster.explain())  # doctest: +ELLIPSIS
     0: GRU...
     """
-    every = layers(model)
-    found = [layer for layer in every if is_torchs_own(layer.module)]
-    if not every:
+    from .rolled import RolledLoops  # all of the fast engine, which a plain import can do without
+
+    every, loops = layers(model), RolledLoops(model)
+    if not every and not loops.lines():
         raise NotRecurrent(
-            f"{type(model).__name__} has no nn.RNN, nn.LSTM or nn.GRU in it, which is what is accelerated. A cell of "
-            f"your own runs fast as hs.Recurrent(Cell, ...), or by hs.unroll(cell, x)."
+            f"{type(model).__name__} has no nn.RNN, nn.LSTM or nn.GRU in it and no loop in its code, which is what is "
+            f"accelerated. A cell of your own runs fast as hs.Recurrent(Cell, ...), or by hs.unroll(cell, x)."
         )
-    return Accelerated(model, found)
+    return Accelerated(model, [layer for layer in every if is_torchs_own(layer.module)], loops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +63,13 @@ class _Seen:
 
 
 class Accelerated(Listener):
-    """A model whose fused layers run by our own kernels where those are faster; `close()` ends it."""
+    """A model whose fused layers and loops run by our own code where that is faster; `close()` ends it."""
 
     rank, title = Rank.ACCELERATE, "hs.accelerate"
 
-    def __init__(self, model: nn.Module, found: list[Layer]) -> None:
+    def __init__(self, model: nn.Module, found: list[Layer], loops: RolledLoops) -> None:
         """Listen to the layers; nothing is measured before they are called."""
+        self._loops = loops
         self._verdicts = Verdicts.shared()
         self._seen: dict[_Seen, None] = {}
         self._layers = found
@@ -73,6 +79,7 @@ class Accelerated(Listener):
             if not is_torchs_own(layer.module)
         ]
         self._handle = listen(model, found, self)
+        loops.open()
 
     @property
     def observes(self) -> bool:
@@ -80,7 +87,8 @@ class Accelerated(Listener):
         return True
 
     def close(self) -> None:
-        """Let torch's kernels run again; safe to repeat."""
+        """Let torch's kernels, and loops as they are written, run again; safe to repeat."""
+        self._loops.close()
         self._handle.remove()
 
     def __enter__(self) -> Accelerated:
@@ -94,7 +102,7 @@ class Accelerated(Listener):
         self.close()
 
     def explain(self) -> str:
-        """Return a line for each layer and kind of call: which kernel runs it, how much faster it is, or why not."""
+        """Return a line for each layer and kind of call, and for each loop: what runs it, how much faster, or why."""
         called = {seen.layer for seen in self._seen}
         lines = [f"{seen.layer}: {seen.kind}, {seen.said}" for seen in self._seen]
         lines += [
@@ -102,7 +110,7 @@ class Accelerated(Listener):
             for layer in self._layers
             if layer.label not in called
         ]
-        return "\n".join([*lines, *self._left_alone])
+        return "\n".join([*lines, *self._left_alone, *self._loops.lines()])
 
     def __str__(self) -> str:
         """Return what `explain` does."""

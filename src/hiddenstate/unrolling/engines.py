@@ -113,7 +113,7 @@ def obstacle_to(layer: Layer, task: Task) -> str | None:
     return obstacle_around(layer, task)
 
 
-def obstacle_around(layer: Layer, task: Task) -> str | None:
+def obstacle_around(layer: Layer | None, task: Task) -> str | None:
     """Return what is at work around this call that keeps all of it from running by a schedule."""
     if _hooked_globally():
         return "hooks on all modules want to see every step"
@@ -139,7 +139,7 @@ def obstacle_around(layer: Layer, task: Task) -> str | None:
         return "a mode is active that wants to see every operation"
     if task.x.numel() == 0 or (type(task.x) is not Tensor and not isinstance(task.x, nn.Parameter)):
         return "x is empty, or no plain tensor"
-    if _randomly_started(layer, task):
+    if layer is not None and _randomly_started(layer, task):
         return "its initial state is drawn at random, anew at every reset"
     return None
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,7 +16,7 @@ from ..errors import UnrollWarning, Untraceable
 from ..state import State
 from .cache import KnownCell, KnownStep, cell_known, kind_of, known_for, relatives, settle
 from .checks import Task
-from .deciding import LoopTime, built, clock
+from .deciding import EngineDecision, LoopTime, built, clock
 from .fast import Run, execute, prepare
 from .judging import mixes
 from .loop import run_loop
@@ -63,6 +64,50 @@ def run_auto(layer: Layer, task: Task, obstacle_to: Callable[[Layer, Task], str 
     result = run_loop(layer, task)
     spent.add(clock() - start, task.x.shape[1], grad=result[0].requires_grad)
     return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ready:
+    """A call that has a schedule, which was measured to be faster."""
+
+    run: Callable[[], tuple[Tensor, State]]
+    because: str
+
+
+def ready(layer: Layer, task: Task) -> Ready | str:
+    """Return a call's schedule where there is one and it is faster, else why not; "" where that is not known yet."""
+    cell = cell_known(layer.module)
+    run = _prepared(layer, task, cell)
+    known = _known(cell, run, LoopTime())
+    if known.rows != task.x.shape[0]:
+        return Ready(partial(_resized, layer, task, known.rows, run), _decision(known).because)
+    if known.refusal is not None:
+        return known.refusal.reason
+    if known.decision is None:
+        return ""
+    if not known.decision.takes(task.x.shape[1]):
+        return f"that is no slower ({known.decision.because})"
+    return Ready(partial(_execute, known, run), known.decision.because)
+
+
+def read_only(layer: Layer, task: Task) -> None:
+    """Read a cell, and refuse one that does more than compute; it is not called."""
+    prepare(layer, task, cell_known(layer.module).reader).step.try_out()
+
+
+def settle_now(layer: Layer, task: Task) -> str:
+    """Make a schedule for calls like this one, measure it, and say what was found."""
+    cell = cell_known(layer.module)
+    run = _prepared(layer, task, cell)
+    known = known_for(cell, run)
+    if known.decision is None:
+        _make(known, run, timed=True)
+    return _told(known, None)
+
+
+def _decision(known: KnownStep) -> EngineDecision:
+    assert known.decision is not None
+    return known.decision
 
 
 def run_fast(layer: Layer, task: Task) -> tuple[Tensor, State]:
@@ -157,12 +202,12 @@ def _make(known: KnownStep, run: Run, *, timed: bool) -> None:
     built(run.x.device.type, clock() - start)
 
 
-def _told(known: KnownStep, spent: LoopTime) -> str:
-    assert known.decision is not None
-    fewest, when = known.decision.fewest, f"after {spent.calls} calls"
-    if fewest is None:
-        return f"step by step, decided {when}: a schedule is no faster ({known.decision.because})"
-    return f"by the schedule from {fewest} steps on, decided {when}: {known.decision.because}"
+def _told(known: KnownStep, spent: LoopTime | None) -> str:
+    decision = _decision(known)
+    when = "" if spent is None else f", decided after {spent.calls} calls"
+    if decision.fewest is None:
+        return f"step by step{when}: a schedule is no faster ({decision.because})"
+    return f"by the schedule from {decision.fewest} steps on{when}: {decision.because}"
 
 
 def _execute(known: KnownStep, run: Run) -> tuple[Tensor, State]:
