@@ -578,6 +578,10 @@ def test_a_carry_says_only_what_is_true(case):
 # Why a model is not carried, though pieces could give the whole: each says so by name.
 NOT_OVERRIDDEN = {
     "zero_dim_part": "one part is shared by all rows",
+    **dict.fromkeys(
+        ("stateful_encoder", "tacotron_decoder", "input_feeding"),
+        "it keeps what it ended in, so its start may be its own reset",
+    ),
     "masked_episodes": "its caller hands the state in",
     "dilated_rnn": "a window of three states needs more than three steps to be told",
     "growing_memory": "a cache grows",
