@@ -176,3 +176,36 @@ def test_a_model_without_loops_is_refused_by_name():
         hs.errors.NotRecurrent, match=r"Linear has no nn\.RNN, nn\.LSTM or nn\.GRU in it and no loop in its"
     ):
         hs.accelerate(nn.Linear(2, 2))
+
+
+def test_a_first_turn_that_was_in_vain_leaves_no_trace(monkeypatch):
+    """Where the engine declines after the first turn, the loop starts from what was there, not from a turn later."""
+
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.GRUCell(3, 4)
+
+        def forward(self, x, states):
+            for t in range(x.shape[1]):
+                states[0] = self.cell(x[:, t], states[0])
+            return states[0]
+
+    torch.manual_seed(0)
+    model, x = Listed(), torch.randn(2, 6, 3)
+    expected = model(x, [None])
+    with hs.accelerate(model) as faster:
+        for _ in range(3):
+            assert torch.allclose(model(x, [None]), expected, atol=1e-6)
+        assert "by the engine" in faster.explain()
+        monkeypatch.setattr("hiddenstate.unrolling.rolled.site.ready", lambda *_: "said so")
+        states = [None]
+        assert torch.allclose(model(x, states), expected, atol=1e-6)
+        assert "as it is written: said so" in faster.explain()
+        assert torch.allclose(states[0], expected, atol=1e-6)
+
+
+def test_elsewhere_than_on_a_processor_it_runs_as_it_is_written(model, x):
+    with hs.accelerate(model) as faster:
+        model.to("meta")(x.to("meta"))
+        assert "as it is written: on meta nothing was compared yet" in faster.explain()

@@ -59,6 +59,7 @@ class LoopSite:
             turns = self._reader.read(names, over)
             if turns.count < FEWEST:
                 raise Untraceable(f"it ran for fewer than {FEWEST} turns")
+            _refuse_devices([*turns.pieces.values(), *(names.get(name) for name in self.code.carried)])
             with self._lock:
                 ran = self._run(turns, names)
             if ran is None:
@@ -112,7 +113,8 @@ class LoopSite:
         """Return what the engine makes of the turns; None where that is not known yet."""
         # What turns add to in place is written at the end, when its first value may be needed for a backward pass.
         own = {name: names[name].clone() for name in self.code.added if isinstance(names.get(name), Tensor)}
-        names = {**names, **own}
+        # A first turn that is run as it is written must not write into lists that the loop itself may still start from.
+        names = {**names, **own, **self._copied(names)}
         for plan in self._plans:
             if not plan.fits(turns):
                 continue
@@ -199,10 +201,13 @@ class LoopSite:
         read = [*turns.pieces.values(), *(names[name] for name in (*carried, *self.code.read) if name in names)]
         tensors = [end for _, end in ends(read) if isinstance(end, Tensor)]
         versions = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
-        # Turns may write into lists and dicts that carry the state: what was in them is kept.
-        kept = {name: mapped(names[name], lambda _, end: end) for name in self.code.mutated if name in names}
+        kept = self._copied(names)
         kept |= {name: _copy(names[name]) for name in self.code.added if isinstance(names.get(name), Tensor)}
         return SeenRun(turns, {**names, **kept}, lengths, versions, torch.get_rng_state(), self.code.line)
+
+    def _copied(self, names: dict[str, Any]) -> dict[str, Any]:
+        """Return the lists and dicts that turns write into, with what is in them now."""
+        return {name: mapped(names[name], lambda _, end: end) for name in self.code.mutated if name in names}
 
     def _learn(self, seen: SeenRun, after: dict[str, Any]) -> None:
         plan = next((plan for plan in self._plans if plan.fits(seen.turns)), None)
@@ -269,6 +274,12 @@ def _refuse_now() -> None:
     obstacle = obstacle_around(None, Task(_ANY))
     if obstacle is not None:
         raise Untraceable(obstacle)
+
+
+def _refuse_devices(values: Sequence[Any]) -> None:
+    other = next((end.device.type for _, end in ends(values) if isinstance(end, Tensor) and not end.is_cpu), None)
+    if other is not None:
+        raise Untraceable(f"on {other} nothing was compared yet")
 
 
 def _copy(tensor: Tensor) -> Tensor:
