@@ -210,7 +210,7 @@ def test_what_cannot_be_read_is_named_and_the_model_runs():
     with collected(model, [odd]) as calls:
         assert model({"x": torch.randn(2, 3)})["y"].shape == (2, 4)
     assert list(calls) == []
-    assert "NotRecurrent: at the layer '0': Odd returned dict" in calls.unread["0"]
+    assert "NotRecurrent: Odd returned dict" in calls.unread["0"]
 
 
 def test_embeddings_are_collected_too():
