@@ -19,6 +19,7 @@ from ..judging import agree
 from ..loop import run_loop
 from ..observing import must_step
 from ..scheduled import read_only, ready, settle_now
+from ..twins import members
 from .collected import Collected
 from .index import LeftAlone
 from .loop_code import LoopCode
@@ -48,6 +49,7 @@ class LoopSite:
         self._refused = 0  # runs in a row that went as written
         self._rest = self._waited = 0  # runs until it is asked again whether the engine is faster
         self._builds = 0
+        self._last_called: tuple[list[tuple[nn.Module, int]], list[nn.Module]] | None = None
 
     def enter(self, names: dict[str, Any], over: Sequence[Any]) -> dict[str, Any] | SeenRun | None:
         """Return new values for names in place of the loop, or what is to be known when it has run, or None."""
@@ -158,7 +160,9 @@ class LoopSite:
 
     def _refuse_hooks(self, plan: RollPlan, names: dict[str, Any]) -> None:
         """Refuse a run of which somebody wants to see every turn: a hook or a listener on a module that it calls."""
-        for module in called_modules(self.code.body, {name: names.get(name) for name in plan.reads}):
+        for module in self._called(
+            {name: names[name] for name in plan.reads if isinstance(names.get(name), nn.Module)}
+        ):
             heard = [listener for listener in listeners(module) if listener.rank is not Rank.ACCELERATE]
             if heard:
                 raise Untraceable(
@@ -166,6 +170,14 @@ class LoopSite:
                 )
             if must_step(module):
                 raise Untraceable(f"a hook on a {type(module).__name__} wants to see every turn")
+
+    def _called(self, modules: dict[str, nn.Module]) -> list[nn.Module]:
+        """Return the modules that a turn may call: read off the source anew where one of those in reach is another."""
+        inside = [member for module in modules.values() for member in members(module)]
+        key = [(member, len(member.__dict__)) for member in inside]
+        if self._last_called is None or self._last_called[0] != key:
+            self._last_called = key, called_modules(self.code.body, modules)
+        return self._last_called[1]
 
     def _hand_back(
         self, turns: Turns, names: dict[str, Any], plan: RollPlan, made: dict[str, Any], ran: tuple[Tensor, State]
