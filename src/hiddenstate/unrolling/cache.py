@@ -89,7 +89,7 @@ def relatives(cell: KnownCell, run: Run) -> list[KnownStep]:
         return [known for key, known in cell.made.items() if key[0] == family and known.schedule is not None]
 
 
-def settle(known: KnownStep, run: Run, *, timed: bool) -> Schedule:
+def settle(known: KnownStep, run: Run, *, timed: bool, share: float = 1.0) -> Schedule:
     """Return the schedule, made now where there is none, or raise why there is none; `timed`, with a decision."""
     with known.lock:
         if known.refusal is not None:
@@ -104,22 +104,22 @@ def settle(known: KnownStep, run: Run, *, timed: bool) -> Schedule:
             compile_loops(schedule, run, judge)
             known.schedule = schedule
         if timed and known.decision is None:
-            known.decision = _decided(known.schedule, judge, run)
+            known.decision = _decided(known.schedule, judge, run, share)
         return known.schedule
 
 
-def _decided(schedule: Schedule, judge: Judge | None, run: Run) -> EngineDecision:
+def _decided(schedule: Schedule, judge: Judge | None, run: Run, share: float) -> EngineDecision:
     try:
-        return _decision(schedule, judge or Judge(run, grad=schedule.grad), run)
+        return _decision(schedule, judge or Judge(run, grad=schedule.grad), run, share)
     except Exception as error:  # what cannot even be tried out is not run
         return EngineDecision(None, f"a trial fails: {type(error).__name__}: {str(error).strip()[:200]}")
 
 
-def _decision(schedule: Schedule, judge: Judge, run: Run) -> EngineDecision:
+def _decision(schedule: Schedule, judge: Judge, run: Run, share: float) -> EngineDecision:
     if counted():
         compiled = not schedule.plain_because
         return EngineDecision(2 if compiled else None, "its loops are compiled" if compiled else schedule.plain_because)
-    return decide(*judge.paces(schedule, run))
+    return decide(*judge.paces(schedule, run), share)
 
 
 def known_to(module: nn.Module) -> int:

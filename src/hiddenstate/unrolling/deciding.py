@@ -95,9 +95,13 @@ def trial_steps(steps: int) -> int:
     return max(16, min(steps, _LONG))
 
 
-def decide(loop: Pace, schedule: Pace) -> EngineDecision:
-    """Compare two ways by their pace, which is taken to grow evenly with the steps."""
-    once, often = loop.one - schedule.one, loop.several - schedule.several
+def decide(loop: Pace, schedule: Pace, share: float = 1.0) -> EngineDecision:
+    """Compare two ways by their pace, which is taken to grow evenly with the steps.
+
+    `share`: of the loop's time that a schedule has to stay below, where the loop that was timed is itself slower than
+    what it stands for.
+    """
+    once, often = share * loop.one - schedule.one, share * loop.several - schedule.several
     said = (
         f"{loop.steps} steps take {1e3 * schedule.several:.2f} ms by it and {1e3 * loop.several:.2f} ms step by step, "
         f"one step {1e3 * schedule.one:.2f} and {1e3 * loop.one:.2f} ms"

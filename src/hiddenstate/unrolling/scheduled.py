@@ -95,13 +95,16 @@ def read_only(layer: Layer, task: Task) -> None:
     prepare(layer, task, cell_known(layer.module).reader).step.try_out()
 
 
-def settle_now(layer: Layer, task: Task) -> str:
-    """Make a schedule for calls like this one, measure it, and say what was found."""
+def settle_now(layer: Layer, task: Task, share: float) -> str:
+    """Make a schedule for calls like this one, measure it, and say what was found.
+
+    `share`: of the time that the cell takes step by step, which the schedule has to stay below.
+    """
     cell = cell_known(layer.module)
     run = _prepared(layer, task, cell)
     known = known_for(cell, run)
     if known.decision is None:
-        _make(known, run, timed=True)
+        _make(known, run, timed=True, share=share)
     return _told(known, None)
 
 
@@ -194,11 +197,11 @@ def _resized(layer: Layer, task: Task, size: int, run: Run) -> tuple[Tensor, Sta
     return result
 
 
-def _make(known: KnownStep, run: Run, *, timed: bool) -> None:
+def _make(known: KnownStep, run: Run, *, timed: bool, share: float = 1.0) -> None:
     """Make a schedule, and note how long it took, but for what has to be loaded once."""
     start = clock()
     with unheard(), unsaved():
-        settle(known, run, timed=timed)
+        settle(known, run, timed=timed, share=share)
     built(run.x.device.type, clock() - start)
 
 

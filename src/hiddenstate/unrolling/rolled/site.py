@@ -31,6 +31,7 @@ _ANY = torch.zeros(1, 1)
 _REFUSALS = 3  # after which no more is asked whether a loop can be rolled up
 _LONGEST = 1_000  # runs as it is written until it is asked again whether the engine is faster
 _BUILDS = 8  # schedules of one loop, from which on it is said to change too often
+_SHARE = 0.8  # of the time of its turns as a cell, which are slower than the loop as it is written
 FEWEST = 4  # turns of a run below which it is not even looked at
 _MOST = 4  # forms of one loop, from which on it is said to change too often
 
@@ -251,7 +252,7 @@ class LoopSite:
                 self._builds += 1
                 if self._builds > _BUILDS:
                     raise LeftAlone("what it reads changes too often from run to run", self.code.line)
-                self.said = settle_now(plan.layer, task)
+                self.said = settle_now(plan.layer, task, _SHARE)
         finally:
             plan.layer.module.forget()  # type: ignore[operator]
 
