@@ -145,7 +145,7 @@ def test_a_schedule_that_is_no_faster_is_thought_of_again_when_ten_times_as_much
 def test_the_pace_of_both_ways_is_measured_on_the_users_own_input_and_leaves_no_trace(monkeypatch):
     cell, x = nn.GRUCell(3, 4), torch.randn(2, 5, 3, requires_grad=True)
     seen, before = [], torch.get_rng_state()
-    monkeypatch.setattr(cache, "decide", lambda *paces: seen.extend(paces) or decide(*paces))
+    monkeypatch.setattr(cache, "decide", lambda *given: seen.extend(given[:2]) or decide(*given))
     monkeypatch.setattr(LoopTime, "is_due", lambda *_: True)
     hs.unroll(cell, x, lengths=[3, 5])
     assert [pace.steps for pace in seen] == [16, 16]
@@ -153,6 +153,12 @@ def test_the_pace_of_both_ways_is_measured_on_the_users_own_input_and_leaves_no_
     assert x.grad is None
     assert all(parameter.grad is None for parameter in cell.parameters())
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_schedule_may_have_to_win_by_more_than_a_little():
+    loop, schedule = Pace(16, 1.0, 16.0), Pace(16, 0.9, 14.0)
+    assert decide(loop, schedule).fewest == 1
+    assert decide(loop, schedule, 0.8).fewest is None
 
 
 def test_one_switch_turns_the_fast_engine_off(monkeypatch):
