@@ -66,6 +66,7 @@ def rolled(case: LoopCase) -> bool:
     """Compare a model with itself, accelerated; return whether a loop of it ran by the engine."""
     (plain, exact), (model, _) = built(case), built(case)
     near = {"atol": 1e-8, "rtol": 1e-6} if exact else {"atol": 2e-3, "rtol": 2e-3}
+    near = {"atol": 0.1, "rtol": 0.1} if "autocast" in case.name else near  # products round to eight bits
     said = ""
     with hs.accelerate(model) as faster:
         for expected, given in zip(outcomes(case, plain, exact), outcomes(case, model, exact), strict=True):
