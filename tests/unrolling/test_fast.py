@@ -3,8 +3,8 @@
 import copy
 import gc
 import random
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -488,16 +488,8 @@ def test_a_cell_that_is_gone_takes_its_schedules_along():
 def test_many_threads_may_use_one_cell_at_once():
     cell, xs = CELLS["pair"].cell(), [CELLS["pair"].x(batch=2 + n % 3, steps=5) for n in range(12)]
     expected = [hs.unroll(cell, x, engine="loop")[0] for x in xs]
-    found = [None] * len(xs)
-
-    def work(place):
-        found[place] = hs.unroll(cell, xs[place], engine="fast")[0]
-
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(len(xs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(xs)) as threads:  # which hands on what a thread fails with
+        found = list(threads.map(lambda x: hs.unroll(cell, x, engine="fast")[0], xs))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
 
