@@ -25,6 +25,7 @@ _STEPS = 3  # of a trial
 _SCALES = (1.0, 4.0)  # by which the numbers of a trial are larger than the user's own
 _TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 0.03, torch.float32: 1e-3, torch.float64: 1e-8}  # coarsest first
 _EDGES = (math.nan, math.inf, -math.inf, 1e30)  # one number of a row of x, and of a row of the state
+_NEAR = 1e-5  # as which steps of the same shape agree, whatever is in their other rows
 _ALONE = 30  # times the tolerance, by which a single number may be off
 Loss: TypeAlias = Callable[[Tensor], Tensor]
 _LOSSES: tuple[Loss, ...] = (  # gradients of their own at each place, or one for all
@@ -132,28 +133,30 @@ class Judge:
 
 def mixes(run: Run) -> bool:
     """Say whether a row's step depends on what the other rows are, be it ever so little, or how many there are."""
-    layer, task, near = run.step.layer, run.task, min(tolerance_of(run), 1e-5)
+    layer, task, rounding = run.step.layer, run.task, tolerance_of(run)
     assert task.state is not None
     batch, now = task.x.shape[0], Task(task.x.detach()[:, :1], task.state.detach())
     if run.step.reading.graph.counts:
         return True
     if batch == 1:
         return False
+    # Fewer rows are multiplied by other kernels: these agree to the last digits only for float32 on a processor.
+    exact = rounding == _TOLERANCE[torch.float64] or (rounding == _TOLERANCE[torch.float32] and not task.x.is_cuda)
     try:
         with torch.no_grad(), untouched(layer.module):
-            return _differs(layer, now, near)
+            return _differs(layer, now, fewer=min(rounding, _NEAR) if exact else rounding)
     except Exception:  # a step that fails for other rows, as statistics of batches do for one, does not let them be
         return True
 
 
-def _differs(layer: Layer, now: Task, near: float) -> bool:
+def _differs(layer: Layer, now: Task, *, fewer: float) -> bool:
     whole, draws = _seeded(layer, now)
     for rows in (slice(0, 1), slice(1, None)):
-        # What is no number makes all that it takes part in no number.
-        others = [_parts(_seeded(layer, _without(now, rows))[0], rows)]
+        # What is no number makes all that it takes part in no number; whole numbers have none such.
+        others = [(_parts(_seeded(layer, other)[0], rows), _NEAR) for other in (_without(now, rows), _like(now, rows))]
         if not draws:  # else fewer rows are given other numbers
-            others.append(_parts(_seeded(layer, Task(now.x[rows], _rows(now.state, rows)))[0], None))
-        if not all(_near(found, _parts(whole, rows), near) for found in others):
+            others.append((_parts(_seeded(layer, Task(now.x[rows], _rows(now.state, rows)))[0], None), fewer))
+        if not all(_near(found, _parts(whole, rows), near) for found, near in others):
             return True
     return False
 
@@ -207,6 +210,16 @@ def _without(task: Task, rows: slice) -> Task:
     return Task(some(task.x, 0), State({n: some(p, axes[n]) for n, p in task.state.items()}, axes))
 
 
+def _like(task: Task, rows: slice) -> Task:
+    """Return a task in which all other rows are copies of one of these."""
+    assert task.state is not None
+    places = torch.arange(task.x.shape[0], device=task.x.device)
+    kept = torch.zeros_like(places, dtype=torch.bool)
+    kept[rows] = True
+    places = torch.where(kept, places, places[rows][0])
+    return Task(task.x[places], task.state.select(places))
+
+
 def agree(ours: Sequence[Tensor | None], theirs: Sequence[Tensor | None], tolerance: float) -> None:
     """Refuse results that differ by more than rounding, as a whole or at any place."""
     # A gradient that is zero but for rounding is judged by the size of the others.
@@ -240,13 +253,18 @@ def _same(one: Tensor, other: Tensor, tolerance: float, size: float) -> bool:
 def _spoiled(task: Task, edge: float) -> Task:
     """Return a task with a number put into the second step of its first row, and into the state of its last."""
     assert task.state is not None
+
+    def held(dtype: torch.dtype) -> float:
+        # Beside the largest number there is, the matrix unit's rounding would reach infinity.
+        return min(edge, 0.99 * torch.finfo(dtype).max) if math.isfinite(edge) else edge
+
     x, state = task.x.detach().clone(), task.state.detach().clone()
     if x.is_floating_point():
-        x[0, min(1, x.shape[1] - 1)].view(-1)[:1] = min(edge, torch.finfo(x.dtype).max)
+        x[0, min(1, x.shape[1] - 1)].view(-1)[:1] = held(x.dtype)
     for name, part in state.items():
         if part.is_floating_point():
             last = part.select(state.batch_axis[name], -1)
-            last[(0,) * last.dim()] = min(edge, torch.finfo(part.dtype).max)
+            last[(0,) * last.dim()] = held(part.dtype)
     return replace(task, x=x, state=state)
 
 

@@ -11,6 +11,7 @@ from hiddenstate.cells import as_layer
 from hiddenstate.unrolling import building
 from hiddenstate.unrolling.checks import read
 from hiddenstate.unrolling.fast import execute, prepare
+from hiddenstate.unrolling.judging import agree
 from hiddenstate.unrolling.native import Unsupported
 from hiddenstate.unrolling.onchip import compiling
 from hiddenstate.unrolling.onchip.plan import Plan
@@ -134,9 +135,12 @@ def assert_the_loops(cell, x, monkeypatch, *, tolerance=1e-4, **options):
     monkeypatch.setattr(building, "is_wide", lambda run: True)
     run = run_of(cell, x, **options)
     schedule, judge = building.build(run)
+    plainly = judge.at_edges(schedule)
     emulated(schedule)
     judge.tolerance = tolerance
     judge.check(schedule)
+    for ours, theirs in zip(judge.at_edges(schedule), plainly, strict=True):
+        agree(ours, theirs, tolerance)
 
 
 @every_cell

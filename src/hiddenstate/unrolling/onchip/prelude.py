@@ -48,11 +48,14 @@ template <int K, class S> HERE uint4 bytes16(const S *b, int row, int k) {
   return make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16);
 }
 
-/* What the matrix unit's rounding leaves of a number; of infinity nothing. */
+HERE bool is_finite(unsigned x) { return (x & 0x7f800000) != 0x7f800000; }
+
+/* What the matrix unit's rounding leaves of a number; of infinity and of NaN nothing. */
 HERE unsigned left(unsigned x, unsigned rounded) {
-  const float rest = __uint_as_float(x) - __uint_as_float(rounded);
-  return rest == rest ? tf32(rest) : 0;
+  return is_finite(rounded) ? tf32(__uint_as_float(x) - __uint_as_float(rounded)) : 0;
 }
+/* The factor of what is left of the other one: times a small number of another sign, infinity would become NaN. */
+HERE unsigned finite(unsigned rounded) { return is_finite(rounded) ? rounded : 0; }
 
 /* A product over two instructions' depth; l and h are 16 bytes of rows g and g + 8. */
 template <bool EXACT, class S> HERE void mma(const S *kind, float (&c)[4], uint4 l, uint4 h, const unsigned (&w)[4]) {
@@ -62,21 +65,23 @@ template <bool EXACT, class S> HERE void mma(const S *kind, float (&c)[4], uint4
     return;
   }
   /* Each factor as two numbers that the matrix unit can hold; what is left of their product is below rounding. */
-  unsigned a[8] = {l.x, h.x, l.y, h.y, l.z, h.z, l.w, h.w}, ah[8], al[8], wh[4], wl[4];
+  unsigned a[8] = {l.x, h.x, l.y, h.y, l.z, h.z, l.w, h.w}, ah[8], al[8], af[8], wh[4], wl[4], wf[4];
 #pragma unroll
   for (int j = 0; j < 8; j++) {
     ah[j] = tf32(__uint_as_float(a[j]));
     al[j] = left(a[j], ah[j]);
+    af[j] = finite(ah[j]);
   }
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     wh[j] = tf32(__uint_as_float(w[j]));
     wl[j] = left(w[j], wh[j]);
+    wf[j] = finite(wh[j]);
   }
 #pragma unroll
   for (int j = 0; j < 2; j++) {
-    multiply(kind, c, al[4 * j], al[4 * j + 1], al[4 * j + 2], al[4 * j + 3], wh[2 * j], wh[2 * j + 1]);
-    multiply(kind, c, ah[4 * j], ah[4 * j + 1], ah[4 * j + 2], ah[4 * j + 3], wl[2 * j], wl[2 * j + 1]);
+    multiply(kind, c, al[4 * j], al[4 * j + 1], al[4 * j + 2], al[4 * j + 3], wf[2 * j], wf[2 * j + 1]);
+    multiply(kind, c, af[4 * j], af[4 * j + 1], af[4 * j + 2], af[4 * j + 3], wl[2 * j], wl[2 * j + 1]);
     multiply(kind, c, ah[4 * j], ah[4 * j + 1], ah[4 * j + 2], ah[4 * j + 3], wh[2 * j], wh[2 * j + 1]);
   }
 }
