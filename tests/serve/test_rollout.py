@@ -16,7 +16,7 @@ from hiddenstate.state import State
 from tests.support.deadline import wait_until
 from tests.support.models import Deep, second_version
 from tests.support.redis import RedisServer, free_port, needed
-from tests.support.web import Nursery, kill
+from tests.support.web import Nursery, kill, runs
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
@@ -247,6 +247,7 @@ def test_a_rolling_update_of_two_workers_under_load_loses_and_doubles_nothing(tm
         for place, port in enumerate(ports):
             _go_on(callers, 40)
             os.kill(workers[place], signal.SIGTERM)
+            wait_until(lambda worker=workers[place]: not runs(worker), seconds=60)  # its port is taken until then
             workers[place] = nursery.start(port, address, version=2)
         _go_on(callers, 40)
         for caller in callers:

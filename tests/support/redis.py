@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from tests.support.deadline import wait_until
 
 SERVER = shutil.which("redis-server")
+_PORTS = random.SystemRandom()  # other test processes draw as well, and tests seed the usual stream
 
 
 class RedisServer:
@@ -148,9 +150,15 @@ def redis_client(port: int):
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody listens on, below those from which the system takes the ends of connections."""
+    while True:
+        port = _PORTS.randrange(15_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 needed = pytest.mark.skipif(SERVER is None, reason="there is no redis-server on this machine")

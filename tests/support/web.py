@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +94,9 @@ class Nursery:
 
 
 def kill(process: int) -> None:
-    """As if the power had gone."""
-    os.kill(process, signal.SIGKILL)
+    """As if the power had gone; a process that has ended already is left alone."""
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
     wait_until(lambda: not runs(process))
 
 

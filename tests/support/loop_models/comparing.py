@@ -65,8 +65,13 @@ def outcome(case: LoopCase, model: nn.Module, args: tuple[Any, ...]) -> Outcome:
         input_grads=[arg.grad for arg in leaves(args) if isinstance(arg, Tensor) and arg.requires_grad],
         state=dict(model.state_dict()),
         seen=case.seen(model),
-        streams=(torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()),
+        streams=(_torchs(), random.getstate(), np.random.get_state()[1].tolist()),
     )
+
+
+def _torchs() -> Tensor:
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return torch.cat([torch.get_rng_state(), *gpus])
 
 
 def asking_for_gradients(args: tuple[Any, ...]) -> tuple[Any, ...]:
