@@ -385,6 +385,74 @@ def test_a_state_that_torch_refuses_is_refused_by_torch(always_ours, kind):
     assert "which torch refuses" in faster.explain()
 
 
+# On a GPU
+
+
+ON_A_GPU = {
+    "float32": (torch.float32, False, 5e-3),
+    "bfloat16": (torch.bfloat16, False, 5e-2),
+    "float16": (torch.float16, False, 1e-2),
+    "autocast": (torch.float32, True, 1e-2),
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("form", ["batch", "packed", "stated", "dropping", "no_grad"])
+@pytest.mark.parametrize("way", ON_A_GPU)
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_it_is_cudnns_within_its_rounding(always_ours, kind, way, form):
+    dtype, autocast, near = ON_A_GPU[way]
+    torch.manual_seed(0)
+    extra = {"nonlinearity": kind} if kind in ("tanh", "relu") else {}
+    dropout = 0.3 if form == "dropping" else 0.0
+    layer = KINDS[kind](24, 32, num_layers=2, bidirectional=form != "stated", dropout=dropout, **extra)
+    layer = layer.to("cuda", dtype)
+    layer.flatten_parameters()
+    x = torch.randn(17, 9, 24, device="cuda").to(dtype).requires_grad_()
+    given = (x,)
+    if form == "packed":
+        given = (nn.utils.rnn.pack_padded_sequence(x, [17, 16, 16, 9, 5, 5, 3, 2, 1]),)
+    if form == "stated":
+        parts = tuple(torch.randn(2, 9, 32, device="cuda").to(dtype).requires_grad_() for _ in range(2))
+        given = (x, parts if kind == "lstm" else parts[0])
+    found = []
+    for ours in (False, True):
+        handle = hs.accelerate(layer) if ours else None
+        for _ in range(4):  # from the third call on a pass is recorded
+            torch.manual_seed(1)
+            with torch.autocast("cuda", torch.float16, enabled=autocast), torch.set_grad_enabled(form != "no_grad"):
+                values = tensors_in(layer(*given))
+            grads = []
+            if form != "no_grad":
+                torch.manual_seed(2)
+                loss = sum((value.float() * torch.randn(value.shape, device="cuda")).sum() for value in values)
+                leaves = [tensor for tensor in tensors_in(given) if tensor.requires_grad]
+                grads = torch.autograd.grad(loss, [*leaves, *layer.parameters()])
+        found.append([*values, *grads])
+        if handle:
+            assert ": by ours, x 0.50" in handle.explain(), handle.explain()
+            handle.close()
+    for theirs, mine in zip(*found, strict=True):
+        assert mine.dtype == theirs.dtype
+        size = float(theirs.float().abs().max())
+        torch.testing.assert_close(mine.float(), theirs.float(), rtol=near, atol=near * size)
+
+
+@pytest.mark.cuda
+def test_a_call_within_a_graph_of_the_users_is_recorded_with_it(always_ours):
+    layer, x = nn.GRU(24, 32).cuda(), torch.randn(9, 5, 24, device="cuda")
+    with torch.no_grad(), hs.accelerate(layer) as faster:
+        for _ in range(4):
+            layer(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = layer(x)[0]
+        x.normal_()
+        graph.replay()
+        assert ": by ours" in faster.explain()
+        torch.testing.assert_close(out, layer(x)[0], rtol=1e-2, atol=1e-2)
+
+
 def test_a_model_without_a_fused_layer_is_refused_with_a_way_out():
     with pytest.raises(NotRecurrent, match=r"Linear has no nn\.RNN, nn\.LSTM or nn\.GRU.*hs\.Recurrent"):
         front(nn.Linear(2, 2))

@@ -52,7 +52,16 @@ from .listener import (
 )
 from .native import Form, flatten, rebuild
 from .signature import Arguments
-from .snapshot import Snapshot, is_sharded, plain_object, random_streams_kept, seed, untouched
+from .snapshot import (
+    Snapshot,
+    is_sharded,
+    plain_object,
+    put_random_streams,
+    random_streams,
+    random_streams_kept,
+    seed,
+    untouched,
+)
 from .started import StartedModel, needed_states, started
 from .succession import OpenRun, Succession
 from .trials import invented_inputs
@@ -120,6 +129,8 @@ __all__ = [
     "memory_of",
     "needed_states",
     "plain_object",
+    "put_random_streams",
+    "random_streams",
     "random_streams_kept",
     "read_batch",
     "rebuild",

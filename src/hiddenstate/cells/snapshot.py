@@ -256,6 +256,19 @@ def random_streams_kept() -> Iterator[None]:
             np.random.set_state(numpy_state)
 
 
+def random_streams() -> list[Tensor]:
+    """Return where torch's random streams stand: the processor's, and those of the GPUs in use."""
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if cuda else [])]
+
+
+def put_random_streams(states: list[Tensor]) -> None:
+    """Put torch's random streams where they stood."""
+    torch.set_rng_state(states[0])
+    for index, state in enumerate(states[1:]):
+        torch.cuda.set_rng_state(state, index)
+
+
 def seed(number: int) -> None:
     """Set all random streams."""
     random.seed(number)

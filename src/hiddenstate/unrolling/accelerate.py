@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -16,16 +18,20 @@ from ..errors import NotRecurrent, Untraceable
 from ..state import tensors
 from .checks import Task
 from .engines import obstacle_around, switched_off
-from .opened import cells_of, is_torchs_own, why_closed
+from .opened import is_torchs_own, run_cells, why_closed
+from .precision import as_cudnn
 from .recurrent import Recurrent
-from .stacking import run_stack
 from .verdicts import Setting, Verdict, Verdicts, compare
 
 if TYPE_CHECKING:
     from .rolled import RolledLoops
 
+_KINDS = 256  # of calls that are remembered
 _FEWEST = 4  # steps of a call below which torch's kernel is not even compared
-_DTYPES = (torch.float32, torch.float64)
+_DTYPES = {
+    "cpu": (torch.float32, torch.float64),
+    "cuda": (torch.float32, torch.bfloat16, torch.float16),
+}
 
 
 def accelerate(model: nn.Module) -> Accelerated:
@@ -34,7 +40,7 @@ def accelerate(model: nn.Module) -> Accelerated:
     The model, its weights, its `state_dict` and its pickles stay as they are. Each kind of call is measured once,
     torch's kernel and ours in turn, forward or forward and backward as it is used; torch's own stays unless ours is
     faster beyond doubt. A `for` loop in the code of a module runs as it is written the first time; then its turn is
-    traced, proven on what the loop gave, and measured. `explain()` says what was decided. So far on processors only.
+    traced, proven on what the loop gave, and measured. `explain()` says what was decided. On processors and CUDA.
 
     >>> model = nn.Sequential(nn.GRU(3, 4))
     >>> with accelerate(model) as faster:
@@ -72,6 +78,7 @@ class Accelerated(Listener):
         self._loops = loops
         self._verdicts = Verdicts.shared()
         self._seen: dict[_Seen, None] = {}
+        self._decided: dict[Hashable, tuple[Setting, bool]] = {}  # for kinds of calls: whether ours is faster
         self._layers = found
         self._left_alone = [
             f"{layer.label}: {type(layer.module).__name__}, left alone: {_why_left_alone(layer)}"
@@ -119,37 +126,73 @@ class Accelerated(Listener):
     __repr__ = __str__
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
-        """Run a call by the kernel that is faster."""
-        return self._run(call, proceed, measured=True)
+        """Run a call by the kernel that is faster; one that is known to be torch's costs next to nothing more."""
+        kind = _kind(call)
+        setting, ours = self._decided.get(kind, (None, False))
+        if setting is None:
+            return self._run(call, proceed, measured=True, kind=kind)
+        if ours:
+            result = self._by_ours(call, setting) if _why_not(call) is None else None
+            return self._run(call, proceed) if result is None else result
+        return self._run(call, proceed, measured=True, again=True) if self._verdicts.due(setting) else proceed(call)
 
     def recompute(self, call: Call, proceed: Proceed) -> Call:
         """Run a call once more in the way in which it ran before."""
-        return self._run(call, proceed, measured=False)
+        return self._run(call, proceed)
 
-    def _run(self, call: Call, proceed: Proceed, *, measured: bool) -> Call:
-        module = call.layer.module
-        assert isinstance(module, nn.RNNBase)
-        reason = _why_not(call, module)
+    def _run(
+        self, call: Call, proceed: Proceed, *, measured: bool = False, kind: Hashable = None, again: bool = False
+    ) -> Call:
+        module, reason = _fused(call), _why_not(call)
         if reason is not None:
             self._note(call, f"by torch's own kernel: {reason}")
             return proceed(call)
         setting = Setting.of(call, module)
-        if measured and self._verdicts.due(setting):
+        if measured and not _capturing(call) and (again or self._verdicts.due(setting)):
             self._verdicts.put(setting, _compared(call, module))
         verdict = self._verdicts.get(setting)
         if verdict is None or not verdict.ours:
             self._note(call, f"{setting}: by torch's own kernel, {verdict or 'which ran before'}")
+            if verdict is not None and kind is not None:
+                self._remember(kind, setting, ours=False)
             return proceed(call)
-        try:
-            result = call.returned(run_ours(call, module))
-        except Untraceable as refusal:  # what it reads may have changed since
-            self._note(call, f"{setting}: by torch's own kernel: {refusal.reason}")
+        if again:
+            self._decided.clear()
+        result = self._by_ours(call, setting)
+        if result is None:
             return proceed(call)
+        if kind is not None:
+            self._remember(kind, setting, ours=True)
         self._note(call, f"{setting}: by ours, {verdict}")
         return result
 
+    def _by_ours(self, call: Call, setting: Setting) -> Call | None:
+        try:
+            return call.returned(run_ours(call, _fused(call)))
+        except Untraceable as refusal:  # what it reads may have changed since
+            self._note(call, f"{setting}: by torch's own kernel: {refusal.reason}")
+            return None
+
+    def _remember(self, kind: Hashable, setting: Setting, *, ours: bool) -> None:
+        self._decided[kind] = setting, ours
+        while len(self._decided) > _KINDS:
+            self._decided.pop(next(iter(self._decided)))
+
     def _note(self, call: Call, said: str) -> None:
         self._seen[_Seen(call.layer.label, type(call.layer.module).__name__, said)] = None
+
+
+def _kind(call: Call) -> Hashable:
+    """Return what decides by which kernel a call runs, as far as it can be told at once."""
+    x = call.input
+    packed = isinstance(x, PackedSequence)
+    data = x.data if isinstance(x, PackedSequence) else x
+    if type(data) not in (Tensor, nn.Parameter):
+        return None  # its sizes may be symbols
+    steps = len(x.batch_sizes) if isinstance(x, PackedSequence) else 0
+    grad = torch.is_grad_enabled() and (data.requires_grad, call.layer.module.training)
+    casts = torch.is_autocast_enabled(data.device.type)
+    return call.layer.module, data.shape, packed, steps, data.dtype, data.device, grad, casts
 
 
 def _why_left_alone(layer: Layer) -> str:
@@ -162,12 +205,16 @@ def _why_left_alone(layer: Layer) -> str:
 
 def run_ours(call: Call, module: nn.RNNBase) -> Any:
     """Run a call of a fused layer by our own kernels, and return what the layer would."""
-    task = Task(call.x, call.given, call.lengths)
-    directions = 2 if module.bidirectional else 1
+    x, given = call.x, call.given
     dropout = module.dropout if module.training else 0.0
-    with unheard():
-        drop = partial(_dropped, call, dropout) if dropout else None
-        out, state = run_stack(cells_of(module), task, "fast", directions=directions, dropout=drop)
+    drop = partial(_dropped, call, dropout) if dropout else None
+    # Under autocast torch's kernels take all that they are given in half precision, weights as well.
+    device = x.device.type
+    half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    with unheard(), as_cudnn(), torch.autocast(device, enabled=False) if half else nullcontext():
+        if half is not None:
+            x, given = x.to(half), given and given.to(half)
+        out, state = run_cells(module, Task(x, given, call.lengths), dropout=drop, dtype=half)
     return _output(call, out), call.layer.to_native(state, batched=call.batched)
 
 
@@ -200,6 +247,11 @@ def _packed(like: PackedSequence, out: Tensor) -> PackedSequence:
     return PackedSequence(data, like.batch_sizes, like.sorted_indices, like.unsorted_indices)
 
 
+def _capturing(call: Call) -> bool:
+    """Say whether the call is being recorded as a part of a CUDA graph, in which nothing can be measured."""
+    return call.x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def _compared(call: Call, module: nn.RNNBase) -> Verdict:
     """Measure torch's kernel and ours on a call; both are given back what they change."""
     arguments = (call.input,) if call.given_native is None else (call.input, call.given_native)
@@ -213,10 +265,20 @@ def _compared(call: Call, module: nn.RNNBase) -> Verdict:
         )
     except Untraceable as refusal:
         return Verdict(ours=False, because=refusal.reason)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return Verdict(ours=False, because="there was no memory for a comparison")
 
 
-def _why_not(call: Call, module: nn.RNNBase) -> str | None:
+def _fused(call: Call) -> nn.RNNBase:
+    module = call.layer.module
+    assert isinstance(module, nn.RNNBase)
+    return module
+
+
+def _why_not(call: Call) -> str | None:
     """Return why a call is not even compared."""
+    module = _fused(call)
     if switched_off():
         return "HIDDENSTATE_ENGINE=loop"
     x = call.input.data if isinstance(call.input, PackedSequence) else call.input
@@ -226,11 +288,13 @@ def _why_not(call: Call, module: nn.RNNBase) -> str | None:
         part.dim() != (2 if x.dim() == 2 and call.input is x else 3) for part in tensors(call.given_native).values()
     ):
         return "its state has another number of axes than its input, which torch refuses"
-    if x.device.type != "cpu":
-        return f"on {x.device.type} nothing was compared yet"
-    if x.dtype not in _DTYPES or x.dtype != module.weight_ih_l0.dtype:
+    device = x.device.type
+    if device not in _DTYPES:
+        return f"on {device} nothing was compared yet"
+    autocast = device == "cuda" and torch.is_autocast_enabled(device)
+    if x.dtype not in _DTYPES[device] or (x.dtype != module.weight_ih_l0.dtype and not autocast):
         return f"its input is {x.dtype}"
-    if torch.is_autocast_enabled("cpu"):
+    if device == "cpu" and torch.is_autocast_enabled(device):
         return "autocast chooses the precision of torch's own kernel"
     if call.steps < _FEWEST:
         return f"a call of fewer than {_FEWEST} steps"

@@ -14,6 +14,7 @@ from .capture import Captures, Pass
 from .fast import Run, backward_pass, forward_pass
 from .judging import Judge, agree, tolerance_of
 from .native import CompiledRunner, Unsupported
+from .precision import is_exact
 from .reading import unlogged
 from .scan import Loop, PythonRunner, Runner
 from .schedule import Schedule
@@ -80,10 +81,9 @@ def _compile_on_chip(schedule: Schedule, run: Run) -> str:
 
     runners: list[Runner] = []
     reasons = []
-    exact = torch.get_float32_matmul_precision() == "highest"
     for loop in schedule.loops():
         try:
-            runners.append(OnChipRunner(loop, run.x.device, exact=exact))
+            runners.append(OnChipRunner(loop, run.x.device, exact=is_exact()))
         except Unsupported as reason:
             reasons.append(str(reason))
             runners.append(PythonRunner(loop, _fused(loop)))

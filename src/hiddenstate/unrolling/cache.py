@@ -16,6 +16,7 @@ from .building import build, compile_loops
 from .deciding import EngineDecision, LoopTime, counted, decide
 from .fast import Run
 from .judging import Judge
+from .precision import is_exact
 from .reading import StepReader
 from .schedule import Schedule
 
@@ -147,7 +148,8 @@ def family_of(run: Run) -> Hashable:
         (step.ends, step.restarts, grad, tuple(step.axes.items())),
         tuple(_kind(tensor, grad) for tensor in run.weights),
         tuple(_kind(tensor, grad, axis) for tensor, axis in rowed),
-        (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), torch.get_float32_matmul_precision()),
+        (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)),
+        (torch.get_float32_matmul_precision(), is_exact()),
     )
 
 

@@ -83,7 +83,7 @@ class Captures:
         if captured is None:
             with self._lock:
                 captured = self._captured(key, tensors)
-        if captured is not None:
+        if captured is not None and not torch.cuda.is_current_stream_capturing():  # no recording within another
             return captured(tensors)
         return self._run([tensor.detach() for tensor in tensors])  # compiled code would ask where they come from
 

@@ -40,7 +40,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         *(aten.mish, aten.mish_backward, aten.hardswish, aten.glu),
         *(aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten.glu_backward, aten._log_softmax, aten.roll),
         *(aten.native_group_norm, aten.nan_to_num, aten.logsumexp, aten.linalg_vector_norm),
-        *(aten.hardsigmoid, aten.native_batch_norm_backward),
+        *(aten.hardsigmoid, aten.native_batch_norm_backward, aten.native_dropout_backward),
     ]
     found: dict[Any, Callable[..., Any]] = dict(get_decompositions(wanted))
     found[aten.var_mean.correction] = _var_mean

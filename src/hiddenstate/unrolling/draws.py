@@ -47,14 +47,52 @@ def take_out(graph: fx.Graph, rows: int) -> tuple[list[fx.Node], list[Draw]]:
     draws: list[Draw] = []
     for node in list(graph.nodes):
         if node.op == "call_function" and is_random(node.target):
-            draws.append(_draw(node, rows))
+            dropped = node.target is aten.native_dropout.default
+            draws.append(_mask(node, rows) if dropped else _draw(node, rows))
             with graph.inserting_before(next(iter(graph.nodes))):
                 place = graph.placeholder(f"drawn_{len(places)}")
-            place.meta = dict(node.meta)
-            node.replace_all_uses_with(place)
-            graph.erase_node(node)
+            if dropped:
+                place.meta = {**node.meta, "val": node.meta["val"][1]}
+                _drop_by(place, node)
+            else:
+                place.meta = dict(node.meta)
+                node.replace_all_uses_with(place)
+                graph.erase_node(node)
             places.append(place)
     return places, draws
+
+
+def _mask(node: fx.Node, rows: int) -> Draw:
+    """Return how a dropout on a GPU draws which numbers stay: by the same kernel, whose input does not count."""
+    like, p = node.meta["val"][0], node.args[1]
+    assert isinstance(p, float | int)
+    shape, kind = [int(size) for size in like.shape], {"dtype": like.dtype, "device": like.device}
+    rowed = shape[:1] == [rows]
+
+    def call(alive: int) -> Tensor:
+        ones = torch.ones([alive, *shape[1:]] if rowed else shape, **kind)
+        mask: Tensor = torch.native_dropout(ones, p, True)[1]
+        return mask
+
+    return Draw(call, rowed)
+
+
+def _drop_by(mask: fx.Node, node: fx.Node) -> None:
+    """Write a dropout as products with a mask and a number; what takes its results goes on to stand for them."""
+    graph, (x, p) = node.graph, node.args[:2]
+    assert isinstance(p, float | int)
+    like = node.meta["val"][0]
+    with graph.inserting_before(node):
+        kept = graph.call_function(aten._to_copy.default, (mask,), {"dtype": like.dtype})
+        product = graph.call_function(aten.mul.Tensor, (x, kept))
+    for made in (kept, product):
+        made.meta = {**node.meta, "val": like}
+    for user in list(node.users):
+        if user.args[1]:
+            user.target, user.args, user.kwargs = aten._to_copy.default, (mask,), {"dtype": torch.bool}
+        else:
+            user.target, user.args = aten.mul.Tensor, (product, 1 / (1 - p) if p < 1 else 0.0)
+    graph.erase_node(node)
 
 
 def draw_all(draws: Sequence[Draw], x: Tensor, lengths: Tensor | None) -> list[Tensor]:

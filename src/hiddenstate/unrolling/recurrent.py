@@ -14,7 +14,7 @@ from ..cells import Adapter, Layer, Spec, as_layer, flatten, rebuild, register, 
 from ..errors import BadInput, StateMismatch
 from ..state import State
 from .checks import Lengths, Task, read
-from .engines import Engine, check_engine, chosen_engine, layer_for
+from .engines import Engine, check_engine, chosen_engine, layer_for, run_cell
 from .stacking import run_stack, stacked
 from .waiting import run_others
 
@@ -185,7 +185,13 @@ class Recurrent(nn.Module):
 
     def _run(self, task: Task, engine: Engine) -> tuple[Tensor, State]:
         dropout = self.dropout if self.training else 0.0
-        return run_stack(self.cells(), task, engine, directions=len(self._ends), dropout=dropout)
+        return run_stack(
+            self.cells(),
+            task,
+            lambda cell, piece: run_cell(layer_for(cell, piece.x), piece, engine),
+            directions=len(self._ends),
+            dropout=dropout,
+        )
 
     def _forward_packed(self, x: PackedSequence, state: Any, **options: Any) -> tuple[PackedSequence, Any]:
         padded, lengths = pad_packed_sequence(x, batch_first=True)

@@ -22,7 +22,8 @@ from .judging import mixes
 from .loop import run_loop
 from .observing import observed
 from .resized import best_size, of_rows, run_resized, share_used
-from .step import StateChanges
+from .schedule import Schedule
+from .step import StateChanges, Step
 from .unsaved import unsaved
 
 _MOST_GRAPHS = 24  # of one cell, from which on it is said to change too often
@@ -126,6 +127,16 @@ def run_fast(layer: Layer, task: Task) -> tuple[Tensor, State]:
         if task.x.shape[1] == 1:
             raise
         return _after_one_step(layer, task, "fast")
+
+
+def scheduled_for(layer: Layer, task: Task) -> tuple[Schedule, Step] | None:
+    """Return the schedule that a call was run by just now, with its step; None where it is for another batch size."""
+    cell = cell_known(layer.module)
+    run = _prepared(layer, task, cell)
+    known = known_for(cell, run)
+    if known.schedule is None or known.rows != task.x.shape[0]:
+        return None
+    return known.schedule, run.step.without_example()
 
 
 def _settle_for_loop(known: KnownStep, spent: LoopTime) -> None:

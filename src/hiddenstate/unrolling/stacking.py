@@ -10,20 +10,19 @@ from torch.nn import functional as F
 
 from ..state import State
 from .checks import Task
-from .engines import Engine, layer_for, run_cell
 
 
 def run_stack(
     cells: Sequence[nn.Module],
     task: Task,
-    engine: Engine,
+    run: Callable[[nn.Module, Task], tuple[Tensor, State]],
     *,
     directions: int,
     dropout: float | Callable[[Tensor], Tensor] | None,
 ) -> tuple[Tensor, State]:
     """Run cells layer by layer, the forward direction before the reverse; states are stacked in that order.
 
-    `dropout` between layers is a probability, or what drops.
+    `run` runs one of them along its part of the task; `dropout` between layers is a probability, or what drops.
     """
     x = task.x
     finals: list[State] = []
@@ -32,9 +31,8 @@ def run_stack(
         reverse = number % directions == 1
         if number and not reverse and dropout:
             x = dropout(x) if callable(dropout) else F.dropout(x, dropout)
-        layer = layer_for(cell, x)
         piece = Task(backwards(x, task.lengths) if reverse else x, None, task.lengths, task.resets)
-        out, final = run_cell(layer, _from(task, piece, number), engine)
+        out, final = run(cell, _from(task, piece, number))
         outputs.append(backwards(out, task.lengths) if reverse else out)
         finals.append(final)
         if len(outputs) == directions:

@@ -58,6 +58,12 @@ class Step:
         self._reader, self._seen = reader, (own[0], native)
         self.reading = reader.read(self.layer.module, own[0], native, _tensors(native))
 
+    def without_example(self) -> Step:
+        """Return the same step without the input and state that it was read with, which would be kept with it."""
+        step = Step(self.layer, self.axes, ends=self.ends, restarts=self.restarts)
+        step.reading = self.reading
+        return step
+
     def try_out(self) -> None:
         """Run the graph once, on copies: find out how its results are nested, and refuse one that writes anywhere."""
         graph, (x, native) = self.reading.graph, self._seen

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import Untraceable
+from .fused_cells import equations_of
 from .reasons import line_in
 from .unguarded import Unguarded
 
@@ -137,7 +138,7 @@ class _Interpreter(fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if getattr(target, "__name__", "") == "wrapped_item" and self._is_number(args[0]):
             return args[0]
-        return super().call_function(target, args, kwargs)
+        return super().call_function(equations_of(target, args) or target, args, kwargs)
 
     def _is_number(self, value: Any) -> bool:
         return isinstance(value, float | int) or id(value) in self._fluid

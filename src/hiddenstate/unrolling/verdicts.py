@@ -22,11 +22,13 @@ from torch.nn.utils.rnn import PackedSequence
 from ..cells import Call, unheard
 from ..state import detached, tensors
 from .cache_folder import cache_folder
+from .precision import cudnn_rounds
 
 _ROUNDS = 9
 _T = 2.306  # of Student's distribution: 95 % of a mean over nine rounds lies within so many standard errors
 _LONG = 0.5  # seconds of a call from which on fewer rounds have to do
 _FEW, _T_FEW = 4, 3.182
+_WARM = {"cuda": 4}  # calls of ours before a comparison, where a pass is recorded at its third
 _AGAIN = (50, 500)  # calls after which a comparison that left it open is made once more
 
 
@@ -51,7 +53,7 @@ class Setting:
         dropped = bool(module.dropout and module.training)
         return cls(
             layer=f"{module.extra_repr()}, {module.mode}{', dropping' if dropped else ''}",
-            dtype=str(x.dtype).removeprefix("torch."),
+            dtype=_precision(x),
             device=_device(x.device.type, x.device.index, torch.get_num_threads()),
             rows=_rounded(call.rows),
             steps=_rounded(call.steps),
@@ -166,7 +168,8 @@ def compare(
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     ways = [_once(way, arguments, weights) for way in (theirs, ours)]
     with unheard(), _drawing_nothing(arguments[0]):
-        ways[1]()  # its kernels are made
+        for _ in range(_WARM.get(_data(arguments[0]).device.type, 1)):
+            ways[1]()  # its kernels are made, and passes recorded
         longest = max(_seconds(way) for way in ways)
         count, spread = (_ROUNDS, _T) if longest < _LONG else (_FEW, _T_FEW)
         logs = []
@@ -208,6 +211,11 @@ def _cut(argument: Any) -> Any:
     return detached(argument)
 
 
+def _data(x: Any) -> Tensor:
+    data: Tensor = x.data if isinstance(x, PackedSequence) else x
+    return data
+
+
 def _seconds(run: Callable[[], None]) -> float:
     start = time.perf_counter()
     run()
@@ -219,9 +227,17 @@ def _seconds(run: Callable[[], None]) -> float:
 @contextmanager
 def _drawing_nothing(x: Any) -> Iterator[None]:
     """Put the random streams back as they were: dropout was drawn for a trial."""
-    device = x.data.device if isinstance(x, PackedSequence) else x.device
+    device = _data(x).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
+
+
+def _precision(x: Tensor) -> str:
+    said = [x.dtype]
+    if torch.is_autocast_enabled(x.device.type):
+        said.append(torch.get_autocast_dtype(x.device.type))
+    rounds = x.is_cuda and said == [torch.float32] and cudnn_rounds()
+    return ", cast to ".join(str(dtype).removeprefix("torch.") for dtype in said) + (", as tf32" if rounds else "")
 
 
 def _rounded(count: int) -> int:
@@ -249,4 +265,8 @@ def _processor() -> str:
 def _key(setting: Setting) -> str:
     from importlib import metadata
 
-    return f"{metadata.version('hiddenstate')} {torch.__version__} {setting!r}"
+    try:
+        version = metadata.version("hiddenstate")
+    except metadata.PackageNotFoundError:  # run from its sources
+        version = "sources"
+    return f"{version} {torch.__version__} {setting!r}"

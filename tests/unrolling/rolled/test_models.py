@@ -36,13 +36,14 @@ def faster_in_any_case(monkeypatch):
     monkeypatch.setattr("hiddenstate.unrolling.cache.decide", lambda *_: EngineDecision(1, "said so"))
 
 
-def built(case: LoopCase) -> tuple[nn.Module, bool]:
-    model = case.model()
-    exact = case.doubles and next(model.parameters(), None) is not None
+def built(case: LoopCase, device: str = "cpu") -> tuple[nn.Module, bool]:
+    model = case.model().to(device)
+    # On a GPU in float32, which its own kernels are for.
+    exact = device == "cpu" and case.doubles and next(model.parameters(), None) is not None
     return (model.double() if exact else model), exact
 
 
-def outcomes(case: LoopCase, model: nn.Module, exact: bool):
+def outcomes(case: LoopCase, model: nn.Module, exact: bool, device: str = "cpu"):
     """Yield what each of several calls gives; the last ones after what the user changes, and with other data."""
     for number, (batch, steps) in enumerate([*SHAPES, SHAPES[-1]]):
         torch.manual_seed(number)
@@ -52,6 +53,7 @@ def outcomes(case: LoopCase, model: nn.Module, exact: bool):
         args = case.inputs(batch, steps)
         if number == len(SHAPES) - 1 and case.surprise is not None:
             args = case.surprise(batch, steps)
+        args = pytree.tree_map_only(Tensor, lambda x: x.to(device), args)
         wide = pytree.tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, args)
         model.zero_grad()
         try:
@@ -62,14 +64,15 @@ def outcomes(case: LoopCase, model: nn.Module, exact: bool):
             yield type(error).__name__
 
 
-def rolled(case: LoopCase) -> bool:
+def rolled(case: LoopCase, device: str = "cpu") -> bool:
     """Compare a model with itself, accelerated; return whether a loop of it ran by the engine."""
-    (plain, exact), (model, _) = built(case), built(case)
+    (plain, exact), (model, _) = built(case, device), built(case, device)
     near = {"atol": 1e-8, "rtol": 1e-6} if exact else {"atol": 2e-3, "rtol": 2e-3}
     near = {"atol": 0.1, "rtol": 0.1} if "autocast" in case.name else near  # products round to eight bits
     said = ""
     with hs.accelerate(model) as faster:
-        for expected, given in zip(outcomes(case, plain, exact), outcomes(case, model, exact), strict=True):
+        pairs = zip(outcomes(case, plain, exact, device), outcomes(case, model, exact, device), strict=True)
+        for expected, given in pairs:
             said += faster.explain()
             if isinstance(expected, str):
                 assert given == expected, said
@@ -89,6 +92,12 @@ def test_an_accelerated_model_gives_what_it_gave(name):
 @pytest.mark.parametrize("case", LOOP_MODELS.values(), ids=LOOP_MODELS)
 def test_every_accelerated_model_gives_what_it_gave(case):
     rolled(case)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", LOOP_MODELS.values(), ids=LOOP_MODELS)
+def test_every_accelerated_model_gives_what_it_gave_on_a_gpu(case):
+    print("by the engine" if rolled(case, "cuda") else "as written")
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
+from ..snapshot import random_streams
 from .candidates import Analysis, Candidate, Draft
 from .memory import Value, storage_of
 from .operation import BLENDS, DRAWS, MAY_DRAW, MOVES, UNWRITTEN, Op, leaves, replaced
@@ -313,14 +314,14 @@ def _again(op: Op, made: dict[int, Tensor], data: Callable[[Value], Tensor]) -> 
             copies[id(tensor)] = found.clone() if written else found
         return copies[id(tensor)]
 
-    streams = _streams() if op.name in MAY_DRAW or op.name.endswith(".forward") else []
+    streams = random_streams() if op.name in MAY_DRAW or op.name.endswith(".forward") else []
     with ExitStack() as modes:
         for device, dtype in op.cast:
             modes.enter_context(torch.autocast(device, dtype))
         # Torch's layers run other kernels without gradients, whose last bits differ.
         modes.enter_context(torch.set_grad_enabled(op.grad and op.name.endswith(".forward")))
         result = op.func(*replaced(op.args, put), **{key: replaced(arg, put) for key, arg in op.kwargs.items()})
-    if streams and not all(map(torch.equal, streams, _streams())):  # it has drawn: as it drew before
+    if streams and not all(map(torch.equal, streams, random_streams())):  # it has drawn: as it drew before
         made.update({value.number: data(value) for value in op.outs})
         return
     results = [tensor.detach() for _, tensor in leaves(result)]
@@ -329,12 +330,6 @@ def _again(op: Op, made: dict[int, Tensor], data: Callable[[Value], Tensor]) -> 
             made[value.number] = copies[id(value.tensor)]
         elif value.place < len(results):
             made[value.number] = results[value.place]
-
-
-def _streams() -> list[Tensor]:
-    """Return where the random streams stand."""
-    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if cuda else [])]
 
 
 def _masked_as_drawn(op: Op, new: Tensor, data: Callable[[Value], Tensor]) -> Tensor:

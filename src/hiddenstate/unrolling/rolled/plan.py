@@ -28,7 +28,7 @@ class SeenRun:
     names: dict[str, Any]  # as they were when it began
     lengths: dict[str, int]  # of the lists that it appends to, before
     versions: list[tuple[Tensor, int]]  # of the tensors that it reads
-    stream: Tensor  # the random stream before it
+    stream: list[Tensor]  # the random streams before it
     line: int  # of the loop
 
     def unwritten(self) -> bool:

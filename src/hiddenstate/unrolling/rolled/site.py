@@ -10,7 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...cells import Rank, listeners, may_be_recomputed, random_streams_kept, recomputing, unheard, untouched, watchers
+from ...cells import (
+    Rank,
+    listeners,
+    may_be_recomputed,
+    put_random_streams,
+    random_streams,
+    random_streams_kept,
+    recomputing,
+    unheard,
+    untouched,
+    watchers,
+)
 from ...errors import Untraceable
 from ...state import State, ends, mapped
 from ..checks import Task
@@ -62,7 +73,7 @@ class LoopSite:
             turns = self._reader.read(names, over)
             if turns.count < FEWEST:
                 raise Untraceable(f"it ran for fewer than {FEWEST} turns")
-            _refuse_devices([*turns.pieces.values(), *(names.get(name) for name in self.code.carried)])
+            _refuse_values([*turns.pieces.values(), *(names.get(name) for name in self.code.carried)])
             with self._lock:
                 ran = self._run(turns, names)
             if ran is None:
@@ -123,7 +134,7 @@ class LoopSite:
                 continue
             rows = next((piece.shape[1] for piece in turns.pieces.values() if plan.form.rows), None)
             parts, first, made = plan.settled(names, rows), 0, {}
-            stream = torch.get_rng_state()
+            stream = random_streams()
             try:
                 if parts is None:
                     if not all(name in names for name in plan.code.carried):
@@ -132,11 +143,11 @@ class LoopSite:
                     parts = plan.settled(made, rows)
                 ran = None if parts is None else self._by_engine(plan, turns, names, parts, first)
             except BaseException:
-                torch.set_rng_state(stream)
+                put_random_streams(stream)
                 raise
             if ran is not None:
                 return plan, made, ran
-            torch.set_rng_state(stream)
+            put_random_streams(stream)
         return None
 
     def _by_engine(
@@ -216,7 +227,7 @@ class LoopSite:
         versions = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
         kept = self._copied(names)
         kept |= {name: _copy(names[name]) for name in self.code.added if isinstance(names.get(name), Tensor)}
-        return SeenRun(turns, {**names, **kept}, lengths, versions, torch.get_rng_state(), self.code.line)
+        return SeenRun(turns, {**names, **kept}, lengths, versions, random_streams(), self.code.line)
 
     def _copied(self, names: dict[str, Any]) -> dict[str, Any]:
         """Return the lists and dicts that turns write into, with what is in them now."""
@@ -235,13 +246,13 @@ class LoopSite:
                 if plan not in self._plans:
                     self._refuse_hooks(plan, seen.names)
                     read_only(plan.layer, plan.task(seen.turns, _leaves(plan.settled(after, rows)), 0))
-                torch.set_rng_state(seen.stream)
+                put_random_streams(seen.stream)
                 parts, first, made = plan.settled(seen.names, rows), 0, {}
                 if parts is None:
                     with untouched(plan.layer.module):
                         made, first = plan.first_turn(seen.turns, seen.names), 1
-                        stream = torch.get_rng_state()
-                    torch.set_rng_state(stream)
+                        stream = random_streams()
+                    put_random_streams(stream)
                     parts = plan.settled(made, rows)
                 if parts is None:
                     raise LeftAlone("what crosses is of another kind after every turn", self.code.line)
@@ -289,10 +300,20 @@ def _refuse_now() -> None:
         raise Untraceable(obstacle)
 
 
-def _refuse_devices(values: Sequence[Any]) -> None:
-    other = next((end.device.type for _, end in ends(values) if isinstance(end, Tensor) and not end.is_cpu), None)
+def _refuse_values(values: Sequence[Any]) -> None:
+    """Refuse what turns read where it is nothing, or not in one place that was compared."""
+    tensors = [end for _, end in ends(values) if isinstance(end, Tensor) and end.dim()]
+    if not all(tensor.numel() for tensor in tensors):
+        # On a GPU an index into nothing ends all work of the process, rather than a trial.
+        raise Untraceable("it has no rows, or what its turns read has no numbers")
+    devices = {tensor.device for tensor in tensors}
+    other = next((device.type for device in devices if device.type not in ("cpu", "cuda")), None)
     if other is not None:
         raise Untraceable(f"on {other} nothing was compared yet")
+    if len(devices) > 1:
+        raise Untraceable(f"what its turns read lies on several devices, {', '.join(sorted(map(str, devices)))}")
+    if "cuda" in {device.type for device in devices} and torch.cuda.is_current_stream_capturing():
+        raise Untraceable("it is being recorded as a part of a CUDA graph")
 
 
 def _copy(tensor: Tensor) -> Tensor:
