@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -389,53 +390,89 @@ def test_a_state_that_torch_refuses_is_refused_by_torch(always_ours, kind):
 
 
 ON_A_GPU = {
-    "float32": (torch.float32, False, 5e-3),
-    "bfloat16": (torch.bfloat16, False, 5e-2),
-    "float16": (torch.float16, False, 1e-2),
-    "autocast": (torch.float32, True, 1e-2),
+    "float32": (torch.float32, False, 1e-5),
+    "bfloat16": (torch.bfloat16, False, 1e-2),
+    "float16": (torch.float16, False, 2e-3),
+    "autocast": (torch.float32, True, 2e-3),
 }
+# Torch itself says so of every layer in bfloat16: it flattens no weights of that dtype.
+unflattened = pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk")
+
+
+def layer_on_a_gpu(kind, dtype, **options):
+    torch.manual_seed(0)
+    extra = {"nonlinearity": kind} if kind in ("tanh", "relu") else {}
+    layer = KINDS[kind](24, 32, num_layers=2, **extra, **options).to("cuda", dtype)
+    layer.flatten_parameters()
+    return layer
+
+
+def given_to(kind, form, **like):
+    """What a layer is called with, whose tensors ask for gradients."""
+    torch.manual_seed(0)
+    x = torch.randn(17, 9, 24).to(**like).requires_grad_()
+    if form == "packed":
+        return (nn.utils.rnn.pack_padded_sequence(x, [17, 16, 16, 9, 5, 5, 3, 2, 1]),)
+    if form == "stated":
+        parts = tuple(torch.randn(2, 9, 32).to(**like).requires_grad_() for _ in range(2))
+        return (x, parts if kind == "lstm" else parts[0])
+    return (x,)
+
+
+def all_it_gives(layer, given, *, grad):
+    with torch.set_grad_enabled(grad):
+        values = tensors_in(layer(*given))
+    if not grad:
+        return values
+    torch.manual_seed(2)
+    loss = sum((value * torch.randn(value.shape).to(value)).sum() for value in values)
+    leaves = [tensor for tensor in tensors_in(given) if tensor.requires_grad]
+    return [*(value.detach() for value in values), *torch.autograd.grad(loss, [*leaves, *layer.parameters()])]
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("form", ["batch", "packed", "stated", "dropping", "no_grad"])
+@unflattened
+@pytest.mark.parametrize("form", ["batch", "packed", "stated", "no_grad"])
 @pytest.mark.parametrize("way", ON_A_GPU)
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_a_gpu_it_is_cudnns_within_its_rounding(always_ours, kind, way, form):
-    dtype, autocast, near = ON_A_GPU[way]
-    torch.manual_seed(0)
-    extra = {"nonlinearity": kind} if kind in ("tanh", "relu") else {}
-    dropout = 0.3 if form == "dropping" else 0.0
-    layer = KINDS[kind](24, 32, num_layers=2, bidirectional=form != "stated", dropout=dropout, **extra)
-    layer = layer.to("cuda", dtype)
-    layer.flatten_parameters()
-    x = torch.randn(17, 9, 24, device="cuda").to(dtype).requires_grad_()
-    given = (x,)
-    if form == "packed":
-        given = (nn.utils.rnn.pack_padded_sequence(x, [17, 16, 16, 9, 5, 5, 3, 2, 1]),)
-    if form == "stated":
-        parts = tuple(torch.randn(2, 9, 32, device="cuda").to(dtype).requires_grad_() for _ in range(2))
-        given = (x, parts if kind == "lstm" else parts[0])
+def test_on_a_gpu_its_error_is_that_of_cudnn(always_ours, kind, way, form):
+    """Both are held against float64: a relu may turn on either side of zero, and takes its gradients with it."""
+    dtype, autocast, rounding = ON_A_GPU[way]
+    layer, grad = layer_on_a_gpu(kind, dtype, bidirectional=form != "stated"), form != "no_grad"
+    given = given_to(kind, form, device="cuda", dtype=dtype)
+    exact = all_it_gives(copy.deepcopy(layer).cpu().double(), given_to(kind, form, dtype=torch.float64), grad=grad)
     found = []
     for ours in (False, True):
-        handle = hs.accelerate(layer) if ours else None
-        for _ in range(4):  # from the third call on a pass is recorded
-            torch.manual_seed(1)
-            with torch.autocast("cuda", torch.float16, enabled=autocast), torch.set_grad_enabled(form != "no_grad"):
-                values = tensors_in(layer(*given))
-            grads = []
-            if form != "no_grad":
-                torch.manual_seed(2)
-                loss = sum((value.float() * torch.randn(value.shape, device="cuda")).sum() for value in values)
-                leaves = [tensor for tensor in tensors_in(given) if tensor.requires_grad]
-                grads = torch.autograd.grad(loss, [*leaves, *layer.parameters()])
-        found.append([*values, *grads])
-        if handle:
-            assert ": by ours, x 0.50" in handle.explain(), handle.explain()
-            handle.close()
-    for theirs, mine in zip(*found, strict=True):
+        handle = hs.accelerate(layer) if ours else nullcontext()
+        with handle, torch.autocast("cuda", torch.float16, enabled=autocast):
+            for _ in range(4):  # from the third call on a pass is recorded
+                gives = all_it_gives(layer, given, grad=grad)
+            found.append(gives)
+            assert not ours or ": by ours, x 0.50" in handle.explain(), handle.explain()
+    for theirs, mine, true in zip(*found, exact, strict=True):
         assert mine.dtype == theirs.dtype
-        size = float(theirs.float().abs().max())
-        torch.testing.assert_close(mine.float(), theirs.float(), rtol=near, atol=near * size)
+        theirs, mine = (float((value.double().cpu() - true).norm() / true.norm()) for value in (theirs, mine))
+        assert mine <= 3 * theirs + rounding
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_it_drops_as_many_as_cudnn(always_ours, kind):
+    layer, x = layer_on_a_gpu(kind, torch.float32, dropout=0.5), torch.randn(17, 9, 24, device="cuda")
+
+    def outputs():
+        torch.manual_seed(1)
+        with torch.no_grad():
+            return torch.stack([layer(x)[0] for _ in range(300)]).double()
+
+    theirs = outputs()
+    with hs.accelerate(layer) as faster:
+        ours = outputs()
+        assert ": by ours" in faster.explain()
+        assert torch.equal(ours, outputs())  # one seed, one result
+    error = (theirs.var(0) / 300 + ours.var(0) / 300).sqrt() + 1e-4
+    assert float(((theirs.mean(0) - ours.mean(0)) / error).abs().max()) < 6
+    torch.testing.assert_close(ours.std(0).mean(), theirs.std(0).mean(), rtol=0.05, atol=0)
 
 
 @pytest.mark.cuda

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._compiling import compiling
 from ..cells import Layer, Listener, Rank
 from ..errors import CarryError
 from .pieces import Inputs
@@ -50,7 +51,7 @@ class Carrier(Listener, ABC):
 
 def refuse_export() -> None:
     """Refuse a call that torch.export makes."""
-    if torch.compiler.is_exporting():
+    if torch.compiler.is_exporting() and compiling():
         raise CarryError(
             "torch.export would bake the state that is carried just now into the exported program. "
             "Close the Carry first: hs.Carry.of(model).close()."

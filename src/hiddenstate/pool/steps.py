@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
+from .._compiling import compiling
 from .._torch_names import lookup
 from ..errors import BadInput
 from ..recording import Trajectory, trainable
@@ -79,7 +80,7 @@ def assert_later(condition: Tensor, message: str) -> None:
 
 def captured() -> bool:
     """Say whether a graph of this code is being captured (compiled, exported or traced): values cannot be looked at."""
-    return torch.compiler.is_compiling() or traced()
+    return compiling() or traced()
 
 
 def traced() -> bool:

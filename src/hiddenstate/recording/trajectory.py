@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .._compiling import compiling
 from ..errors import BadInput, MissingExtra
 from ..state import State, shown_in_short
 
@@ -246,7 +247,7 @@ def trainable(h: Tensor) -> Tensor:
 
     Any other tensor is taken as it is, `h.detach()` of recorded states too.
     """
-    if h.requires_grad or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if h.requires_grad or not torch.is_grad_enabled() or compiling():
         return h
     if _owner(h) in _frozen:
         raise BadInput(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
+from .._compiling import compiling
 from ..errors import BadInput
 from ..recording import Trajectory, trainable
 
@@ -27,7 +28,7 @@ def activity(h: Source, lengths: Lengths | None = None, *, batch_first: bool = T
     """
     states, valid = _read_states(h, lengths, batch_first=batch_first)
     steps = states.shape[0] * states.shape[1] if valid is None else valid.sum()
-    if not torch.compiler.is_compiling() and not int(steps):
+    if not compiling() and not int(steps):
         raise BadInput(
             "no step counts, so there is no mean to take: every row is empty. Leave such batches out, or look at how "
             "the lengths were made."
@@ -119,7 +120,7 @@ def _read_lengths(lengths: Lengths, h: Tensor) -> Tensor:
         raise BadInput(f"lengths have shape {tuple(lengths.shape)}, but the states have {batch} rows: one for each.")
     if lengths.device != h.device:
         raise BadInput(f"lengths are on {lengths.device}, but the states are on {h.device}: lengths.to(h.device).")
-    if batch and not torch.compiler.is_compiling():
+    if batch and not compiling():
         each = lengths.tolist()
         if min(each) < 0 or max(each) > time:
             raise BadInput(

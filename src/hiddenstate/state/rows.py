@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._compiling import compiling
 from ..errors import StateMismatch
 
 Rows: TypeAlias = "int | slice | Sequence[int] | Sequence[bool] | Tensor | np.ndarray[Any, Any]"
@@ -88,7 +89,7 @@ def _from_tensor(given: Tensor, batch: int, *, unique: bool) -> Tensor:
             f"A mask kept as numbers becomes one with mask.bool()."
         )
     given = given.to(torch.int64)
-    if unique or not torch.compiler.is_compiling():  # within one graph, index_select's own check of the range must do
+    if unique or not compiling():  # within one graph, index_select's own check of the range must do
         _check_indices(given.cpu(), batch, unique=unique)  # on the CPU, so that a GPU is waited for once only
     return torch.where(given < 0, given + batch, given)
 

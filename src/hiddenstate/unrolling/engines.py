@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as nn_module
 
+from .._compiling import compiling
 from .._torch_names import lookup
 from ..cells import Layer, as_layer
 from ..errors import BadInput, Untraceable
@@ -19,12 +20,12 @@ from ..state import State
 from .checks import Task
 from .loop import run_loop
 from .observing import must_step
-from .reading import TRIED
 from .twins import members
 
 Engine: TypeAlias = Literal["auto", "fast", "loop"]
 _ENGINES = ("auto", "fast", "loop")
 _SWITCH = "HIDDENSTATE_ENGINE"
+_TRIED = ("2.11", "2.13")  # versions of torch whose guards were tried on all the changes that the tests know
 
 # By these torch says what else is at work. It promises none of them: where one is gone, cells run step by step.
 _tracing_state = lookup("torch._C._get_tracing_state")
@@ -119,15 +120,15 @@ def obstacle_around(layer: Layer | None, task: Task) -> str | None:
         return "hooks on all modules want to see every step"
     if torch.is_anomaly_enabled():
         return "anomaly mode wants to see every operation"
-    if not torch.__version__.startswith(TRIED):
-        return f"torch {torch.__version__} is none of the versions that its guards were tried on: {', '.join(TRIED)}"
+    if not torch.__version__.startswith(_TRIED):
+        return f"torch {torch.__version__} is none of the versions that its guards were tried on: {', '.join(_TRIED)}"
     if "torch._dynamo" in sys.modules and torch._dynamo.eval_frame._stance.stance != "default":
         return "torch's compiler is told to stand aside"
     level = getattr(forward_ad, "_current_level", None)
     if not (_tracing_state and _transforms and _dispatch_mode and _function_mode_stack) or level is None:
         return f"torch {torch.__version__} does not say whether something else is at work"
     # That torch compiles something says nothing of this thread.
-    if (torch.compiler.is_compiling() and _tracing_here()) or _tracing_state() is not None:
+    if compiling() or _tracing_state() is not None:
         return "it is being compiled by torch itself"
     if _transforms() is not None:
         return "a transform of torch.func is at work"
@@ -142,11 +143,6 @@ def obstacle_around(layer: Layer | None, task: Task) -> str | None:
     if layer is not None and _randomly_started(layer, task):
         return "its initial state is drawn at random, anew at every reset"
     return None
-
-
-def _tracing_here() -> bool:
-    context = lookup("torch._guards.TracingContext")
-    return context is None or context.try_get() is not None
 
 
 def _hooked_globally() -> bool:

@@ -28,7 +28,6 @@ from .step_graph import Reading, StepGraph, with_numbers
 from .twins import heard, members, twin
 from .unguarded import Unguarded, functions_of, misnamed
 
-TRIED = ("2.11", "2.13")  # versions of torch whose guards were tried on all the changes that the tests know
 _AGAIN = 3  # times that a cell is read before it is said to change while that is done
 _ASKED = {  # what Python code may ask for -> why a trace has no answer
     **dict.fromkeys(

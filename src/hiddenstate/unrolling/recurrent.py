@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from .._compiling import compiling
 from ..cells import Adapter, Layer, Spec, as_layer, flatten, rebuild, register, uncompiled
 from ..errors import BadInput, StateMismatch
 from ..state import State
@@ -97,7 +98,7 @@ class Recurrent(nn.Module):
             resets: As in `unroll`.
             engine: As in `unroll`. None: the one that it was made with.
         """
-        if torch.compiler.is_compiling():
+        if compiling():
             from .in_graph import stay_outside  # which a plain import can do without
 
             found = self._in_graph(x, state, lengths=lengths, resets=resets, engine=engine)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._compiling import compiling
 from ..cells import InputAxes, Layer, as_layer, layer_axes, uncompiled
 from ..errors import BadInput
 from ..state import State
@@ -62,7 +63,7 @@ def unroll(
     Returns:
         The outputs, in the layout of `x`, and the final State.
     """
-    if torch.compiler.is_compiling():
+    if compiling():
         options = {"initial": initial, "time_axis": time_axis, "batch_axis": batch_axis, "engine": engine}
         from .in_graph import stay_outside  # which a plain import can do without
 
