@@ -25,7 +25,7 @@ from torch import Tensor, fx, nn
 from ..errors import Untraceable
 from .reasons import NOT_USERS, blame, line_in
 from .step_graph import Reading, StepGraph, with_numbers
-from .twins import heard, members, twin
+from .twins import members, unheard_twin
 from .unguarded import Unguarded, functions_of, misnamed
 
 _AGAIN = 3  # times that a cell is read before it is said to change while that is done
@@ -83,7 +83,7 @@ class StepReader:
     def read(self, module: nn.Module, x: Tensor, native: Any, parts: Sequence[Tensor]) -> Reading:
         """Return what the step `module(x, native)` is now; `parts` are the tensors in `native`."""
         inside = members(module)
-        body = twin(module) if heard(inside) else module
+        body = unheard_twin(module)
         with TRACING:
             try:
                 return self._read(body, x, native, parts, kinds=list(map(type, inside)))
@@ -109,7 +109,7 @@ class StepReader:
 
     def result(self, module: nn.Module, x: Tensor, native: Any, *, outputs: list[Any]) -> Any:
         """Return what the step returns where its graph gives these outputs."""
-        body = twin(module) if heard(members(module)) else module
+        body = unheard_twin(module)
         with TRACING:
             _place.outputs = outputs
             try:

@@ -9,12 +9,20 @@ from ..cells import attributes
 
 def twin(module: nn.Module) -> nn.Module:
     """Return a module of the same types, tensors and attributes, whose own are not touched when it is used."""
-    return _twin(module, {})
+    return _twin(module, {}, whole=True)
 
 
-def _twin(module: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
+def unheard_twin(module: nn.Module) -> nn.Module:
+    """Return a module without what is ours in its attributes, or those of modules in it; the rest stands for itself."""
+    return _twin(module, {}, whole=False)
+
+
+def _twin(module: nn.Module, made: dict[nn.Module, nn.Module], *, whole: bool) -> nn.Module:
     if module in made:
         return made[module]
+    if not whole and not heard(members(module)):
+        made[module] = module
+        return module
     copy: nn.Module = module.__class__.__new__(module.__class__)
     made[module] = copy
     # Lists and dicts of its own: a cell may write down in them what it sees.
@@ -23,7 +31,7 @@ def _twin(module: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
         for key, value in attributes(module).items()
     }
     for name, child in module._modules.items():
-        copy._modules[name] = None if child is None else _twin(child, made)
+        copy._modules[name] = None if child is None else _twin(child, made, whole=whole)
     return copy
 
 

@@ -310,6 +310,8 @@ def _together(names: Iterable[str]) -> CodeType:
 
 
 def _has_names(value: Any, names: tuple[frozenset[str], ...], asked: frozenset[str]) -> bool:
+    if type(value) is OrderedDict and len(names) == 3:  # as a module has seven of, for hooks
+        return value.__dict__.keys() == names[0] and value.keys() == names[1]
     now = _names(value, asked)
     return now is not None and len(now) == len(names) and all(map(eq, now, names))
 

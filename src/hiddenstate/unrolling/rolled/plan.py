@@ -118,12 +118,7 @@ class RollPlan:
         }
         each = {number: list(along[number].unbind(0)) for number in used}
         count = along[0].shape[0] if along else 0
-        left = {
-            name: [
-                [_filled(value, {n: items[t] for n, items in each.items()}) for value in values] for t in range(count)
-            ]
-            for name, values in self.form.left.items()
-        }
+        left = {name: _turn_by_turn(values, each, count) for name, values in self.form.left.items()}
         last = {number: piece[-1] for number, piece in enumerate(along)}
         return carried, left, {name: _filled(value, last) for name, value in self.form.finals.items()}
 
@@ -139,6 +134,13 @@ def _slots(values: dict[str, Any], line: int) -> tuple[dict[str, Any], list[Tens
 
 def _filled(value: Any, tensors: Any) -> Any:
     return mapped(value, lambda _, end: tensors[end.number] if isinstance(end, TensorSlot) else end)
+
+
+def _turn_by_turn(values: list[Any], each: dict[int, list[Tensor]], count: int) -> list[list[Any]]:
+    """Return what each turn left, as `values` are nested; `each` holds the tensors of all turns by their number."""
+    if all(isinstance(value, TensorSlot) for value in values):
+        return list(map(list, zip(*(each[value.number] for value in values), strict=True)))
+    return [[_filled(value, {n: items[t] for n, items in each.items()}) for value in values] for t in range(count)]
 
 
 def _types(nested: Any) -> Any:
