@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import Untraceable
 from .building import build, compile_loops
-from .deciding import EngineDecision, LoopTime, counted, decide
+from .deciding import EngineDecision, LoopTime, Pace, counted, decide
 from .fast import Run
 from .judging import Judge
 from .precision import is_exact
@@ -21,6 +22,8 @@ from .reading import StepReader
 from .schedule import Schedule
 
 _MOST = 32  # schedules of one cell; beyond, those not used for longest are forgotten
+_WIN = 0.8  # of the time of what the user wrote that a schedule has to stay below: clocks err
+Paces: TypeAlias = Callable[[], tuple[Pace, Pace]]
 
 
 @dataclass(slots=True, eq=False)
@@ -90,8 +93,11 @@ def relatives(cell: KnownCell, run: Run) -> list[KnownStep]:
         return [known for key, known in cell.made.items() if key[0] == family and known.schedule is not None]
 
 
-def settle(known: KnownStep, run: Run, *, timed: bool, share: float = 1.0) -> Schedule:
-    """Return the schedule, made now where there is none, or raise why there is none; `timed`, with a decision."""
+def settle(known: KnownStep, run: Run, *, timed: bool, paces: Paces | None = None) -> Schedule:
+    """Return the schedule, made now where there is none, or raise why there is none; `timed`, with a decision.
+
+    `paces` measures what the cell stands for, and its schedule where that is used; else the cell itself is measured.
+    """
     with known.lock:
         if known.refusal is not None:
             raise known.refusal
@@ -105,22 +111,23 @@ def settle(known: KnownStep, run: Run, *, timed: bool, share: float = 1.0) -> Sc
             compile_loops(schedule, run, judge)
             known.schedule = schedule
         if timed and known.decision is None:
-            known.decision = _decided(known.schedule, judge, run, share)
+            known.decision = EngineDecision(1, "being tried")  # while `paces` runs by it
+            known.decision = _decided(known.schedule, judge, run, paces)
         return known.schedule
 
 
-def _decided(schedule: Schedule, judge: Judge | None, run: Run, share: float) -> EngineDecision:
+def _decided(schedule: Schedule, judge: Judge | None, run: Run, paces: Paces | None) -> EngineDecision:
     try:
-        return _decision(schedule, judge or Judge(run, grad=schedule.grad), run, share)
+        return _decision(schedule, judge or Judge(run, grad=schedule.grad), run, paces)
     except Exception as error:  # what cannot even be tried out is not run
         return EngineDecision(None, f"a trial fails: {type(error).__name__}: {str(error).strip()[:200]}")
 
 
-def _decision(schedule: Schedule, judge: Judge, run: Run, share: float) -> EngineDecision:
+def _decision(schedule: Schedule, judge: Judge, run: Run, paces: Paces | None) -> EngineDecision:
     if counted():
         compiled = not schedule.plain_because
         return EngineDecision(2 if compiled else None, "its loops are compiled" if compiled else schedule.plain_because)
-    return decide(*judge.paces(schedule, run), share)
+    return decide(*judge.paces(schedule, run)) if paces is None else decide(*paces(), _WIN)
 
 
 def known_to(module: nn.Module) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..cells import Layer, unheard, untouched
 from ..errors import UnrollWarning, Untraceable
 from ..state import State
-from .cache import KnownCell, KnownStep, cell_known, kind_of, known_for, relatives, settle
+from .cache import KnownCell, KnownStep, Paces, cell_known, kind_of, known_for, relatives, settle
 from .checks import Task
 from .deciding import EngineDecision, LoopTime, built, clock
 from .fast import Run, execute, prepare
@@ -96,16 +96,13 @@ def read_only(layer: Layer, task: Task) -> None:
     prepare(layer, task, cell_known(layer.module).reader).step.try_out()
 
 
-def settle_now(layer: Layer, task: Task, share: float) -> str:
-    """Make a schedule for calls like this one, measure it, and say what was found.
-
-    `share`: of the time that the cell takes step by step, which the schedule has to stay below.
-    """
+def settle_now(layer: Layer, task: Task, paces: Paces) -> str:
+    """Make a schedule for calls like this one, measure it by `paces`, and say what was found."""
     cell = cell_known(layer.module)
     run = _prepared(layer, task, cell)
     known = known_for(cell, run)
     if known.decision is None:
-        _make(known, run, timed=True, share=share)
+        _make(known, run, timed=True, paces=paces)
     return _told(known, None)
 
 
@@ -208,11 +205,11 @@ def _resized(layer: Layer, task: Task, size: int, run: Run) -> tuple[Tensor, Sta
     return result
 
 
-def _make(known: KnownStep, run: Run, *, timed: bool, share: float = 1.0) -> None:
+def _make(known: KnownStep, run: Run, *, timed: bool, paces: Paces | None = None) -> None:
     """Make a schedule, and note how long it took, but for what has to be loaded once."""
     start = clock()
     with unheard(), unsaved():
-        settle(known, run, timed=timed, share=share)
+        settle(known, run, timed=timed, paces=paces)
     built(run.x.device.type, clock() - start)
 
 

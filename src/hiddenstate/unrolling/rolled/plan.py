@@ -72,6 +72,15 @@ class RollPlan:
         made: dict[str, Any] = self._turn(**given, **{name: piece[0] for name, piece in turns.pieces.items()})
         return made
 
+    def as_written(self, turns: Turns, names: dict[str, Any]) -> list[dict[str, Any]]:
+        """Run all turns as they are written, one after the other; returns what each bound and left."""
+        given = {name: names[name] for name in (*self.reads, *self.code.carried) if name in names}
+        found = []
+        for turn in range(turns.count):
+            found.append(self._turn(**given, **{name: piece[turn] for name, piece in turns.pieces.items()}))
+            given.update({name: found[-1][name] for name in self.code.carried})
+        return found
+
     def task(self, turns: Turns, parts: Sequence[Tensor], first: int) -> Task:
         """Return turns from `first` on as a task for the engine."""
         rows = self.form.rows

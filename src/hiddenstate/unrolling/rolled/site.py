@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -34,6 +35,7 @@ from ..twins import members
 from .collected import Collected
 from .index import LeftAlone
 from .loop_code import LoopCode
+from .pace import paces_of
 from .plan import RollPlan, SeenRun, learn, results
 from .source import called_modules
 from .turns import TurnReader, Turns
@@ -42,7 +44,6 @@ _ANY = torch.zeros(1, 1)
 _REFUSALS = 3  # after which no more is asked whether a loop can be rolled up
 _LONGEST = 1_000  # runs as it is written until it is asked again whether the engine is faster
 _BUILDS = 8  # schedules of one loop, from which on it is said to change too often
-_SHARE = 0.8  # of the time of its turns as a cell, which are slower than the loop as it is written
 FEWEST = 4  # turns of a run below which it is not even looked at
 _MOST = 4  # forms of one loop, from which on it is said to change too often
 
@@ -191,6 +192,14 @@ class LoopSite:
             self._last_called = key, called_modules(self.code.body, modules)
         return self._last_called[1]
 
+    def _trial(self, turns: Turns, names: dict[str, Any]) -> list[Any]:
+        """Run turns by the engine, and return what the loop would have left."""
+        ran = self._run(turns, names)
+        if ran is None:
+            raise Untraceable("the engine does not take it")
+        left = self._hand_back(turns, names, *ran)
+        return [left, *(names[each.into] for each in self.code.collected if isinstance(names.get(each.into), list))]
+
     def _hand_back(
         self, turns: Turns, names: dict[str, Any], plan: RollPlan, made: dict[str, Any], ran: tuple[Tensor, State]
     ) -> dict[str, Any]:
@@ -263,7 +272,7 @@ class LoopSite:
                 self._builds += 1
                 if self._builds > _BUILDS:
                     raise LeftAlone("what it reads changes too often from run to run", self.code.line)
-                self.said = settle_now(plan.layer, task, _SHARE)
+                self.said = settle_now(plan.layer, task, partial(paces_of, plan, seen, self._trial))
         finally:
             plan.layer.module.forget()  # type: ignore[operator]
 

@@ -44,6 +44,19 @@ class Turns:
     written: dict[str, Written]  # collecting list -> the pieces of a tensor that it is written into
 
 
+def of_count(turns: Turns, count: int) -> Turns:
+    """Return as many turns as are asked for, again and again where there are fewer; nothing of the user is written."""
+    each = torch.arange(count) % turns.count
+    pieces = {name: piece[each.to(piece.device)] for name, piece in turns.pieces.items()}
+    written = {
+        name: Written(whole.pieces.detach()[each.to(whole.pieces.device)], whole.backwards)
+        for name, whole in turns.written.items()
+    }
+    return Turns(
+        count, {name: [numbers[n] for n in each.tolist()] for name, numbers in turns.counts.items()}, pieces, written
+    )
+
+
 class TurnReader:
     """Reads what the turns of a loop take, with the names as they are when it begins."""
 
