@@ -86,7 +86,7 @@ def _exchanged(module: nn.Module, tensors: Sequence[Tensor]) -> Iterator[None]:
         for place, given in zip(held, tensors, strict=True):
             place.store[place.key] = given
         for store, key, thing in others:
-            store[key] = instead[id(thing)]
+            store[key] = instead.get(id(thing), thing)
         yield
     finally:
         for place, mine in zip(held, own, strict=True):

@@ -126,7 +126,10 @@ class Judge:
         if not self.grad:
             return []
         assert task.state is not None
-        found = [*self.step.reading.weights, *self.step.layer.module.parameters(), task.x, *task.state.values()]
+        weights = self.step.reading.weights
+        # Behind a weight that was computed lies a graph of the user's, with hooks of its own.
+        others = [] if any(weight.grad_fn is not None for weight in weights) else self.step.layer.module.parameters()
+        found = [*weights, *others, task.x, *task.state.values()]
         once = {id(tensor): tensor for tensor in found if tensor.requires_grad and not tensor._backward_hooks}
         return list(once.values())
 

@@ -44,17 +44,14 @@ class Turns:
     written: dict[str, Written]  # collecting list -> the pieces of a tensor that it is written into
 
 
-def of_count(turns: Turns, count: int) -> Turns:
-    """Return as many turns as are asked for, again and again where there are fewer; nothing of the user is written."""
-    each = torch.arange(count) % turns.count
-    pieces = {name: piece[each.to(piece.device)] for name, piece in turns.pieces.items()}
+def first_turns(turns: Turns, count: int) -> Turns:
+    """Return the first turns of a run, as their pieces lie in memory; what they write is written elsewhere."""
     written = {
-        name: Written(whole.pieces.detach()[each.to(whole.pieces.device)], whole.backwards)
+        name: Written(whole.in_order()[:count].detach().clone(), backwards=False)
         for name, whole in turns.written.items()
     }
-    return Turns(
-        count, {name: [numbers[n] for n in each.tolist()] for name, numbers in turns.counts.items()}, pieces, written
-    )
+    counts = {name: numbers[:count] for name, numbers in turns.counts.items()}
+    return Turns(count, counts, {name: piece[:count] for name, piece in turns.pieces.items()}, written)
 
 
 class TurnReader:
