@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
@@ -188,6 +190,28 @@ def test_inference_mode_is_a_mode_like_any_other(kind, mode, gates):
     assert recorded[0].is_inference() == plain[0].is_inference()
     zeros = [torch.zeros(2, 3, 5)] * (2 if kind == "lstm" else 1)
     check(rec, layer, x, zeros, [6, 6, 6], gates)
+
+
+@settings(max_examples=25)
+@given(
+    steps=st.sampled_from([1, 2, 9, 40]),
+    rows=st.integers(1, 20),
+    features=st.integers(1, 40),
+    units=st.sampled_from([1, 3, 8, 16, 20, 33, 64]),
+    layers=st.integers(1, 2),
+)
+def test_gates_kept_without_grad_mode_change_no_bit_at_any_size(steps, rows, features, units, layers):
+    """Kept by the kernel for training where that rounds as the one for inference does, else worked out later."""
+    layer, state = nn.LSTM(features, units, layers), [torch.randn(layers, rows, units) for _ in "hc"]
+    for _ in range(3):  # the first call of a size compares, later ones trust
+        x = torch.randn(steps, rows, features)
+        with torch.no_grad():
+            plain = layer(x, tuple(state))
+            with hs.record(layer, gates=True) as rec:
+                recorded = layer(x, tuple(state))
+        assert same_bits(recorded, plain)
+        assert not any(tensor.requires_grad for tensor in tensors(recorded))
+    check(rec, layer, x.transpose(0, 1), state, [steps] * rows, gates=True)
 
 
 @pytest.mark.parametrize("gates", [True, False])

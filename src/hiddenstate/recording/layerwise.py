@@ -22,6 +22,7 @@ from .gradients import OutsideGradients
 Parts = tuple[Tensor, ...]
 Layered = tuple[Tensor, list[Parts], list[tuple[Tensor | None, Tensor | None]] | None]
 
+_TELLING = 256  # numbers of an output that tell whether two kernels round alike
 _ONEDNN_LSTM = 2  # oneDNN's number for the kind of network
 _CUDNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 _cudnn_generators: dict[torch.device, torch.Generator] = {}
@@ -73,7 +74,7 @@ def run(call: KernelCall, *, gates: bool = False, grads: bool = False) -> tuple[
 
 def _layer(call: KernelCall, layer: int, x: Tensor, state: Parts, gates: bool) -> Layered:
     """Run one layer: its output, the final parts of each direction, and gates and cells where they came for free."""
-    way = _way(call, x, gates)
+    way = _way(call, layer, x, gates)
     if way is None:
         return (*_plain(call, layer, x, state), None)
     key, ours = way
@@ -90,12 +91,19 @@ def _layer(call: KernelCall, layer: int, x: Tensor, state: Parts, gates: bool) -
     return out, ends, kept if judge(key, lambda: same_bits(*flat)) else None
 
 
-def _way(call: KernelCall, x: Tensor, gates: bool) -> tuple[Any, Any] | None:
+def _way(call: KernelCall, layer: int, x: Tensor, gates: bool) -> tuple[Any, Any] | None:
     """Return a key and a function for a way that keeps the gates, or None where the plain kernel must do."""
     if call.kind not in cpu_loop.STEP or call.data.device.type != "cpu":
         return None
-    if _in_onednn(call):  # without grad mode it runs another kernel, which leaves nothing behind
-        return (("onednn", call.bias), _onednn) if torch.is_grad_enabled() else None
+    if _in_onednn(call):
+        if torch.is_grad_enabled():
+            return ("onednn", call.bias), _onednn
+        # Another kernel would run, which leaves nothing behind. At most sizes it rounds as the one for training does,
+        # at some small ones most numbers differ: so many that a few hundred tell.
+        hidden = call.weights(layer)[1].shape[1]
+        if not gates or x.shape[0] * x.shape[1] * hidden < _TELLING:
+            return None
+        return ("onednn inference", call.bias, x.shape, hidden, torch.get_num_threads()), _onednn
     if not gates:
         return None
     packed = call.batch_sizes is not None
@@ -106,6 +114,9 @@ def _way(call: KernelCall, x: Tensor, gates: bool) -> tuple[Any, Any] | None:
 
 def _onednn(x: Tensor, state: list[Parts], weights: list[TrackWeights]) -> tuple[Tensor, list[Parts], list[Any]]:
     outs, ends, kept = [], [], []
+    if not torch.is_grad_enabled():  # no graph is to come of it
+        x, state = x.detach(), [tuple(part.detach() for part in parts) for parts in state]
+        weights = [own.map(Tensor.detach) for own in weights]
     for reverse, (parts, own) in enumerate(zip(state, weights, strict=True)):
         with torch.enable_grad():  # oneDNN keeps a workspace in grad mode only
             result = _onednn_track(x, parts, own, reverse=bool(reverse))
