@@ -1,5 +1,6 @@
 """What holds for every test and every docstring example: one thread, one seed, nothing left behind."""
 
+import gc
 import os
 import sys
 import tempfile
@@ -11,8 +12,9 @@ import torch
 
 import hiddenstate
 
-# Nothing is left in the caches of whoever runs the tests.
-os.environ["HIDDENSTATE_CACHE"] = tempfile.mkdtemp(prefix="hiddenstate-tests-")
+# Nothing is left in the caches of whoever runs the tests; all workers of a run share what they compile.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["HIDDENSTATE_CACHE"] = tempfile.mkdtemp(prefix="hiddenstate-tests-")
 
 # Pictures are drawn in memory, also where there is a screen.
 os.environ["MPLBACKEND"] = "agg"
@@ -82,6 +84,12 @@ def pictures_closed() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def names_in_doctests(doctest_namespace: dict[str, object]) -> None:
     doctest_namespace.update(torch=torch, nn=torch.nn, hs=hiddenstate)
+
+
+def pytest_collection_finish() -> None:
+    # Thousands of tests and all that torch has loaded stay to the end: no collection need look at them again.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

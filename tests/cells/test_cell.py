@@ -53,6 +53,7 @@ alone: hs.Cell[Tensor] = Bare()
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_type_checker_takes_cells_and_refuses_what_is_none(tmp_path):
     file = tmp_path / "written.py"

@@ -14,6 +14,7 @@ MISSING = [how for name, how in NEEDED.items() if importlib.util.find_spec(name)
 needs_series = pytest.mark.skipif(bool(MISSING), reason=f"the series and the figure need: {'; '.join(MISSING)}")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @needs_series
 @pytest.mark.parametrize(

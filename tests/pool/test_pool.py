@@ -175,6 +175,7 @@ def test_one_graph_holds_it(make):
         check_recorded(pool, compiled, lengths)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_compiled")
 def test_the_compiler_itself_gives_the_same():

@@ -193,7 +193,7 @@ print(rec.stopped)
 """
 
 
-@pytest.mark.parametrize("filter", ["always", "error"])
+@pytest.mark.parametrize("filter", ["always", pytest.param("error", marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_a_disk_that_fills_up_stops_the_recording_but_not_the_training(tmp_path, filter):
     done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path), filter], capture_output=True, text=True)

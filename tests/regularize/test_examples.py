@@ -10,6 +10,7 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples" / "penalties.py"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="its figure needs hiddenstate[plot]")
 def test_it_prints_a_table_and_writes_a_figure(tmp_path):
