@@ -60,6 +60,7 @@ def check(patient: Patient) -> Symptom | None:
     """The model takes rows the longest first, and in no other order."""
     inputs, known = patient.inputs, patient.inputs.known_lengths()
     told = any(a.real is not None or (a.kind == "lengths" and a.rows is not None) for a in inputs.arguments)
+    told = told or bool(inputs.ragged)  # sequences of their own lengths
     if known is None or not told or not inputs.batched or inputs.batch < 2 or inputs.steps < 2:
         return None
     differ = len(set(known.tolist())) > 1
