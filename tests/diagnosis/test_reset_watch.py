@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import hiddenstate as hs
+from hiddenstate.diagnosis import reset_watch
 
 
 class Agent(nn.Module):
@@ -76,7 +77,8 @@ def test_observations_that_come_again_and_again_tell_nothing():
     assert trained_on_its_rollouts(lambda _, dones: torch.zeros_like(dones), observe=observe) == []
 
 
-def test_marks_that_are_mended_end_what_was_told():
+def test_marks_that_are_mended_end_what_was_told(monkeypatch):
+    monkeypatch.setattr(reset_watch, "_SHARE", float("inf"))
     (episode,) = trained_on_its_rollouts(lambda turn, dones: dones if turn else torch.zeros_like(dones))
     assert episode.finding.code == "HS210"
     assert episode.ended is not None

@@ -372,7 +372,7 @@ class Monitor(Listener):
         if self._step % self._every == 0:
             self._check_optimizer()  # again: a Carry may have been opened since
             sharded = any(map(is_sharded, self._model.modules()))  # their weights are there during a call alone
-            self._resets.waits = True
+            self._resets.again()
             self._look = Look(self._step, sampled=not sharded and self._samples.due())
             self._graphs = self._graphs or GraphWatch()
 

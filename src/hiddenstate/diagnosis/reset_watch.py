@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
+from time import perf_counter
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from ..cells import Call
 from .report import Finding
 
 _MOST_STEPS = 4096  # of all rows of a rollout that are kept
+_SHARE = 0.01  # of all time, that following rollouts may take
 _KEY = 4  # numbers by which a step is known again
 _LEAST = 4  # steps that have to be found again before anything is said
 _ALIKE = 1e-5  # how far what a layer is fed may be from what it was fed before, of the size of all: other kernels round
@@ -47,9 +50,14 @@ class _StepsMade:
 
 
 def _keys(x: Tensor) -> Tensor:
-    """Return a few sums of all features with weights drawn once: (batch, time, 4)."""
-    weights = torch.randn(x.shape[-1], _KEY, generator=torch.Generator().manual_seed(x.shape[-1]), dtype=torch.float64)
-    return x.double() @ weights.to(x.device)
+    """Return a few sums of all features: (batch, time, 4)."""
+    return x.double() @ _weights(x.shape[-1]).to(x.device)
+
+
+@cache
+def _weights(features: int) -> Tensor:
+    drawn = torch.Generator().manual_seed(features)
+    return torch.randn(features, _KEY, generator=drawn, dtype=torch.float64, device="cpu")
 
 
 def _rows(call: Call, *, given: bool) -> Tensor | None:
@@ -72,33 +80,48 @@ class ResetWatch:
         self.waits = True  # whether a rollout, and the training behind it, is to be followed
         self._rollouts: dict[nn.Module, _StepsMade] = {}
         self._trained: dict[nn.Module, _StepsMade] = {}
+        self._began, self._spent = perf_counter(), 0.0  # seconds: of all rollouts but the first, which also loads code
+        self._now, self._first = 0.0, True  # of this one
+
+    def again(self) -> None:
+        """Follow one more rollout, where they take a hundredth of all time, or less."""
+        if self._spent <= _SHARE * (perf_counter() - self._began):
+            self.waits = True
 
     def see(self, call: Call) -> tuple[str, Finding | None] | None:
         """Note a call that was made; return what was found of its layer once training is over, None until then."""
         module = call.layer.module
+        if torch.is_grad_enabled() and module not in self._rollouts:
+            return None
         if not isinstance(module, nn.RNNBase | nn.RNNCellBase) or isinstance(call.input, PackedSequence):
             return None
+        begin = perf_counter()
         try:
-            return self._seen(call) if call.rows else None
+            found = self._seen(call) if call.rows else None
         except Exception:  # whatever a device or a wrapped tensor cannot do, looking at it must not stop the training
             self.waits, self._rollouts, self._trained = False, {}, {}
             return None
+        self._now += perf_counter() - begin
+        if not self.waits:
+            self._spent += 0.0 if self._first else self._now
+            self._now, self._first = 0.0, False
+        return found
 
     def _seen(self, call: Call) -> tuple[str, Finding | None] | None:
         module = call.layer.module
-        rollout = self._rollouts.get(module)
         if torch.is_grad_enabled():
-            trained = None if rollout is None else self._trained.setdefault(module, _StepsMade())
-            if trained is not None and not trained.full:
+            trained = self._trained.setdefault(module, _StepsMade())
+            if not trained.full:
                 trained.add(call)
             return None
         if module in self._trained:
             return self._judged(call)
         if call.steps == 1:
             rollout = self._rollouts.setdefault(module, _StepsMade())
-            if rollout.full or (rollout.keys and len(rollout.keys[0]) != call.rows):
+            if rollout.keys and len(rollout.keys[0]) != call.rows:
                 rollout = self._rollouts[module] = _StepsMade()
-            rollout.add(call)
+            if not rollout.full:  # its beginning is kept: training begins with that too
+                rollout.add(call)
         return None
 
     def _judged(self, call: Call) -> tuple[str, Finding | None] | None:
