@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn as nn
+from torch.nn.utils.rnn import pack_sequence
 
 from tests.diagnosis.patients.misjudged import pair
 from tests.diagnosis.patients.noticed import PAIRS
@@ -98,24 +99,33 @@ def tanh_of_a_cell_of_tanh(sick):
     return M(), (floats(),), {}
 
 
+class LoopOfGates(nn.Module):
+    """A gated loop that a forward writes out."""
+
+    def __init__(self, squash):
+        super().__init__()
+        self.squash = squash
+        self.update, self.reset, self.new = nn.Linear(11, 8), nn.Linear(11, 8), nn.Linear(11, 8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        h = x.new_zeros(len(x), 8)
+        for x_t in x.unbind(1):
+            both = torch.cat([x_t, h], 1)
+            z, r = self.update(both), self.reset(both).sigmoid()
+            z = self.squash(z)
+            h = (1 - z) * torch.tanh(self.new(torch.cat([x_t, r * h], 1))) + z * h
+        return self.head(h)
+
+
 @pair("HS304")
 def gate_in_a_loop_without_its_sigmoid(sick):
-    class M(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.update, self.reset, self.new = nn.Linear(11, 8), nn.Linear(11, 8), nn.Linear(11, 8)
-            self.head = nn.Linear(8, 2)
+    return LoopOfGates((lambda z: z) if sick else torch.sigmoid), (floats(),), {}
 
-        def forward(self, x):
-            h = x.new_zeros(len(x), 8)
-            for x_t in x.unbind(1):
-                both = torch.cat([x_t, h], 1)
-                z, r = self.update(both), self.reset(both).sigmoid()
-                z = z if sick else z.sigmoid()
-                h = (1 - z) * torch.tanh(self.new(torch.cat([x_t, r * h], 1))) + z * h
-            return self.head(h)
 
-    return M(), (floats(),), {}
+@pair("HS304")
+def gate_in_a_loop_that_is_rectified(sick):
+    return LoopOfGates(torch.relu if sick else torch.sigmoid), (floats(),), {}
 
 
 @pair("HS304")
@@ -138,3 +148,20 @@ def plain_product_with_a_state(sick):
             return self.head(h)
 
     return M(), (floats(),), {}
+
+
+class Packed(nn.Module):
+    """A list of sequences, packed."""
+
+    def __init__(self, enforce_sorted):
+        super().__init__()
+        self.gru, self.head = nn.GRU(3, 8), nn.Linear(8, 2)
+        self.enforce_sorted = enforce_sorted
+
+    def forward(self, sequences):
+        return self.head(self.gru(pack_sequence(sequences, enforce_sorted=self.enforce_sorted))[1][-1])
+
+
+@pair("HS111")
+def list_of_sequences_in_any_order(sick):
+    return Packed(sick), ([floats(steps, 3) for steps in (3, 7, 5)],), {}

@@ -55,7 +55,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from ...state import tensors
-from ..outcome import SIGMOIDS, Makers, Operation
+from ..outcome import SIGMOIDS, Makers, Operation, Operations
 from ..patient import Patient
 from ..probes.calls import TracedCall
 from ..probes.cells import CellDrives, Drive
@@ -64,6 +64,7 @@ from ..rule import Rule, Symptom
 
 _LINEAR = {"linear", "add", "__add__", "__radd__", "matmul", "__matmul__", "addmm", "mm", "sub", "__sub__", "addmm_"}
 _MAPS = {"linear", "matmul", "__matmul__", "addmm", "mm", "addmm_"}
+_RECTIFIED = {"relu", "relu_", "softplus"}
 _SUMS = {"add", "__add__", "__radd__", "add_", "__iadd__"}
 _PRODUCTS = ("mul", "__mul__", "__rmul__", "multiply")
 _OPEN = {"relu", "relu_", "softplus", "exp", "conv1d", "conv2d"}  # no bound above, or none at all
@@ -95,25 +96,20 @@ def check(patient: Patient) -> Symptom | None:
 
 def _in_a_loop(patient: Patient) -> Symptom | None:
     """Report a loop in a forward whose state is multiplied, step by step, by a sum that nothing squashes."""
-    trace = patient[TracedCall].trace
-    made = trace.makers()
-    lines: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}  # line -> gate, state and product of each step
-    for operation in trace.named(*_PRODUCTS):
-        if len(operation.inputs) == 2 and operation.line and operation.inputs[0].shape == operation.inputs[1].shape:
-            for gate, state in (operation.inputs, operation.inputs[::-1]):
-                if _plain_sum(made, gate) and isinstance(operation.output, Tensor):
-                    lines.setdefault(operation.line, []).append((gate, state, operation.output))
-    for line, steps in lines.items():
-        low, high = min(float(gate.min()) for gate, _, _ in steps), max(float(gate.max()) for gate, _, _ in steps)
-        if len(steps) < 3 or not (low < -0.01 or high > 1.01):
-            continue
-        # Each product goes into a sum that is the next one's state, beside what another gate has let through.
-        if all(_goes_on(made, *before, after=after[1]) for before, after in pairwise(steps)):
+    inputs = patient.inputs
+    found = _raw_gates(patient[TracedCall].trace)
+    x, driven = inputs.get(inputs.main), ""
+    if found and isinstance(x, Tensor) and x.is_floating_point():  # by larger inputs it is driven out of its bounds
+        driven = " with inputs a hundred times as large"
+        found = _raw_gates(patient.run(inputs.put(inputs.main, 100 * x), trace=True).trace)
+    for line, gates in found.items():
+        low, high = min(float(gate.min()) for gate in gates), max(float(gate.max()) for gate in gates)
+        if low < -0.01 or high > 1.01:
             return Symptom(
                 "warning",
                 line,
-                f"a state is multiplied by a gate that goes from {low:.2g} to {high:.2g} (limits 0 and 1), in a loop "
-                f"with other gates that are squashed.",
+                f"a state is multiplied by a gate that goes from {low:.2g} to {high:.2g}{driven} (limits 0 and 1), in "
+                f"a loop with other gates that are squashed.",
                 "this gate is not squashed to [0, 1]: its sigmoid is missing, or another function is in its place",
                 "f = torch.sigmoid(self.forget(xh))",
                 {"low": low, "high": high, "limit": 1.0},
@@ -121,9 +117,28 @@ def _in_a_loop(patient: Patient) -> Symptom | None:
     return None
 
 
+def _raw_gates(trace: Operations) -> dict[str, list[Tensor]]:
+    """Return by line the sums that the states of a loop are multiplied by, where another gate is squashed."""
+    made = trace.makers()
+    lines: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}  # gate, state and product of each step
+    for operation in trace.named(*_PRODUCTS):
+        if len(operation.inputs) == 2 and operation.line and operation.inputs[0].shape == operation.inputs[1].shape:
+            for gate, state in (operation.inputs, operation.inputs[::-1]):
+                if _plain_sum(made, gate) and isinstance(operation.output, Tensor):
+                    lines.setdefault(operation.line, []).append((gate, state, operation.output))
+    # Each product goes into a sum that is the next one's state, beside what another gate has let through.
+    return {
+        line: [gate for gate, _, _ in steps]
+        for line, steps in lines.items()
+        if len(steps) > 2 and all(_goes_on(made, *before, after=after[1]) for before, after in pairwise(steps))
+    }
+
+
 def _plain_sum(made: Makers, gate: Tensor) -> bool:
-    """Whether a tensor is a linear map, or a sum of such maps."""
+    """Whether a tensor is a linear map, or a sum of such maps, or what a function without a bound above makes of it."""
     maker = made.origin(gate)
+    if maker is not None and maker.name in _RECTIFIED and maker.inputs:
+        maker = made.origin(maker.inputs[0])
     if maker is None or maker.name not in _MAPS | _SUMS:
         return False
     return maker.name in _MAPS or any(
