@@ -165,3 +165,37 @@ class Packed(nn.Module):
 @pair("HS111")
 def list_of_sequences_in_any_order(sick):
     return Packed(sick), ([floats(steps, 3) for steps in (3, 7, 5)],), {}
+
+
+@pair("HS111")
+def list_of_two_sequences_of_one_length(sick):
+    return Packed(sick), ([floats(6, 3) for _ in range(2)],), {}
+
+
+@pair("HS109")
+def tuple_of_sequences(sick):
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru, self.head = nn.GRU(3, 8, num_layers=2), nn.Linear(8, 2)
+
+        def forward(self, sequences):
+            return self.head(self.gru(pack_sequence(sequences, enforce_sorted=False))[1][0 if sick else -1])
+
+    return M(), (tuple(floats(steps, 3) for steps in (4, 6, 2)),), {}
+
+
+@pair("HS103")
+def list_of_steps(sick):
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.head = nn.GRUCell(3, 8), nn.Linear(8, 2)
+
+        def forward(self, steps):
+            h = first = steps[0].new_zeros(len(steps[0]), 8)
+            for x in steps:
+                h = self.cell(x, first if sick else h)
+            return self.head(h)
+
+    return M(), ([floats(4, 3) for _ in range(6)],), {}
