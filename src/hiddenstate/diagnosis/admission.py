@@ -120,7 +120,8 @@ def _takes_sequences(model: nn.Module, how: Calling, rows: list[Tensor], rest: t
             given = how(model, ([*(row.clone() for row in rows[:-1]), rows[-1][:-1].clone()], *rest))
         except Exception:  # a trial: whatever a user's model raises means that it does not take this
             return False
-    return any(len(rows) in tensor.shape[:2] for tensor in tensors(given).values())
+    # Rows come first, or second behind steps: the second of two axes has units.
+    return any(len(rows) in tensor.shape[: max(1, tensor.dim() - 1)][:2] for tensor in tensors(given).values())
 
 
 def _unflattened(names: tuple[str, ...], args: tuple[Any, ...]) -> tuple[tuple[Any, ...], frozenset[Path]]:
