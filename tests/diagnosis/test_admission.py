@@ -301,3 +301,16 @@ def test_a_list_with_a_number_for_each_row_goes_with_the_rows_whatever_it_counts
     inputs = read(torch.randn(4, 6, 3), None, [9, 7, 6, 4])
     assert inputs.lengths is None
     assert inputs.select([0, 2]).args[2] == [9, 6]
+
+
+def test_a_pair_of_batches_is_no_list_of_sequences():
+    class Towers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = nn.GRU(3, 2, batch_first=True)
+
+        def forward(self, pair):
+            return tuple(self.gru(rows.unsqueeze(1))[1][-1] for rows in pair)
+
+    report = hs.diagnose(Towers(), [torch.randn(6, 3), torch.randn(6, 3)])
+    assert "6 rows on axis 0" in report.text()

@@ -220,3 +220,87 @@ def test_weights_are_drawn_anew_whatever_holds_them(make):
     before = {name: p.clone() for name, p in model.named_parameters()}
     exec(drawn_anew(next(iter(hs.layers(model)), None)), {"torch": torch, "model": model})
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def standardized(self, x):
+    return self.head(self.gru((x - x.mean()) / x.std())[0][:, -1])
+
+
+def last_states_viewed(self, x):
+    states = self.gru(x)[1]
+    return self.head(states.view(len(x), -1))
+
+
+MIXTURES = {  # one number holds no rows, and a view leaves them apart until something takes them for features
+    "a statistic of everything": (standardized, {}, 8, "`mean` runs over the rows of the batch"),
+    "a view of as many layers as rows": (last_states_viewed, {"num_layers": 4}, 32, "`view` joins rows"),
+    "a view of fewer layers than rows": (last_states_viewed, {"num_layers": 2}, 16, "`view` joins rows"),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_what_lets_rows_meet_is_blamed_and_not_what_comes_next(name):
+    forward, options, width, cause = MIXTURES[name]
+    layers = {"gru": nn.GRU(3, 8, batch_first=True, **options), "head": nn.Linear(width, 2)}
+    found = told(forward, torch.randn(4, 9, 3), code="HS101", **layers)
+    assert found.cause.startswith(cause), found
+
+
+def test_rows_and_steps_on_one_axis_are_named():
+    def forward(self, x):
+        return self.head(self.gru(x.reshape(-1, 1, 3))[0].view(len(x), -1, 8)[:, -1])
+
+    found = told(forward, torch.randn(4, 9, 3), code="HS103")
+    assert "36 sequences of one step, where the input has 4 of 9" in found.cause
+
+
+def test_an_input_that_shut_gates_keep_out_is_not_said_to_be_dropped():
+    def forward(self, x):
+        return self.head(self.gru(x, torch.linspace(-1, 1, 8).repeat(1, len(x), 1))[0])
+
+    gru = nn.GRU(3, 8, batch_first=True)
+    with torch.no_grad():
+        gru.bias_ih_l0[8:16] = 60.0
+    found = told(forward, torch.randn(4, 9, 3), code="HS104", gru=gru, head=nn.Linear(8, 2))
+    assert found.where.startswith("gru")
+    assert "its gates shut" in found.cause
+    assert found.advice == "model.gru.reset_parameters()"
+
+
+LOSSES = {
+    "detached": (lambda out: out.detach(), r"lost its graph on the way: detach\(\) on test_causes"),
+    "through numpy": (lambda out: torch.from_numpy(out.detach().numpy().copy()), r"detach\(\) on test_causes"),
+    "dropped": (lambda out: torch.zeros_like(out), "dropped or overwritten before the output"),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_parameters_without_gradient_are_told_apart_by_whether_the_output_follows_them(name):
+    lose, cause = LOSSES[name]
+
+    def forward(self, x):
+        out, _ = self.gru(x)
+        return self.head(self.top(lose(out) + self.embed(x))[0][:, -1])
+
+    layers = {"gru": nn.GRU(3, 8, batch_first=True), "top": nn.GRU(8, 8, batch_first=True)}
+    found = told(forward, torch.randn(4, 9, 3), code="HS503", embed=nn.Linear(3, 8), head=nn.Linear(8, 2), **layers)
+    assert re.search(cause, found.cause), found
+    assert found.where.startswith("gru.")
+
+
+def test_all_first_states_that_want_to_be_learned_are_named_at_once():
+    class Learned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(3, 8, batch_first=True)
+            self.h0, self.c0 = (torch.zeros(1, 1, 8, requires_grad=True) for _ in range(2))
+
+        def forward(self, x):
+            return self.lstm(x, tuple(part.expand(-1, len(x), -1).contiguous() for part in (self.h0, self.c0)))[0]
+
+    model, x = Learned(), torch.randn(4, 9, 3)
+    (finding,) = [each for each in hs.diagnose(model, x) if each.code == "HS206"]
+    assert finding.where == "h0, c0"
+    del model.h0, model.c0
+    exec(finding.advice, {"self": model, "nn": nn, "torch": torch})
+    assert "HS206" not in hs.diagnose(model, x).codes

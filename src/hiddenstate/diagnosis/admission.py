@@ -25,7 +25,7 @@ from ..cells import (
     unwrap_to_call,
 )
 from ..errors import BadInput
-from ..state import Path, ends, mapped, numbers
+from ..state import Path, ends, mapped, numbers, tensors
 from .argument_names import is_state, path_name
 from .inputs import Argument, ModelInputs, lengths_of, unpacked
 from .padding import unread_padding, with_padding
@@ -82,7 +82,7 @@ def admit(
     if not how.keywords and call is None:
         how = calling(model, inputs, {})
     args, flat = _unflattened(how.names, inputs) if axes == (None, None) else (inputs, frozenset())
-    args, ragged, lengths = _padded(args, lengths)
+    args, ragged, lengths = _padded(model, how, args, lengths)
     read = read_inputs(how, args, batch_axis=1 if flat else batch_axis, lengths=lengths)
     assumed += [
         f"padding is where {read.name(a.path) or 'a mask'} says so" for a in read.arguments if a.real is not None
@@ -95,15 +95,33 @@ def admit(
     return Patient(model, replace(read, flat=flat, ragged=ragged), thresholds, assumed=assumed, alone=alone, **more)
 
 
-def _padded(args: tuple[Any, ...], lengths: Any) -> tuple[tuple[Any, ...], frozenset[Path], Any]:
+def _padded(
+    model: nn.Module, how: Calling, args: tuple[Any, ...], lengths: Any
+) -> tuple[tuple[Any, ...], frozenset[Path], Any]:
     """Return the arguments with a list of sequences, one for each row, as one tensor with its lengths."""
     first = args[0] if args else None
-    rows = first if isinstance(first, list) and len(first) > 1 and lengths is None else []
+    rows = list(first) if isinstance(first, list | tuple) and len(first) > 1 and lengths is None else []
     if not rows or not all(isinstance(row, Tensor) and row.dim() == 2 for row in rows):
         return args, frozenset(), lengths
-    if len({row.shape[1:] for row in rows}) > 1 or len({len(row) for row in rows}) == 1:
+    alike = len({len(row) for row in rows}) == 1
+    sure = isinstance(first, list) and not alike  # else they may be steps, or a pair of other things
+    if len({row.shape[1:] for row in rows}) > 1 or not (sure or _takes_sequences(model, how, rows, args[1:])):
         return args, frozenset(), lengths
     return (pad_sequence(rows, batch_first=True), *args[1:]), frozenset({(0,)}), [len(row) for row in rows]
+
+
+def _takes_sequences(model: nn.Module, how: Calling, rows: list[Tensor], rest: tuple[Any, ...]) -> bool:
+    """Try whether a model takes a list of sequences of which the last is shorter, and gives a row for each."""
+    if len(rows[-1]) < 2:
+        return False
+    with untouched(model), unheard(), torch.no_grad():
+        model.eval()
+        try:
+            given = how(model, ([*(row.clone() for row in rows[:-1]), rows[-1][:-1].clone()], *rest))
+        except Exception:  # a trial: whatever a user's model raises means that it does not take this
+            return False
+    # Rows come first, or second behind steps: the second of two axes has units.
+    return any(len(rows) in tensor.shape[: max(1, tensor.dim() - 1)][:2] for tensor in tensors(given).values())
 
 
 def _unflattened(names: tuple[str, ...], args: tuple[Any, ...]) -> tuple[tuple[Any, ...], frozenset[Path]]:

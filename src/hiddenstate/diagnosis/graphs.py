@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..cells import Call, EndState
 from ..state import tensors
+from .outcome import Outcome
 
 _MARK = "hiddenstate.graph"  # in the metadata of graph nodes, which die with the graph and keep nothing alive
 _MOST = 100_000
@@ -96,3 +97,26 @@ def count_nodes(result: Any) -> int:
             seen.add(node)
             waiting.extend(inner for inner, _ in node.next_functions if inner is not None)
     return len(seen)
+
+
+_CUTS = {
+    "detach": "detach()",
+    "detach_": "detach_()",
+    "get:data": ".data",
+    "tensor": "torch.tensor(...)",
+    "numpy": "numpy()",
+    "item": "item()",
+    "tolist": "tolist()",
+}
+
+
+def place_of_cut(run: Outcome) -> tuple[str, str]:
+    """Return the line on which a graph is cut and what cuts it there, "" where nothing is seen to.
+
+    What is applied to a state comes first: something else may well be detached on purpose.
+    """
+    made = run.trace.makers()
+    states = {id(part) for call in run.calls for part in tensors((call.state_native, call.output_native)).values()}
+    cuts = [operation for operation in run.trace.named(*_CUTS) if operation.line]
+    cuts.sort(key=lambda operation: not any(id(made.source(t)) in states for t in operation.inputs))
+    return (cuts[0].line, _CUTS[cuts[0].name]) if cuts else ("", "")

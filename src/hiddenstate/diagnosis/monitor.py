@@ -22,6 +22,7 @@ from .judging import judged
 from .look import Look, no_call_seen, nothing_seen
 from .loop_watch import LoopWatch
 from .report import Finding
+from .reset_watch import ResetWatch
 from .samples import SampleClock
 from .thresholds import Thresholds
 from .training_watch import (
@@ -43,6 +44,7 @@ _APART = (
     "HS203",
     "HS206",
     "HS208",
+    "HS210",
     "HS504",
     "HS505",
 )  # told by several calls, or by the optimizer alone
@@ -99,7 +101,7 @@ class Monitor(Listener):
         self._successions: dict[nn.Module, Succession] = {}
         self._whole: dict[nn.Module, torch.Size] = {}  # layers that run whole sequences of their own, and their input
         self._last_calls: dict[nn.Module, Call | None] = {}  # of each layer in this call; None where it had several
-        self._updates, self._validation = UpdateWatch(), ValidationWatch()
+        self._updates, self._validation, self._resets = UpdateWatch(), ValidationWatch(), ResetWatch()
         self._evaluating = False  # a call in eval mode is running
         self._updated = 0  # steps of the optimizer
         self._layers = list(layers(self._model))
@@ -300,6 +302,7 @@ class Monitor(Listener):
         if self._evaluating:
             done = proceed(call)
             self._validation.evaluated(done)
+            self._see_resets(done)
             return done
         if not self._within:
             return proceed(call)
@@ -312,7 +315,13 @@ class Monitor(Listener):
             self._see_start(call)
         done = self._looked_at(call, proceed)
         self._last_calls[module] = done if first else None
+        self._see_resets(done)
         return done
+
+    def _see_resets(self, call: Call) -> None:
+        """Once for each look, see whether a state begins anew at the same steps in a rollout and in training."""
+        if self._resets.waits and (seen := self._resets.see(call)) is not None:
+            self._begin_or_end("HS210", seen[1], seen[0])
 
     def _see_start(self, call: Call) -> None:
         """See what a layer is handed; one that never was handed anything, and runs whole sequences, begins anew."""
@@ -363,6 +372,7 @@ class Monitor(Listener):
         if self._step % self._every == 0:
             self._check_optimizer()  # again: a Carry may have been opened since
             sharded = any(map(is_sharded, self._model.modules()))  # their weights are there during a call alone
+            self._resets.again()
             self._look = Look(self._step, sampled=not sharded and self._samples.due())
             self._graphs = self._graphs or GraphWatch()
 

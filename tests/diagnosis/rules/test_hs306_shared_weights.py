@@ -34,6 +34,7 @@ ONE = {
     "sequential": lambda layer: nn.Sequential(*[layer] * 3),
     "dict": lambda layer: nn.ModuleDict({"a": layer, "b": layer, "c": layer}),
     "copies": lambda layer: nn.ModuleList([layer, copy.copy(layer), copy.deepcopy(layer)]),
+    "three of one": lambda layer: nn.ModuleList([layer, copy.copy(layer), copy.copy(layer)]),
 }
 
 

@@ -83,13 +83,17 @@ def _fed(run: Outcome, path: Path) -> str:
     beside = [
         column for other in others if inputs.argument(other).rows is not None for column in _columns(inputs, other)
     ]
-    marks = ""
-    for value in _steps(run, tokens=not columns[0].is_floating_point()):
-        if any(_is(value, column) for column in columns[1:]):
-            marks += "T"
-        else:
-            marks += "S" if _is(value, columns[0]) or any(_is(value, column) for column in beside) else "O"
-    return marks
+    found = ""
+    for steps in _steps(run, tokens=not columns[0].is_floating_point()):
+        marks = ""
+        for value in steps:
+            if any(_is(value, column) for column in columns[1:]):
+                marks += "T"
+            else:
+                marks += "S" if _is(value, columns[0]) or any(_is(value, column) for column in beside) else "O"
+        if len(marks) - marks.count("O") > len(found) - found.count("O") or not found:
+            found = marks
+    return "S" + found[1:] if found[:1] == "O" else found  # whatever it is, it starts from something
 
 
 def _columns(inputs: ModelInputs, path: Path) -> list[Tensor]:
@@ -102,13 +106,19 @@ def _columns(inputs: ModelInputs, path: Path) -> list[Tensor]:
     return [step.reshape(inputs.batch, -1) for step in x.movedim((argument.rows, argument.time), (0, 1)).unbind(1)]
 
 
-def _steps(run: Outcome, *, tokens: bool) -> list[Tensor]:
-    """Return what is fed one step at a time: tokens to embeddings, or numbers to layers, (batch, features) each."""
+def _steps(run: Outcome, *, tokens: bool) -> list[list[Tensor]]:
+    """Return what each embedding (tokens) or layer (numbers) is fed one step at a time: (batch, features) each."""
     batch = run.inputs.batch
+    found: dict[str, list[Tensor]] = {}
     if tokens:
-        return [e.tokens.reshape(batch, 1) for e in run.calls.embedded if e.tokens.numel() == batch]
-    given = [call.input for call in run.calls if call.steps == 1 and call.rows == batch]
-    return [x.detach().reshape(batch, -1) for x in given if isinstance(x, Tensor)]
+        for e in run.calls.embedded:
+            if e.tokens.numel() == batch:
+                found.setdefault(e.name, []).append(e.tokens.reshape(batch, 1))
+        return list(found.values())
+    for call in run.calls:
+        if call.steps == 1 and call.rows == batch and isinstance(call.input, Tensor):
+            found.setdefault(call.layer.label, []).append(call.input.detach().reshape(batch, -1))
+    return list(found.values())
 
 
 def _is(value: Tensor, column: Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...cells import Call, Layer
 from ...state import tensors
-from ..outcome import Outcome, change, eps
+from ..outcome import Makers, Operation, Outcome, change, eps
 from ..patient import Patient, PatientProbe
 from .calls import FewerRows, OutputLayout, OutputTensor, PlainCall, attempt, by_rows
 from .states import RecordedStates, recorded
@@ -273,6 +273,7 @@ class RowMixing(PatientProbe):
                     break
                 outs = zip(_floats(a.outputs), _floats(b.outputs), strict=False)
                 if any(x.shape == y.shape and _mixed(x, y, mask) for x, y in outs):
+                    a = _joined_before(a, b, plain.trace.makers(), mask)
                     shape = tuple(a.inputs[0].shape) if a.inputs else ()
                     return cls(a.name, a.line, any(id(tensor) in states for tensor in a.inputs), shape)
         return cls()
@@ -280,6 +281,41 @@ class RowMixing(PatientProbe):
 
 def _floats(found: list[Tensor]) -> list[Tensor]:
     return [t.detach() for t in found if t.is_floating_point()]
+
+
+_RESHAPES = ("view", "reshape", "flatten", "unflatten", "view_as")
+
+
+def _joined_before(found: Operation, other: Operation, made: Makers, mask: Tensor) -> Operation:
+    """Return the operation that did it, where the first whose result shows it was only handed what had been done.
+
+    A statistic of everything is one number, in which no rows can be told; and a view that joins rows with something
+    else leaves them apart until the next operation takes them for features.
+    """
+    for old, new in zip(found.inputs, other.inputs, strict=False):
+        maker = made.get(id(old))
+        if maker is None or old.shape != new.shape or not maker.inputs or not old.is_floating_point():
+            continue
+        if old.numel() < len(mask) and maker.inputs[0].numel() >= len(mask) and not bool((old == new).all()):
+            return maker
+        before = maker.inputs[0]
+        if maker.name in _RESHAPES and len(mask) in before.shape and not _on_an_axis(old, new, mask):
+            return maker
+    return found
+
+
+def _on_an_axis(old: Tensor, new: Tensor, mask: Tensor) -> bool:
+    """Whether some axis has one entry for each row, or holds one block of entries for each, as rows and steps do."""
+    changed, first = (old != new).cpu(), 0
+    for axis, size in enumerate(changed.shape):
+        flat = changed.movedim(axis, 0).reshape(size, -1).any(1)
+        folded = axis == first and size % len(mask) == 0
+        for rows in (flat.reshape(len(mask), -1).any(1), flat.reshape(-1, len(mask)).any(0)) if folded else ():
+            if not bool(rows[~mask].any()):
+                return True
+        if size == len(mask) and not bool(flat[~mask].any()):
+            return True
+    return False
 
 
 def _mixed(old: Tensor, new: Tensor, mask: Tensor) -> bool:

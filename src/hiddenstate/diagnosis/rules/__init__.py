@@ -24,6 +24,7 @@ from .hs206_initial_state_untrained import RULE as HS206
 from .hs207_changed_in_place import RULE as HS207
 from .hs208_validation_leaks import RULE as HS208
 from .hs209_other_state_in_training import RULE as HS209
+from .hs210_other_resets_in_training import RULE as HS210
 from .hs301_double_nonlinearity import RULE as HS301
 from .hs302_unused_gate import RULE as HS302
 from .hs303_identical_gates import RULE as HS303
@@ -81,6 +82,7 @@ RULES: tuple[Rule, ...] = (
     HS503,
     HS305,
     HS208,
+    HS210,
     HS505,
 )
 

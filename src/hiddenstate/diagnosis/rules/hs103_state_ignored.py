@@ -55,6 +55,7 @@ from itertools import pairwise
 
 import torch
 
+from ...cells import Call
 from ...state import tensors
 from ..inputs import ModelInputs
 from ..outcome import gap
@@ -234,6 +235,16 @@ def _nothing_earlier(patient: Patient) -> Symptom | None:
         return None  # then nothing passes from step to step, whatever the model does
     if any(steps.fed is not None for steps in patient[SteppedCells].values()):
         return None  # it is fed one step alone
+    flat = next((call for call in patient[PlainCall].calls if _one_step_each(patient, call)), None)
+    if flat is not None:
+        return _forgotten(
+            patient,
+            flat.layer.label,
+            f"with all steps but the last replaced, no output at the last step moved ({seen.earlier:.2g} of its size",
+            f"the layer is given {flat.rows} sequences of one step, where the input has {patient.inputs.batch} of "
+            f"{patient.inputs.steps}: rows and steps were joined on one axis before it",
+            "out, _ = self.lstm(x)  # with x of (batch, time, feature): view and reshape only behind the layer",
+        )
     return _forgotten(
         patient,
         patient[PlainCall].calls.labels,
@@ -241,6 +252,12 @@ def _nothing_earlier(patient: Patient) -> Symptom | None:
         "the state is made anew at each step, what a step returns is not handed on, or the recurrent term is missing",
         "make the first state before the loop, and hand it on: h = self.cell(x_t, h)",
     )
+
+
+def _one_step_each(patient: Patient, call: Call) -> bool:
+    """Whether a layer was given every step of every row as a sequence of its own."""
+    joined = patient.inputs.batch * patient.inputs.steps
+    return call.layer.fused and call.given_native is None and call.steps == 1 and call.rows == joined
 
 
 def _recurrent(patient: Patient) -> bool:

@@ -6,7 +6,8 @@ read. A mask or a label for each row that is never read is a note.
 
 **How it is known.** Every step of the input is replaced, and no output moves; a cell of your own is called once more
 with another input. An output that follows earlier steps but not its own is a note: a model that shifts its input inside
-is right to do so.
+is right to do so, and so is one whose state moves on between two inputs, which predicts each before it reads it. Where
+a layer is fed the input and does not move, the layer is named.
 
 **Limit.** `reach = 1e-6`: a change of the output, relative to its size.
 
@@ -47,19 +48,22 @@ x = torch.randn(4, 10, 3)
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...state import Path, spelled
+from ..advice import drawn_anew
 from ..argument_names import begins_anew
 from ..inputs import Argument, ModelInputs
-from ..outcome import Outcome, gap, same
+from ..outcome import Outcome, apart, gap, same
 from ..patient import Patient
 from ..probes.calls import OutputLayout, PlainCall, TracedCall
 from ..probes.cells import CellTrials, SteppedCells
 from ..probes.gradients import reaches_input
+from ..probes.states import SaturatedStates
 from ..probes.steps import Reach
 from ..rule import Rule, Symptom
 
@@ -80,9 +84,9 @@ def check(patient: Patient) -> Symptom | None:
             )
     seen = patient[Reach]
     if seen.all is not None and seen.all <= limit and _nothing_moves(patient) and not reaches_input(patient):
-        where, cause, advice = _lost(patient)
+        where, cause, advice = _in_a_layer(patient) or _lost(patient)
         return Symptom(
-            "error",
+            "warning" if patient[SaturatedStates].track else "error",  # then what saturates it is told
             where or patient[PlainCall].calls.labels,
             f"with every step of the input replaced, the output moved by {seen.all:.2g} of its size "
             f"(limit {limit:.0e}).",
@@ -97,6 +101,23 @@ def check(patient: Patient) -> Symptom | None:
         or _one_step_late(patient)
         or _marks_unread(patient)
     )
+
+
+def _in_a_layer(patient: Patient) -> tuple[str, str, str] | None:
+    """Return a layer that is fed the input and does not move, why, and how it would; None where there is none."""
+    rows = torch.ones(patient.inputs.batch, dtype=torch.bool)
+    plain, other = patient[PlainCall], patient.run(patient.inputs.other_rows(rows, seed=9), collect=True)
+    for a, b in zip(plain.calls, other.calls, strict=False):
+        fed = a.x.shape == b.x.shape and a.x.is_floating_point() and not same(a.x, b.x)
+        if not fed or apart(a.output, b.output) > patient.thresholds.reach:
+            continue
+        size = float(a.x.detach().double().std())
+        if patient[SaturatedStates].track and size > 1:
+            cause = f"the layer is fed the input, of standard deviation {size:.3g}, and saturated by it: nothing moves"
+            return a.layer.label, cause, "x = (x - mean) / std, with numbers of the training data, before the layer"
+        cause = "the layer is fed the input, and does not move: its weights for the input are zero, or its gates shut"
+        return a.layer.label, cause, drawn_anew(a.layer)
+    return None
 
 
 def _lost(patient: Patient) -> tuple[str, str, str]:
@@ -324,7 +345,7 @@ def _one_step_late(patient: Patient) -> Symptom | None:
         return None
     return Symptom(
         # A model that shifts its input has no use for the last step; one that steps through it and drops it has.
-        "warning" if seen.last_is_dropped else "note",
+        "warning" if seen.last_is_dropped and not _moves_on(patient) else "note",
         patient[PlainCall].calls.labels,
         f"the last output does not follow the last step of the input (moved by {seen.last:.2g}), only earlier ones.",
         "the output is taken before the state is updated, or the input is shifted inside the model",
@@ -333,10 +354,21 @@ def _one_step_late(patient: Patient) -> Symptom | None:
     )
 
 
+def _moves_on(patient: Patient) -> bool:
+    """Whether a state goes on between two inputs, as it decays with time or follows an equation of its own."""
+    for steps in patient[SteppedCells].values():
+        pairs = [(before.state, after.given) for before, after in pairwise(steps.calls)]
+        if any(
+            given is not None and any(not same(given[n], end[n]) for n in end if n in given) for end, given in pairs
+        ):
+            return True
+    return False
+
+
 RULE = Rule(
     "HS104",
     "input ignored",
     check,
-    probes=(CellTrials, OutputLayout, PlainCall, Reach, SteppedCells, TracedCall),
+    probes=(CellTrials, OutputLayout, PlainCall, Reach, SaturatedStates, SteppedCells, TracedCall),
     explains=("HS103", "HS302", "HS404", "HS405", "HS503"),
 )

@@ -52,8 +52,7 @@ from __future__ import annotations
 
 import torch
 
-from ...state import tensors
-from ..graphs import cut_spans
+from ..graphs import cut_spans, place_of_cut
 from ..patient import Patient
 from ..probes.calls import OutputLayout, PlainCall, TracedCall
 from ..probes.cells import CellTrials, SteppedCells
@@ -85,7 +84,7 @@ def _truncated(patient: Patient) -> Symptom | None:
         spans = cut_spans(calls.of(layer))
         reach, steps = max(spans, default=0), sum(spans)
         if reach < steps:
-            line, _ = _place_of_cut(patient)
+            line, _ = place_of_cut(patient[TracedCall])
             return Symptom(
                 "note",
                 f"{layer.label} ({line})" if line else layer.label,
@@ -145,32 +144,8 @@ def _trainable(patient: Patient) -> bool:
     return any(parameter.requires_grad for parameter in mine) and not patient.quantized  # whole numbers have no slope
 
 
-_CUTS = {
-    "detach": "detach()",
-    "detach_": "detach_()",
-    "get:data": ".data",
-    "tensor": "torch.tensor(...)",
-    "numpy": "numpy()",
-    "item": "item()",
-    "tolist": "tolist()",
-}
-
-
-def _place_of_cut(patient: Patient) -> tuple[str, str]:
-    """Return the line on which a graph is cut and what cuts it there, "" where nothing is seen to.
-
-    What is applied to a state comes first: something else may well be detached on purpose.
-    """
-    run = patient[TracedCall]
-    made = run.trace.makers()
-    states = {id(part) for call in run.calls for part in tensors((call.state_native, call.output_native)).values()}
-    cuts = [operation for operation in run.trace.named(*_CUTS) if operation.line]
-    cuts.sort(key=lambda operation: not any(id(made.source(t)) in states for t in operation.inputs))
-    return (cuts[0].line, _CUTS[cuts[0].name]) if cuts else ("", "")
-
-
 def _cut(patient: Patient, where: str, place: str, seen: str) -> Symptom:
-    line, by = _place_of_cut(patient)
+    line, by = place_of_cut(patient[TracedCall])
     hard = [] if line else patient[TracedCall].trace.named("argmax", "one_hot", "round", "sign", "topk", "heaviside")
     cause = f"the graph is cut {place}: " + (
         f"{by} on {line}" if by else "torch.no_grad() on the way, since nothing that is called there detaches"

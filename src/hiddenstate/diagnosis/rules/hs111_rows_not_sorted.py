@@ -47,6 +47,8 @@ inputs = torch.randn(4, 10, 3), torch.tensor([5, 10, 3, 7])
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -60,6 +62,7 @@ def check(patient: Patient) -> Symptom | None:
     """The model takes rows the longest first, and in no other order."""
     inputs, known = patient.inputs, patient.inputs.known_lengths()
     told = any(a.real is not None or (a.kind == "lengths" and a.rows is not None) for a in inputs.arguments)
+    told = told or bool(inputs.ragged)  # sequences of their own lengths
     if known is None or not told or not inputs.batched or inputs.batch < 2 or inputs.steps < 2:
         return None
     differ = len(set(known.tolist())) > 1
@@ -85,12 +88,7 @@ def _failing(patient: Patient, _: str) -> Symptom | None:
     """Report a model that fails with the rows as they are, and runs with the longest first."""
     inputs = patient.inputs
     error = _failure(patient, inputs)
-    for argument in inputs.arguments if inputs.batched and error is not None else ():
-        end = inputs.get(argument.path)
-        whole = isinstance(end, Tensor) and end.dim() == 1 and not end.is_floating_point()
-        if argument.rows is None or not (whole or isinstance(end, list | tuple)):
-            continue
-        lengths = torch.as_tensor(end).cpu()
+    for lengths in _told_lengths(inputs) if inputs.batched and error is not None else ():
         order = lengths.argsort(descending=True, stable=True).tolist()
         if order != sorted(order) and _failure(patient, inputs.select(order)) is None:
             raised = type(error).__name__
@@ -100,6 +98,17 @@ def _failing(patient: Patient, _: str) -> Symptom | None:
                 "error",
             )
     return None
+
+
+def _told_lengths(inputs: ModelInputs) -> Iterator[Tensor]:
+    """Yield what may be the lengths of the rows: those of sequences in a list, and whole numbers beside them."""
+    if inputs.ragged and inputs.lengths is not None:
+        yield inputs.lengths
+    for argument in inputs.arguments:
+        end = inputs.get(argument.path)
+        whole = isinstance(end, Tensor) and end.dim() == 1 and not end.is_floating_point()
+        if argument.rows is not None and (whole or isinstance(end, list | tuple)):
+            yield torch.as_tensor(end).cpu()
 
 
 def _failure(patient: Patient, inputs: ModelInputs) -> Exception | None:

@@ -4,7 +4,8 @@ The first state is drawn at random at each call, also in eval mode: two evaluati
 dropout that is always on has the same effect and the same code.
 
 **How it is known.** Another seed gives another output, the same seed the same. Then the first states of all layers are
-compared between the two seeds. Other draws in eval mode, such as those of a sampler, are a note.
+compared between the two seeds. Other draws in eval mode are a note: those of a sampler, or a latent that weights turn
+into a first state, as in a variational autoencoder.
 
 **Limit.** Exactly zero.
 
@@ -49,7 +50,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..outcome import LayerCalls, Operation, same
+from ...state import tensors
+from ..outcome import LayerCalls, Operation, Outcome, same
 from ..patient import Patient
 from ..probes.calls import OtherSeed, TracedCall
 from ..rule import Rule, Symptom
@@ -67,8 +69,10 @@ def check(patient: Patient) -> Symptom | None:
     apart = seen.gap
     if apart == 0:
         return None
-    layer = _random_start(seen.first.calls, seen.second.calls)
     operations = patient[TracedCall].trace
+    layer = _random_start(seen.first.calls, seen.second.calls)
+    if layer and _of_a_latent(patient[TracedCall], layer):  # as a variational autoencoder has it
+        layer = ""
     drawn = [operation for operation in operations if operation.name in _DRAWS and operation.line]
     dropped = [operation for operation in operations if operation.name in _DROPOUTS and _active(operation)]
     evidence = (
@@ -144,6 +148,26 @@ def _random_start(first: LayerCalls, second: LayerCalls) -> str:
         if any(not same(part, other[name]) for name, part in given.items()):
             return a.layer.label
     return ""
+
+
+def _of_a_latent(run: Outcome, layer: str) -> bool:
+    """Whether weights of the model made the first state of a layer, of what was drawn."""
+    made = run.trace.makers()
+    first = next((call for call in run.calls if call.layer.label == layer), None)
+    waiting = [] if first is None else list(tensors(first.given_native).values())
+    seen: set[int] = set()
+    while waiting:
+        operation = made.get(id(waiting.pop()))
+        if operation is None or id(operation) in seen:
+            continue
+        seen.add(id(operation))
+        if any(isinstance(tensor, nn.Parameter) for tensor in operation.inputs):
+            # Of a name such as randn_like(self.h0) a parameter gives the shape alone.
+            if operation.name not in _DRAWS:
+                return True
+            continue
+        waiting.extend(operation.inputs)
+    return False
 
 
 RULE = Rule("HS202", "random initial state in eval", check, probes=(OtherSeed, TracedCall))

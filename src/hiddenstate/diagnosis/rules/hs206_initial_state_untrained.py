@@ -44,6 +44,7 @@ x = torch.randn(4, 10, 3)
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -67,10 +68,9 @@ _INITIAL = re.compile(
 
 def check(patient: Patient) -> Symptom | None:
     """A first state that wants to be learned and is not."""
-    for thing in patient.unregistered:
+    wanted = [thing for thing in patient.unregistered if _wants_a_gradient(thing.value)]
+    for thing in wanted:
         value = thing.value
-        if not isinstance(value, Tensor) or isinstance(value, nn.Parameter) or not value.requires_grad:
-            continue
         name = thing.holder.rpartition(".")[2]
         if not value.is_leaf and _INITIAL.search(name):
             return _untrained(
@@ -79,12 +79,19 @@ def check(patient: Patient) -> Symptom | None:
                 "nn.Parameter(...) times a number, or the like, is a plain tensor with a graph",
                 f"self.{name} = nn.Parameter(0.1 * torch.randn({', '.join(map(str, value.shape))}))",
             )
-        if value.is_leaf and (_INITIAL.search(name) or state_named(name)):
+        if value.is_leaf and _first_state(name):
+            alike = [each for each in wanted if each.value.is_leaf and _first_state(each.holder.rpartition(".")[2])]
+            n = len(alike)
             return _untrained(
-                thing.name,
-                "it wants a gradient, and is not among the parameters() of the model: 0 of 1 (needed: 1).",
+                ", ".join(each.name for each in alike),
+                f"{'it wants a gradient, and is' if n == 1 else f'{n} tensors want a gradient, and are'} not among the "
+                f"parameters() of the model: 0 of {n} (needed: {n}).",
                 "a tensor with requires_grad=True in an attribute is no parameter",
-                f"self.{name} = nn.Parameter(torch.zeros({', '.join(map(str, value.shape))}))",
+                "; ".join(
+                    f"self.{each.holder.rpartition('.')[2]} = "
+                    f"nn.Parameter(torch.zeros({', '.join(map(str, each.value.shape))}))"
+                    for each in alike
+                ),
             )
     wanting = [name for name, buffer in patient.model.named_buffers() if buffer.requires_grad and buffer.is_leaf]
     if wanting:
@@ -125,6 +132,14 @@ def check(patient: Patient) -> Symptom | None:
         else "it is never handed to the layer, or overwritten on the way",
         f"out, _ = self.rnn(x, self.{first}.expand(-1, x.size(0), -1).contiguous())  # handed in, and not detached",
     )
+
+
+def _first_state(name: str) -> bool:
+    return bool(_INITIAL.search(name) or state_named(name))
+
+
+def _wants_a_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.requires_grad
 
 
 def _outside_the_optimizer(patient: Patient) -> Symptom | None:

@@ -150,14 +150,17 @@ def _after_a_layer(patient: Patient) -> Symptom | None:
     for operation in run.trace.named("tanh", "tanh_", "relu", "relu_", "sigmoid", "sigmoid_"):
         call = outputs.get(id(made.source(operation.inputs[0])))
         module = None if call is None else call.layer.module
-        if not isinstance(module, nn.RNN | nn.LSTM | nn.GRU) or getattr(module, "nonlinearity", "") == "relu":
+        if (
+            not isinstance(module, nn.RNN | nn.LSTM | nn.GRU | nn.RNNCell)
+            or getattr(module, "nonlinearity", "") == "relu"
+        ):
             continue
         # Scores of attention are taken of a tanh, beside the states themselves.
         name = operation.name.rstrip("_")
         if name in _OF_TANH:
             return _of_tanh(operation, f"the output of an nn.{type(module).__name__}, which is within ±1", name)
         others = users[id(made.source(operation.inputs[0]))] - PASSING - {"tanh", "tanh_"}
-        twice = isinstance(module, nn.RNN) and not others
+        twice = isinstance(module, nn.RNN | nn.RNNCell) and not others
         kind = type(module).__name__
         return Symptom(
             "warning" if twice else "note",

@@ -93,29 +93,34 @@ def _shared(name: str, container: nn.Module, keys: list[str]) -> Symptom:
 
 
 def _copied(patient: Patient) -> Symptom | None:
-    """Report two modules that hold one dictionary of parameters, as a shallow copy does."""
-    seen: dict[int, str] = {}
+    """Report modules that hold one dictionary of parameters, as a shallow copy does."""
+    places: dict[int, list[str]] = {}
     for name, module in patient.model.named_modules():
         own = vars(module).get("_parameters") or vars(module).get("_modules")  # a scripted module makes them when asked
         if not own:
             continue
-        held = id(own)
-        if held not in seen:
-            seen[held] = name
+        places.setdefault(id(own), []).append(name)
+    for names in places.values():
+        if len(names) < 2:
             continue
-        weights = sum(p.numel() for p in module.parameters())
-        parent, _, key = name.rpartition(".")
-        path = f"{path_of('model', parent)}{f'[{key}]' if key.isdigit() else f'.{key}'}"
+        n, weights = len(names), sum(p.numel() for p in patient.model.get_submodule(names[0]).parameters())
+        anew = "; ".join(f"{place} = copy.deepcopy({place})" for place in map(_place, names[1:]))
         return Symptom(
             "warning",
-            f"{seen[held]}, {name}",
-            f"2 modules hold one dictionary of parameters: {weights:,} weights, where both have {2 * weights:,} "
+            ", ".join(names),
+            f"{n} modules hold one dictionary of parameters: {weights:,} weights, where {n} have {n * weights:,} "
             f"(needed: one dictionary for each).",
-            "copy.copy makes a second module with the very parameters of the first",
-            f"import copy; {path} = copy.deepcopy({path})  # in place of copy.copy",
-            {"places": 2, "weights": weights},
+            "copy.copy makes another module with the very parameters of the first",
+            f"import copy; {anew}  # in place of copy.copy",
+            {"places": n, "weights": weights},
         )
     return None
+
+
+def _place(name: str) -> str:
+    """Return a module of the model as one assigns to it."""
+    parent, _, key = name.rpartition(".")
+    return f"{path_of('model', parent)}{f'[{key}]' if key.isdigit() else f'.{key}'}"
 
 
 RULE = Rule("HS306", "layers share their weights", check, static=True)

@@ -4,7 +4,8 @@ Gradients are clipped when the optimizer has already used them: the clipping doe
 
 **How it is known.** `hs.Monitor`, given the optimizer, remembers the gradients right before an update; at the next
 training call all of them have been multiplied by one and the same number (`clip_grad_norm_`), or cut off at one and
-the same number (`clip_grad_value_`). `hs.diagnose`, which sees no training, does not tell it.
+the same number (`clip_grad_value_`). `hs.diagnose`, which sees no training, does not tell it. Gradients that are
+zeroed in place before that call, as `zero_grad(set_to_none=False)` does, tell nothing.
 
 **Limit.** None.
 
