@@ -9,7 +9,7 @@ from torch import nn
 
 import hiddenstate as hs
 from hiddenstate.cells import as_layer
-from hiddenstate.errors import NotRecurrent, StateMismatch
+from hiddenstate.errors import HiddenStateWarning, NotRecurrent, StateMismatch
 from tests.support.cells import CELLS, HIDDEN, INPUT, LearnedCell, PairCell, TanhCell
 from tests.support.models import OwnLayer, OwnTimeFirstLayer
 
@@ -189,3 +189,36 @@ def test_a_tutorial_decoder_with_a_stacked_state_is_stepped():
     for t in range(5):
         expected, hidden = decoder(tokens[:, t], hidden)
     torch.testing.assert_close(out[:, -1], expected)
+
+
+def one_step(cell):
+    return cell(torch.randn(2, 3), (torch.zeros(2, 4), torch.zeros(2, 4)))
+
+
+def recorded_step(cell):
+    with hs.record(cell):
+        one_step(cell)
+
+
+def penalized_step(cell):
+    with hs.regularize.Penalty(cell, activity=1.0) as penalty:
+        one_step(cell)
+        penalty()
+
+
+@pytest.mark.parametrize("use", [lambda cell: hs.unroll(cell, torch.randn(2, 5, 3)), recorded_step, penalized_step])
+def test_a_cell_that_keeps_its_cell_before_its_hidden_state_is_told_how_the_parts_are_named(use):
+    class CellFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.hidden_size, self.gates = 4, nn.Linear(3 + 4, 16)
+
+        def forward(self, x, state):
+            c, h = state
+            i, f, g, o = self.gates(torch.cat([x, h], dim=1)).chunk(4, dim=1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+            return h, (c, h)
+
+    with pytest.warns(HiddenStateWarning, match=r"CellFirst keeps its state as \(c, h\), .* 'h' here is its c"):
+        use(CellFirst())

@@ -9,7 +9,7 @@ from torch import nn
 import hiddenstate as hs
 from hiddenstate.cells import as_layer
 from hiddenstate.cells.signature import StateArgument, arguments, first_input, give_state, given_state, state_argument
-from hiddenstate.errors import NotRecurrent
+from hiddenstate.errors import LawBroken, NotRecurrent
 from tests.support.calling import SUBCLASSES, subclassed
 
 
@@ -116,3 +116,52 @@ def test_of_a_registered_kind_the_adapter_may_name_it():
     adapter = Named("gru")
     own = subclassed(nn.GRU, lambda self, x, memory=None, start=None: 0)(3, 4)
     assert adapter.give(own, (torch.ones(1),), {}, "h")[1] == {"start": "h"}
+
+
+class StateFirst(nn.Module):
+    """A cell as some write it, of equal widths: nothing but the names tells its input from its state."""
+
+    def __init__(self, input_size=4, hidden_size=4):
+        super().__init__()
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.inner = nn.Linear(input_size + hidden_size, hidden_size)
+
+    def forward(self, hidden, x):
+        return self.inner(torch.cat([x, hidden], dim=1)).tanh()
+
+
+def stepped_by_hand(cell):
+    hidden = torch.zeros(2, 4)
+    for step in torch.randn(5, 2, 4):
+        hidden = cell(hidden, step)
+
+
+def recorded(cell):
+    with hs.record(cell):
+        stepped_by_hand(cell)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda cell: hs.unroll(cell, torch.randn(2, 5, 4)),
+        lambda cell: hs.Recurrent(type(cell), 4, 4)(torch.randn(2, 5, 4)),
+        lambda cell: hs.measure.memory(cell, torch.randn(2, 5, 4)),
+        lambda cell: hs.testing.check_cell(cell, torch.randn(2, 5, 4)),
+        lambda cell: hs.testing.check_equations(cell, "rnn"),
+        lambda cell: hs.regularize.Penalty(cell, temporal=1.0),
+        recorded,
+    ],
+)
+def test_a_cell_that_takes_its_state_first_is_refused_and_never_run_the_wrong_way_round(use):
+    with pytest.raises((NotRecurrent, LawBroken), match=r"forward\(hidden, x\) takes its state first"):
+        use(StateFirst())
+
+
+@pytest.mark.parametrize("names", ["x, hidden", "prev_token, state", "h_below, s_prev", "h, c", "hidden, context"])
+def test_other_names_do_not_stop_a_cell(names):
+    namespace = {"torch": torch}
+    exec(f"def forward(self, {names}): return torch.tanh(self.inner(torch.cat([{names}], dim=1)))", namespace)
+    cell = type("Own", (StateFirst,), {"forward": namespace["forward"]})()
+    outputs, _ = hs.unroll(cell, torch.randn(2, 5, 4))
+    assert outputs.shape == (2, 5, 4)

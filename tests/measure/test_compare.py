@@ -214,6 +214,14 @@ def test_the_real_tsne_parts_two_clusters():
     assert found.agreement == 1
 
 
+@pytest.mark.parametrize("rows", [6, 12, 24])
+def test_tsne_of_a_few_sequences_throws_none_of_them_far_away(rows):
+    pytest.importorskip("sklearn")
+    half = torch.randn(rows // 2, 24, generator=torch.Generator().manual_seed(0))
+    found = hs.measure.compare(torch.cat([0.3 * half, 0.3 * half.flip(0) + 2]), method="tsne")
+    assert found.coordinates.abs().max() < 100
+
+
 # --- what cannot be compared ---
 
 

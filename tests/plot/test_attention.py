@@ -42,3 +42,9 @@ def test_weights_of_thousands_of_steps_are_averaged_and_it_is_said():
 def test_what_cannot_be_drawn_is_refused_by_name(call, message):
     with pytest.raises(BadInput, match=message):
         call()
+
+
+def test_weights_that_are_no_numbers_are_said():
+    weights = torch.tensor([[0.5, 0.5], [float("nan"), float("inf")]])
+    assert title(plot.attention(weights)) == "2 of 4 weights are NaN or Inf"
+    assert title(plot.attention(weights[1], labels=["x"])) == "x · 2 of 2 weights are NaN or Inf"

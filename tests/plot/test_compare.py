@@ -115,3 +115,7 @@ def test_names_that_leave_no_room_are_left_out_and_counted():
     covered = [(one, other) for place, one in enumerate(boxes) for other in boxes[:place] if one.overlaps(other)]
     assert len(covered) <= 2  # sizes of names are estimates
     assert ax.get_position().width > 0.7  # names do not squeeze the picture
+
+
+def test_states_that_are_all_the_same_are_said():
+    assert title(plot.compare(measure.compare(torch.zeros(4, 3), labels=[0, 0, 1, 1]))) == "all states are the same"

@@ -1,7 +1,10 @@
 """Distances of all pairs, as a square that keeps its diagonal."""
 
+from itertools import pairwise
+
 import pytest
 import torch
+from matplotlib import pyplot
 
 from hiddenstate import measure, plot
 from hiddenstate.errors import BadInput
@@ -76,3 +79,23 @@ def test_an_array_is_drawn_like_a_tensor():
 def test_what_cannot_be_drawn_is_refused_by_name(call, message):
     with pytest.raises(BadInput, match=message):
         call()
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("rows", [3, 24, 96])
+def test_names_never_cover_each_other_and_those_left_out_are_said(rows, small):
+    quarter = pyplot.figure(figsize=(8, 6), layout="constrained").add_subplot(2, 2, 1) if small else None
+    ax = plot.distances(square(rows), quarter, labels=[f"sentence number {n}" for n in range(rows)])
+    figure = ax.get_figure()
+    figure.canvas.draw()
+    for names in (ax.get_xticklabels(), ax.get_yticklabels()):
+        boxes = [text.get_window_extent() for text in names]
+        assert not any(one.overlaps(other) for one, other in pairwise(boxes))
+        assert (len(names) < rows) == ("names)" in ax.get_xlabel())
+    pyplot.close(figure)
+
+
+def test_a_square_of_zeros_says_so():
+    ax = plot.distances(torch.zeros(4, 4))
+    assert title(ax) == "all distances are 0"
+    assert ax.images[0].get_clim() == (0, 1)

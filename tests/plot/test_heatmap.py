@@ -141,7 +141,8 @@ def test_fixed_limits_make_pictures_comparable(limits, ends):
             lambda: heatmap(torch.zeros(3)),
             r"\(batch, time, unit\) or \(time, unit\), but this is a tensor of shape \(3,\)",
         ),
-        (lambda: heatmap({}), "but this is dict. A recording has one trajectory for each track"),
+        (lambda: heatmap({}), "there is no track in it: a recording has tracks once"),
+        (lambda: heatmap({"l0": walk(), "l1": walk()}), r"by track \(l0, l1\), but this is about one: rec\['l0'\]"),
         (lambda: heatmap(waves(), row=1), "row 1 was asked for, but the trajectory has 1 rows"),
         (lambda: heatmap(walk(), tokens=["a"]), "there are 1 tokens, but 17 steps: one for each"),
         (lambda: heatmap(walk(), limits=0), "limits are one number above 0, or .*but are 0"),
@@ -167,3 +168,7 @@ def test_the_title_names_the_row_where_there_are_several(row):
     several = Trajectory(torch.randn(3, 9, 4), track="l0")
     assert title(heatmap(several, row=row)) == "l0 · h · row 2"
     assert title(heatmap(several.h[0])) == ""
+
+
+def test_values_that_are_all_zero_are_said():
+    assert title(heatmap(torch.zeros(1, 5, 4), log=True)) == "all 20 values are 0"

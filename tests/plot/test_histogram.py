@@ -76,3 +76,9 @@ def test_gates_and_gradients_are_drawn_by_name():
 def test_what_cannot_be_drawn_is_refused_by_name(call, message):
     with pytest.raises(BadInput, match=message):
         call()
+
+
+def test_states_that_are_all_zero_stand_where_zero_is_seen():
+    ((shares, edges),) = stairs(plot.histogram(torch.zeros(2, 3, 4)))
+    assert sum(shares) == 1
+    assert max(abs(edges)) == 0.01

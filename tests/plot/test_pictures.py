@@ -10,8 +10,9 @@ import pytest
 import torch
 from matplotlib import pyplot
 from matplotlib.testing.compare import compare_images
+from torch import nn
 
-from hiddenstate import measure, plot
+from hiddenstate import measure, plot, record
 from hiddenstate.errors import BadInput, MissingExtra
 from tests.plot.gallery import (
     BASELINE,
@@ -28,6 +29,7 @@ from tests.plot.gallery import (
     settling,
     square,
     strange,
+    title,
     walk,
     waves,
 )
@@ -168,3 +170,14 @@ def test_without_matplotlib_the_way_to_get_it_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
     with pytest.raises(MissingExtra, match=r"pip install 'hiddenstate\[plot\]'"):
         plot.heatmap(waves())
+
+
+@pytest.mark.parametrize("draw", [plot.heatmap, plot.gates, plot.trajectories])
+def test_a_recording_of_one_track_is_drawn_as_its_trajectory(draw):
+    gru = nn.GRU(2, 4, batch_first=True)
+    with record(gru, gates=True) as rec:
+        gru(torch.randn(2, 6, 2))
+    shown, expected = draw(rec), draw(rec["l0"])
+    assert (title(shown), shown.get_xlabel()) == (title(expected), expected.get_xlabel())
+    with pytest.raises(BadInput, match=r"by track \(l0, l1\), but this is about one: rec\['l0'\]"):
+        draw({"l0": rec["l0"], "l1": rec["l0"]})

@@ -50,7 +50,7 @@ def test_several_are_drawn_into_one_ax_in_colors_of_their_own():
     plot.probe(knowing(top=0.6), ax, label="random")
     one, other = scores(ax)
     assert one.get_color() != other.get_color()
-    assert names(ax) == ["trained", "shuffled targets", "chance", "random"]
+    assert names(ax) == ["trained", "random", "shuffled targets", "chance"]
 
 
 def test_an_interrupted_probe_says_so():
@@ -69,3 +69,14 @@ def test_an_interrupted_probe_says_so():
 def test_what_cannot_be_drawn_is_refused_by_name(call, message):
     with pytest.raises(BadInput, match=message):
         call()
+
+
+def test_what_lines_are_held_against_comes_last_in_the_legend():
+    ax = plot.probe({"l0": knowing(), "l1": knowing()})
+    assert names(ax) == ["l0", "l1", "shuffled targets", "chance"]
+
+
+def test_steps_that_too_few_rows_reach_are_said():
+    ax = plot.probe(measure.probe(waves(rows=8), [0, 1] * 4))
+    steps = len(scores(ax)[0].get_ydata())
+    assert title(ax) == f"too few rows for a score at {steps} of {steps} steps"

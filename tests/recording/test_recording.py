@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 import hiddenstate as hs
+from hiddenstate import pool, regularize
+from hiddenstate.errors import BadInput
 
 
 def model():
@@ -77,3 +79,13 @@ def test_several_runs_are_listed_and_never_mixed():
 def test_numpy_follows_the_runs():
     assert recorded().numpy()["stack.l1"]["h"].shape == (2, 6, 5)
     assert [arrays["h"].shape for arrays in recorded(2).numpy()["stack.l1"]] == [(2, 6, 5)] * 2
+
+
+@pytest.mark.parametrize("use", [pool.Mean(), regularize.activity, regularize.temporal])
+def test_a_recording_of_one_track_stands_for_its_trajectory(use):
+    gru = torch.nn.GRU(2, 4, num_layers=2, batch_first=True)
+    with hs.record(gru, tracks="l1", graph=True) as rec:
+        gru(torch.randn(3, 5, 2))
+    assert torch.equal(use(rec), use(rec["l1"]))
+    with pytest.raises(BadInput, match=r"by track \(l0, l1\), but this is about one: rec\['l0'\]"):
+        use({"l0": rec["l1"], "l1": rec["l1"]})

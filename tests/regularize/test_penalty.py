@@ -522,7 +522,7 @@ def test_coefficients_that_cannot_be_are_refused(coefficients, complaint):
 
 
 def test_a_model_without_recurrence_is_refused():
-    with pytest.raises(NotRecurrent, match="Linear has no recurrent layer to watch"):
+    with pytest.raises(NotRecurrent, match=r"Linear has no recurrent layer or cell .* hs\.record\(model, graph=True\)"):
         Penalty(nn.Linear(2, 2), activity=1)
 
 

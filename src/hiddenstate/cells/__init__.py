@@ -51,7 +51,8 @@ from .listener import (
     watching,
 )
 from .native import Form, flatten, rebuild
-from .signature import Arguments
+from .returned import state_before_output
+from .signature import Arguments, state_first
 from .snapshot import (
     Snapshot,
     is_sharded,
@@ -141,6 +142,8 @@ __all__ = [
     "seed",
     "sequence_among",
     "started",
+    "state_before_output",
+    "state_first",
     "taken_by_position",
     "tells_now",
     "uncompiled",

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ..errors import NotRecurrent, StateMismatch
+from ..errors import HiddenStateWarning, NotRecurrent, StateMismatch
 from ..state import State
 from .first_states import ROWS, call_initial_state, guesses, is_int, learned_of, own_start, remember, units_of
 from .layer import Adapter, Spec, weights_like
 from .native import Form, Native, flatten, matches, names, rebuild
+from .returned import parted
 from .signature import arguments, first_input, named_like_state
 from .snapshot import untouched
-from .trials import StateForm, Takes, learn, read_form, try_out
+from .trials import StateForm, Takes, cell_comes_first, learn, read_form, try_out
+from .warning import warn
+
+_told: WeakSet[type[nn.Module]] = WeakSet()  # kinds of cells whose order of parts has been said
 
 
 class CellAdapter(Adapter):
@@ -59,6 +63,8 @@ class CellAdapter(Adapter):
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
         """Name the parts, and remember their form for `to_native`."""
         parts, form = flatten(native)
+        if form == ("h", "c") and cell_comes_first(type(module)):
+            _tell_of_order(type(module))
         known = self._known.get(module)
         if known is None and own_start(module) is not None:
             known = self._form(module)
@@ -84,12 +90,13 @@ class CellAdapter(Adapter):
         return rebuild(form, state)
 
     def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
-        """Tell `-> state` from `-> (output, state)` by the form of the state."""
+        """Tell `-> state` from `-> (output, state)` by the form of the state, and `-> (h, y)` by its names."""
         known = self._form(module)
-        form, pair = known.form, isinstance(result, tuple | list) and len(result) == 2
-        if matches(form, result):
-            return _output(result), result
-        if pair and (matches(form, result[1]) or (not known.sure and isinstance(result[1], tuple | list | dict))):
+        form, found = known.form, parted(module, known.form, result)
+        if found is not None:
+            return _output(result) if found[1] is result else found[0], found[1]
+        pair = isinstance(result, tuple | list) and len(result) == 2
+        if pair and not known.sure and isinstance(result[1], tuple | list | dict):
             return result[0], result[1]
         raise NotRecurrent(
             f"{type(module).__name__} returned {_nesting(result)}, but its state is {_nesting(form)}: a cell returns "
@@ -232,6 +239,17 @@ def _guess_axis(module: nn.Module, part: Tensor, batch: int | None) -> int:
             f"in which no axis has {batch} entries. Give it initial_state(batch), which tells where the rows are."
         )
     return fits[0]
+
+
+def _tell_of_order(kind: type[nn.Module]) -> None:
+    if kind not in _told:
+        _told.add(kind)
+        warn(
+            f"{kind.__name__} keeps its state as (c, h), but the parts of a pair are named by their places, h first: "
+            f"what is called 'h' here is its c, in recordings, penalties and measures. Let it keep (h, c), as torch's "
+            f"cells do, or a dict with these names.",
+            HiddenStateWarning,
+        )
 
 
 def _output(native: Native) -> Tensor:

@@ -15,7 +15,7 @@ from ..state import as_preformatted
 from .custom import CellAdapter, SequenceAdapter, is_cell
 from .first_states import learned_of, looks_unsized, needed_arguments, units_of
 from .layer import Adapter, Layer, unwrap, unwrap_to_call
-from .signature import arguments
+from .signature import arguments, state_first
 from .spread import GatheredCell, SpreadAdapter, is_spread, parts_of
 from .torch_layers import FusedAdapter, TorchCellAdapter
 from .trials import learn, starts_by_number
@@ -217,6 +217,8 @@ def as_layer(module: nn.Module, sample: Tensor | None = None, handed: Any = None
     if adapter is None:
         if not isinstance(module, nn.Module) or len(arguments(type(module))) < 2:
             raise NotRecurrent(_not_recurrent(module))
+        if (turned := state_first(module)) is not None:
+            raise turned
         sample = sample if sample is not None and len(sample) > 0 else None
         if handed is not None and units_of(module) is None and not hasattr(module, "initial_state"):
             learn(module, sample, handed=handed)

@@ -21,6 +21,23 @@ _REST = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)  # *args, **kwargs
 # What a second argument is called when it is a state; endings count too: `prev_state`, `lstm_hidden`.
 _STATE_NAMES = {"state", "states", "hidden", "hiddens", "h", "hx", "hc", "prev", "previous", "carry", "memory", "mem"}
 _STATE_NAMES |= {"h0", "h_0", "h_prev", "hprev", "h_t", "ht", "h_tm1", "hidden_states", "past", "last", "context_state"}
+# What a step of the input is called. Only where it stands behind a state is this asked.
+_INPUT_NAMES = {
+    "x",
+    "xt",
+    "x_t",
+    "xs",
+    "inp",
+    "inpt",
+    "inputs",
+    "u",
+    "u_t",
+    "token",
+    "tokens",
+    "word",
+    "emb",
+    "embedded",
+}
 # What the arguments after it are called, where a state comes in several.
 _FURTHER = ("c", "c0", "c_0", "cx", "c_t", "ct", "c_prev", "cprev", "c_tm1", "cell", "cells", "prev_c", "s", "m", "n")
 
@@ -38,6 +55,24 @@ def named_like_state(name: str) -> bool:
 def named_like_further(name: str) -> bool:
     """Say whether an argument of this name is one of several that hold a state."""
     return named_like_state(name) or name.lower() in _FURTHER
+
+
+def state_first(module: nn.Module) -> NotRecurrent | None:
+    """Return why a module cannot be stepped as a cell whose forward takes its state before its input; None for others.
+
+    Called as `(x, state)` it would be handed one for the other, and where both are equally wide nothing would tell.
+    """
+    taken = [each.name for each in _parameters(type(module)) if each.default is Parameter.empty]
+    if len(taken) != 2 or not named_like_state(taken[0]) or named_like_further(taken[1]):
+        return None
+    if taken[1].lower() not in _INPUT_NAMES and not taken[1].lower().startswith(("input", "x_")):
+        return None
+    kind, (state, x) = type(module).__name__, taken
+    return NotRecurrent(
+        f"{kind}.forward({state}, {x}) takes its state first, but a cell is called with its input first: each would be "
+        f"taken for the other. Swap the two, def forward(self, {x}, {state}), or wrap the cell in a module whose "
+        f"forward(self, x, state) returns self.cell(state, x)."
+    )
 
 
 class StateArgument(NamedTuple):

@@ -12,6 +12,7 @@ from ..state import State
 from .first_states import call_initial_state, own_start, units_of
 from .layer import Adapter, Spec, weights_like
 from .native import Native, flatten
+from .returned import parted_of_several
 from .signature import arguments, named_like_further, named_like_state
 
 
@@ -114,15 +115,10 @@ def _initial(module: nn.Module, batch: int) -> tuple[Tensor, ...]:
 
 
 def _split(module: nn.Module, result: Any) -> tuple[Any, tuple[Tensor, ...]]:
-    """Return output and next state of `(h, c)`, `(output, h, c)` or `(output, (h, c))`."""
-    count = len(parts_of(module))
-    if isinstance(result, tuple | list):
-        if len(result) == count and all(isinstance(part, Tensor) for part in result):
-            return result[0], tuple(result)
-        if len(result) == count + 1 and all(isinstance(part, Tensor) for part in result[1:]):
-            return result[0], tuple(result[1:])
-        if len(result) == 2 and isinstance(result[1], tuple | list) and len(result[1]) == count:
-            return result[0], tuple(result[1])
+    """Return output and next state of what such a cell returned, or say what is needed."""
+    found = parted_of_several(module, result, len(parts_of(module)))
+    if found is not None:
+        return found
     raise NotRecurrent(
         f"{type(module).__name__} takes its state as {', '.join(arguments(type(module))[1:])}, but returned neither as "
         f"many tensors nor an output and these: a cell returns its next state, or (output, next state)."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 from weakref import WeakSet
 
@@ -15,7 +16,8 @@ from ..state import tensors
 from .first_states import ROWS, Candidate, call_initial_state, candidates, remember, units_of
 from .layer import weights_like
 from .listener import unheard
-from .native import Form, Native, flatten, matches, rebuild
+from .native import Form, Native, flatten, rebuild
+from .returned import parted
 from .signature import arguments, give_state
 from .snapshot import untouched
 
@@ -127,13 +129,10 @@ def _trial(module: nn.Module, x: Tensor, native: Native) -> tuple[Any, dict[str,
         result = module.forward(*args, **kwargs)
     except Exception:  # a trial: whatever a user's cell raises means that this form is not its own
         return None
-    pair = isinstance(result, tuple | list) and len(result) == 2
-    if matches(form, result):
-        output, state = None, flatten(result)[0]
-    elif pair and matches(form, result[1]):
-        output, state = result[0], flatten(result[1])[0]
-    else:
+    found = parted(module, form, result)
+    if found is None:
         return None
+    output, state = found[0], flatten(found[1])[0]
     return (output, state) if all(state[name].shape == part.shape for name, part in parts.items()) else None
 
 
@@ -176,12 +175,28 @@ def _sampled(sample: Tensor) -> Tensor:
 
 def read_form(module: nn.Module) -> Form | None:
     """Read `h, c = state` out of the source, for cells that cannot be tried."""
+    return None if _unpacked_names(type(module)) is None else ("h", "c")
+
+
+def cell_comes_first(kind: type[nn.Module]) -> bool:
+    """Say whether a cell's forward unpacks its state as `c, h = state`."""
+    names = [set(name.lower().split("_")) for name in _unpacked_names(kind) or ("", "")]
+    return bool(names[0] & {"c", "cx", "ct", "cell"}) and bool(names[1] & {"h", "hx", "ht", "hidden"})
+
+
+def _unpacked_names(kind: type[nn.Module]) -> tuple[str, str] | None:
+    taken = arguments(kind)
+    return _read_unpacked(kind.forward, taken[1]) if len(taken) > 1 else None
+
+
+@lru_cache(maxsize=1024)
+def _read_unpacked(forward: Callable[..., Any], name: str) -> tuple[str, str] | None:
     try:
-        source = inspect.getsource(type(module).forward)
-        name = arguments(type(module))[1]
-    except (OSError, TypeError, IndexError):
+        source = inspect.getsource(forward)
+    except (OSError, TypeError):
         return None
-    return ("h", "c") if re.search(rf"^\s*\(?\w+\s*,\s*\w+\)?\s*=\s*{name}\s*$", source, re.MULTILINE) else None
+    found = re.search(rf"^\s*\(?(\w+)\s*,\s*(\w+)\)?\s*=\s*{name}\s*$", source, re.MULTILINE)
+    return None if found is None else (found[1], found[2])
 
 
 def starts_by_number(module: nn.Module) -> bool:

@@ -302,8 +302,9 @@ def _tsne(states: Tensor, components: int, method: str, seed: int) -> tuple[Tens
         ) from error
     if len(states) < 4:
         raise BadInput(f"t-SNE needs 4 sequences or more, but there are {len(states)}: use method='pca'.")
-    perplexity = min(30.0, (len(states) - 1) / 3)
-    place = TSNE(components, perplexity=perplexity, init="pca", random_state=seed).fit_transform
+    # The smallest rate of scikit-learn's own rule throws a few dozen points far apart.
+    how = {"perplexity": min(30.0, (len(states) - 1) / 3), "learning_rate": max(len(states) / 48, 5.0)}
+    place = TSNE(components, init="pca", random_state=seed, **how).fit_transform
     coordinates = torch.from_numpy(place(states.cpu().numpy())).to(states)
     return coordinates, torch.full((components,), torch.nan, dtype=states.dtype, device=states.device)
 

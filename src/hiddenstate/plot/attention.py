@@ -51,13 +51,16 @@ def attention(
     names = None if tokens is None else readable(tokens, table.shape[1])
     if labels is not None and len(labels) != len(table):
         raise BadInput(f"there are {len(labels)} labels, but {len(table)} rows: one for each row is needed.")
-    steps = averaged(table, STEPS, axis=1)
+    steps = averaged(torch.where(table.isfinite(), table, torch.nan), STEPS, axis=1)
     x = f"step ({steps.note})" if steps.note else "step"
+    bad = int((~table.isfinite()).sum())
+    said = f"{bad:,} of {table.numel():,} weights are NaN or Inf" if bad else ""
     ax = new_ax(ax, size=(8.0, 3.0 if len(table) == 1 else 4.0))
     if len(table) == 1:
         wide = 1 if len(steps.index) < 2 else int(steps.index[1])
         ax.bar((steps.index + (wide - 1) / 2).numpy(), steps.values[0].numpy(), color=COLORS[0], width=0.85 * wide)
-        tidy(ax, x=x, y="weight", title="" if labels is None else labels[0])
+        title = " · ".join(text for text in ("" if labels is None else str(labels[0]), said) if text)
+        tidy(ax, x=x, y="weight", title=title)
         ax.margins(x=0.01)
         if ends is not None:
             ax.set_ylim(ends)
@@ -72,7 +75,7 @@ def attention(
             "extent": extent,
         }
         color_bar(ax, ax.imshow(steps.values.numpy(), **how), "weight")
-        tidy(ax, x=x, y="row")
+        tidy(ax, x=x, y="row", title=said)
         if labels is not None:
             label_steps(lambda at, text, fontsize, **_: ax.set_yticks(at, text, fontsize=fontsize), list(labels))
     if names:

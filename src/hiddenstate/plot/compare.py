@@ -102,9 +102,10 @@ def _draw(ax: Any, places: Tensor, groups: Tensor | None, names: list[str]) -> s
 
 
 def _says(result: Comparison) -> str:
-    if result.agreement is not None:
-        return f"{result.agreement:.0%} lie next to their own label"
-    return "in t-SNE only neighborhoods count, not distances" if result.method == "tsne" else ""
+    apart = "" if bool(result.distances.any()) else "all states are the same"
+    own = "" if result.agreement is None or apart else f"{result.agreement:.0%} lie next to their own label"
+    near = "in t-SNE only neighborhoods count, not distances" if result.method == "tsne" else ""
+    return "; ".join(said for said in (apart, own, near) if said)
 
 
 def _short(text: str) -> str:

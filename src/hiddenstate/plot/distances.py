@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from ..measure import Comparison, Positions
 
+_NAMES = 48  # more than these are not read
+_LINE = 0.15  # inches from one name to the next
+
 
 def distances(
     result: Positions | Comparison | Tensor | np.ndarray[Any, Any],
@@ -57,18 +60,40 @@ def distances(
     kept = picked(square.detach().to("cpu", torch.float32), UNITS, what=f"{what}s")
     shown = kept.values[:, kept.index]
 
-    ax = new_ax(ax, size=(5.5, 4.5))
+    ax = new_ax(ax, size=(5.5, 4.5) if names is None else _size(names))
     every = 1 if len(kept.index) < 2 else int(kept.index[1])
     edge = len(shown) * every - 0.5
     look: Any = {"vmin": low, "vmax": high, "extent": (-0.5, edge, edge, -0.5), "interpolation": "nearest"}
     drawn = ax.imshow(shown.numpy(), cmap=SEQUENTIAL, **look)
-    axis = f"{what} ({kept.note})" if kept.note else what
+    most = len(square) if names is None else _fitting(ax)
+    named = picked(square, most, what="names").note
+    said = "; ".join(note for note in (kept.note, named) if note)
+    axis = f"{what} ({said})" if said else what
     tidy(ax, x=axis, y=axis)
+    if len(square) > 1 and not bool(square.any()):
+        drawn.set_clim(low, 1.0 if high is None else high)
+        ax.set_title("all distances are 0", loc="left", fontsize="medium")
     color_bar(ax, drawn, "distance")
     if settles is not None and 0 <= settles < len(square):
         ax.axvline(settles, color="white", linestyle="--", linewidth=1.2)
         ax.set_title(f"settles at step {settles} (dashed)", loc="left", fontsize="medium")
     if names:
-        label_steps(ax.set_xticks, names, most=32, room=30)
-        label_steps(lambda at, text, fontsize, **_: ax.set_yticks(at, text, fontsize=fontsize), names, most=32)
+        label_steps(ax.set_xticks, names, most=most, room=30)
+        label_steps(lambda at, text, fontsize, **_: ax.set_yticks(at, text, fontsize=fontsize), names, most=most)
     return ax
+
+
+def _size(names: list[str]) -> tuple[float, float]:
+    """Return inches for a square with these names on two sides."""
+    square = max(3.2, _LINE * min(len(names), _NAMES))
+    beside = 0.07 * min(24, max(map(len, names), default=0))
+    return square + beside + 1.6, square + beside + 0.8
+
+
+def _fitting(ax: Axes) -> int:
+    """Return how many names can be written one below another beside `ax`."""
+    figure = ax.get_figure()
+    assert figure is not None
+    if (layout := figure.figure.get_layout_engine()) is not None:
+        layout.execute(figure.figure)
+    return max(1, min(_NAMES, int(ax.get_window_extent().height / figure.dpi / _LINE)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import BadInput
-from ..recording import Trajectory
+from ..recording import Recording, Trajectory, the_track
 from .canvas import COLORS, STYLES, label_steps, new_ax, tidy
 from .picture_data import STEPS, averaged, one_row, readable, which_row
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def gates(
-    traj: Trajectory,
+    traj: Trajectory | Recording,
     ax: Axes | None = None,
     *,
     row: int = 0,
@@ -27,7 +27,7 @@ def gates(
     """Draw how open each gate is along time, the median over units with their middle half around it; return the `ax`.
 
     Args:
-        traj: A trajectory recorded with `gates=True`.
+        traj: A trajectory recorded with `gates=True`, or a recording of one track.
         ax: Where to draw; a new figure without it.
         row: Which sequence of the batch.
         tokens: One label for each step of that row.
@@ -37,8 +37,9 @@ def gates(
     >>> hs.plot.gates(walk).get_ylabel()
     'opening: median, middle half of units'
     """
-    chosen = _chosen(traj, names)
-    bands = {name: one_row(traj, part=name, row=row) for name in chosen}  # name -> (time, unit)
+    walk: Trajectory = the_track(traj)
+    chosen = _chosen(walk, names)
+    bands = {name: one_row(walk, part=name, row=row) for name in chosen}  # name -> (time, unit)
     length = len(next(iter(bands.values())))
     labels = None if tokens is None else readable(tokens, length)
 
@@ -48,16 +49,16 @@ def gates(
         steps = averaged(values, STEPS)
         note = steps.note
         low, middle, high = steps.values.quantile(torch.tensor([0.25, 0.5, 0.75]), dim=1)
-        at, color = steps.index.numpy() * traj.every, COLORS[number % len(COLORS)]
+        at, color = steps.index.numpy() * walk.every, COLORS[number % len(COLORS)]
         ax.fill_between(at, low.numpy(), high.numpy(), color=color, alpha=0.15, linewidth=0)
         ax.plot(at, middle.numpy(), color=color, linestyle=STYLES[number % len(STYLES)], label=name)
     if all(bool(((values >= 0) & (values <= 1) | values.isnan()).all()) for values in bands.values()):
         ax.set_ylim(-0.02, 1.02)
-    title = " · ".join(text for text in (traj.track, which_row(traj, row)) if text)
+    title = " · ".join(text for text in (walk.track, which_row(walk, row)) if text)
     tidy(ax, title=title, x=f"step ({note})" if note else "step", y="opening: median, middle half of units")
     ax.legend(frameon=False, ncols=len(bands), loc="lower left", bbox_to_anchor=(0.0, 1.08 if title else 1.0))
     if labels:
-        label_steps(lambda at, text, **how: ax.set_xticks([place * traj.every for place in at], text, **how), labels)
+        label_steps(lambda at, text, **how: ax.set_xticks([place * walk.every for place in at], text, **how), labels)
     return ax
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadInput
-from ..recording import Trajectory
+from ..recording import Recording, Trajectory, the_track
 from .canvas import DIVERGING, SEQUENTIAL, color_bar, label_steps, new_ax, tidy
 from .picture_data import STEPS, UNITS, averaged, bounds_of, one_row, picked, readable, which_row
 from .projection import principal
@@ -23,7 +23,7 @@ Order = Literal["size", "peak", "similar"]
 
 
 def heatmap(
-    traj: Trajectory | Tensor | np.ndarray[Any, Any],
+    traj: Trajectory | Recording | Tensor | np.ndarray[Any, Any],
     ax: Axes | None = None,
     *,
     part: str = "h",
@@ -39,7 +39,7 @@ def heatmap(
     NaN and Inf are drawn in black, and the title counts them.
 
     Args:
-        traj: A trajectory, or a tensor (batch, time, unit) or (time, unit).
+        traj: A trajectory, a recording of one track, or a tensor (batch, time, unit) or (time, unit).
         ax: Where to draw; a new figure without it.
         part: `h`, `c`, another part of the state, a gate, or the gradient of a part, `grads.h`.
         row: Which sequence of the batch.
@@ -52,7 +52,8 @@ def heatmap(
     >>> ax.get_xlabel(), ax.get_ylabel()
     ('step', 'unit')
     """
-    values = one_row(traj, part=part, row=row)  # (time, unit)
+    walk: Trajectory | Tensor | np.ndarray[Any, Any] = the_track(traj)
+    values = one_row(walk, part=part, row=row)  # (time, unit)
     labels = None if tokens is None else readable(tokens, len(values))
     ends = bounds_of(limits)
     if log and ends is not None and ends[0] <= 0:
@@ -61,17 +62,17 @@ def heatmap(
     units = picked(values if turn is None else values[:, turn], UNITS, axis=1)
     steps = averaged(units.values, STEPS)
     shown = steps.values.T  # (unit, time)
-    every = traj.every if isinstance(traj, Trajectory) else 1
+    every = walk.every if isinstance(walk, Trajectory) else 1
 
     ax = new_ax(ax, size=(8.0, 4.0))
     scale = _sizes(shown, ends) if log else _values(shown, ends)
     if log:  # what is exactly zero has no logarithm, and is as dark as the smallest
         shown = shown.abs().clamp(min=scale["norm"].vmin)
     drawn = _image(ax, shown, scale, steps=len(values) * every, units=values.shape[1])
-    name = traj.track if isinstance(traj, Trajectory) else ""
+    name = walk.track if isinstance(walk, Trajectory) else ""
     tidy(
         ax,
-        title=_title(name, part, which_row(traj, row), values),
+        title=_title(name, part, which_row(walk, row), values),
         x="step",
         y="unit" if order is None else f"unit, {_order(order)}",
     )
@@ -163,6 +164,7 @@ def _image(ax: Axes, shown: Tensor, scale: dict[str, Any], *, steps: int, units:
 def _title(track: str, part: str, row: str, values: Tensor) -> str:
     bad = int((~values.isfinite()).sum())
     said = f"{bad:,} of {values.numel():,} values are NaN or Inf (black)" if bad else ""
+    said = said if bool(values.any()) else f"all {values.numel():,} values are 0"
     return " · ".join(text for text in (track, part if track else "", row, said) if text)
 
 

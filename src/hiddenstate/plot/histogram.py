@@ -75,6 +75,8 @@ def _measured(source: Any, part: str) -> Statistics:
 
 def _width(one: Statistics) -> float:
     """Return the width of a column, so that at most 64 show all values; a power of two, as all bins are."""
+    if not bool(one.min.any()) and not bool(one.max.any()):  # bins about zero are as narrow as numbers get
+        return one.small
     filled = one.histogram.nonzero().flatten()
     wide = 1
     while (int(filled[-1]) // wide) - (int(filled[0]) // wide) >= _COLUMNS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,12 +54,21 @@ def probe(
     score = "accuracy" if first.classes else "R²"
     low = min(float(one.accuracy.nan_to_num(0).min()) for one in several.values())
     ax.set_ylim(0 if first.classes else max(-1.0, min(low, -0.05)), 1.02)
-    stopped = "interrupted: later steps are missing" if any(one.interrupted for one in several.values()) else ""
-    tidy(ax, x="step", y=f"{score} on unseen rows", title=stopped)
-    ax.legend(frameon=False, fontsize="small")
+    tidy(ax, x="step", y=f"{score} on unseen rows", title=_said(several.values()))
+    lines, labels = ax.get_legend_handles_labels()
+    last = sorted(range(len(labels)), key=lambda at: lines[at].get_gid() != "score")  # what they are held against
+    ax.legend([lines[at] for at in last], [labels[at] for at in last], frameon=False, fontsize="small")
     if names:
         label_steps(ax.set_xticks, names)
     return ax
+
+
+def _said(probes: Collection[Probe]) -> str:
+    """Return what the lines do not show: where they end, and where there is none."""
+    if any(one.interrupted for one in probes):
+        return "interrupted: later steps are missing"
+    without, steps = max((int(one.accuracy.isnan().sum()), len(one.accuracy)) for one in probes)
+    return f"too few rows for a score at {without} of {steps} steps" if without else ""
 
 
 def _line(ax: Axes, one: Probe, name: str, number: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadInput
-from ..recording import Trajectory
+from ..recording import Recording, Trajectory, the_track
 from .canvas import MUTED, TIME, color_bar, new_ax, plain, tidy
 from .picture_data import jumps, one_row, picked
 from .projection import Projection, project
@@ -23,7 +23,7 @@ _POINTS = 2000  # of one path
 
 
 def trajectories(
-    traj: Trajectory | Tensor | Sequence[Trajectory | Tensor],
+    traj: Trajectory | Recording | Tensor | Sequence[Trajectory | Tensor],
     ax: Axes | None = None,
     *,
     part: str = "h",
@@ -36,7 +36,7 @@ def trajectories(
     and fro, as those of a language model do, they are drawn as points, and the title says so.
 
     Args:
-        traj: A trajectory, a tensor (batch, time, unit), or several of them with the same units.
+        traj: A trajectory, a recording of one track, a tensor (batch, time, unit), or several with the same units.
         ax: Where to draw, 3-D where `components=3`; a new figure without it.
         part: `h`, `c`, another part of the state, or a gate.
         labels: One for each row, written where its path ends.
@@ -72,9 +72,10 @@ def trajectories(
     return ax
 
 
-def paths_of(traj: Trajectory | Tensor | Sequence[Trajectory | Tensor], part: str) -> list[Tensor]:
+def paths_of(traj: Trajectory | Recording | Tensor | Sequence[Trajectory | Tensor], part: str) -> list[Tensor]:
     """Return the path of each row that has a step, (time, unit), without padding."""
-    several: list[Any] = list(traj) if isinstance(traj, list | tuple) else [traj]
+    given = the_track(traj)
+    several: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
     paths = []
     for one in several:
         known = isinstance(one, Tensor | np.ndarray) and one.ndim == 3

@@ -14,9 +14,9 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from .._compiling import compiling
 from .._torch_names import lookup
 from ..errors import BadInput
-from ..recording import Trajectory, trainable
+from ..recording import Recording, Trajectory, the_track, trainable
 
-Source: TypeAlias = "Tensor | Trajectory | PackedSequence"
+Source: TypeAlias = "Tensor | Trajectory | Recording | PackedSequence"
 Lengths: TypeAlias = "Tensor | Sequence[int]"
 
 _assert_async = lookup("torch.ops.aten._assert_async")
@@ -93,6 +93,7 @@ def read_steps(h: Source, lengths: Lengths | None) -> Steps:
     if isinstance(h, Tensor):
         _check_states(trainable(h))
         return Steps(h, None if lengths is None else _read_lengths(lengths, h))
+    h = the_track(h)
     if lengths is not None:
         raise BadInput(
             f"lengths were given with a {type(h).__name__}, which knows its own. "

@@ -2,7 +2,7 @@
 
 from .api import load_recording, record
 from .frames import tap
-from .recording import Recording
+from .recording import Recording, the_track
 from .trajectory import Trajectory, trainable
 
 __all__ = [
@@ -11,5 +11,6 @@ __all__ = [
     "load_recording",
     "record",
     "tap",
+    "the_track",
     "trainable",
 ]

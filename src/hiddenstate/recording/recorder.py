@@ -27,6 +27,7 @@ from ..cells import (
     has_own_code,
     layers,
     listen,
+    state_first,
     warn,
     watched,
     when_reached,
@@ -384,7 +385,7 @@ _under_way: list[Recorder] = []
 
 
 def _not_recurrent(model: nn.Module) -> NotRecurrent:
-    return NotRecurrent(
+    return state_first(model) or NotRecurrent(
         f"{type(model).__name__} has no recurrent layer, so there is no state to record. A cell of your own is found "
         f"by its initial_state(batch), by hidden_size and forward(x, state), or by what it does when it is called: it "
         f"gives back a state as it was handed one, alone or behind its output; "

@@ -82,6 +82,20 @@ class Options:
         return tuple(track for track in everything if track in chosen)
 
 
+def the_track(source: Any) -> Any:
+    """Return the one trajectory of a recording that has one track; what is no recording comes back as it is."""
+    if not isinstance(source, Mapping):
+        return source
+    if not source:
+        raise BadInput("there is no track in it: a recording has tracks once a recurrent layer has run.")
+    if len(source) != 1:
+        names = list(source)
+        raise BadInput(
+            f"these are trajectories by track ({', '.join(map(str, names))}), but this is about one: rec[{names[0]!r}]."
+        )
+    return next(iter(source.values()))
+
+
 class Recording(Mapping[str, Trajectory]):
     """A mapping from track name to Trajectory, with all runs behind it; printing it is a table."""
 

@@ -15,7 +15,20 @@ from weakref import finalize
 import torch
 from torch import Tensor, nn
 
-from ..cells import Call, Handle, Layer, Listener, OpenRun, OuterCall, Proceed, Succession, layers, listen, unwrap
+from ..cells import (
+    Call,
+    Handle,
+    Layer,
+    Listener,
+    OpenRun,
+    OuterCall,
+    Proceed,
+    Succession,
+    layers,
+    listen,
+    state_first,
+    unwrap,
+)
 from ..errors import BadInput, HiddenStateWarning, NotRecurrent
 from ..state import tensors
 from .terms import Lengths, activity, norm_stabilizer, temporal
@@ -56,7 +69,11 @@ class Penalty:
         self._model = unwrap(model)
         self._layers = layers(model)
         if not self._layers:
-            raise NotRecurrent(f"{type(model).__name__} has no recurrent layer to watch. hs.layers(model) lists them.")
+            raise state_first(self._model) or NotRecurrent(
+                f"{type(model).__name__} has no recurrent layer or cell to watch. A loop that is written out in a "
+                f"forward is recorded: with hs.record(model, graph=True) as rec, and then "
+                f"regularize.temporal(rec[track]) of each track in rec."
+            )
         self._told: set[Layer] = set()  # layers of which it was said that they only make single steps
         self._listener = _RunListener(self._model)
         handle = listen(model, self._layers, self._listener)

@@ -12,9 +12,9 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from .._compiling import compiling
 from ..errors import BadInput
-from ..recording import Trajectory, trainable
+from ..recording import Recording, Trajectory, the_track, trainable
 
-Source: TypeAlias = "Tensor | Trajectory | PackedSequence"
+Source: TypeAlias = "Tensor | Trajectory | Recording | PackedSequence"
 Lengths: TypeAlias = "Tensor | Sequence[int]"
 
 
@@ -95,9 +95,10 @@ def _mean_over(values: Tensor, valid: Tensor | None) -> Tensor:
     return values.sum() / count.clamp(min=1)
 
 
-def _unwrapped(h: Trajectory | PackedSequence, lengths: Lengths | None) -> tuple[Tensor, Tensor]:
+def _unwrapped(h: Trajectory | Recording | PackedSequence, lengths: Lengths | None) -> tuple[Tensor, Tensor]:
     if lengths is not None:
         raise BadInput(f"lengths were given with a {type(h).__name__}, which knows its own. Leave them out.")
+    h = the_track(h)
     if isinstance(h, PackedSequence):
         padded, own = pad_packed_sequence(h, batch_first=True)
         return padded, own.to(padded.device)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..cells import as_layer
+from ..cells import as_layer, state_before_output
 from ..errors import BadInput, NotRecurrent
 from .dropout import probability
 
@@ -36,6 +36,7 @@ class Zoneout(nn.Module):
                 f"Zoneout takes a cell of one step, but {type(cell).__name__} runs whole sequences, and its kernel "
                 f"lets nobody in between. Use the cell of its kind, such as nn.LSTMCell, with hs.unroll."
             )
+        self._place = 0 if state_before_output(cell) else 1  # of the state, where an output comes with it
         self.p = {name: probability(each) for name, each in p.items()} if isinstance(p, Mapping) else probability(p)
 
     @property
@@ -62,7 +63,7 @@ class Zoneout(nn.Module):
         result = self.cell(x, state)
         if _same_nesting(state, result):
             return self._mixed(state, result)
-        output, new = _taken_apart(result, state, self.cell)
+        output, new = _taken_apart(result, state, self.cell, self._place)
         mixed = self._mixed(state, new)
         # Where the output is the new state itself, it has to stay so.
         return _in_place_of(output, new, mixed), mixed
@@ -111,9 +112,9 @@ def _same_nesting(one: Native, other: Native) -> bool:
     )
 
 
-def _taken_apart(result: Any, state: Native, cell: nn.Module) -> tuple[Any, Native]:
-    if isinstance(result, tuple | list) and len(result) == 2 and _same_nesting(state, result[1]):
-        return result[0], result[1]
+def _taken_apart(result: Any, state: Native, cell: nn.Module, place: int) -> tuple[Any, Native]:
+    if isinstance(result, tuple | list) and len(result) == 2 and _same_nesting(state, result[place]):
+        return result[1 - place], result[place]
     raise NotRecurrent(
         f"{type(cell).__name__} returned neither a state nested like the one it was given, nor (output, state): "
         f"Zoneout cannot tell which value each unit would keep."
