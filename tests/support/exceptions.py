@@ -3,16 +3,6 @@
 A test fails as well where a line is no longer needed. `python -m tests.support.source --write` renews them.
 """
 
-# Class names, underscores in front left out, and how many classes have each.
-SEVERAL_MEANINGS = {
-    "Memory": 2,
-    "Places": 2,
-    "Split": 2,
-    "Task": 2,
-    "Trace": 2,
-    "Writer": 2,
-}
-
 # Files that import each other, at least one of them within a function.
 CYCLES: list[tuple[str, ...]] = []
 
@@ -72,7 +62,7 @@ COVERED_ELSEWHERE = {
     "unrolling/native/grouping.py": "unrolling/native/test_rows.py",
     "unrolling/native/inlining.py": "unrolling/test_rewriting.py",
     "unrolling/native/kernel.py": "unrolling/native/test_products.py",
-    "unrolling/native/memory.py": "unrolling/test_rewriting.py",
+    "unrolling/native/placement.py": "unrolling/test_rewriting.py",
     "unrolling/native/page.py": "unrolling/native/test_rows.py",
     "unrolling/native/prelude.py": "unrolling/test_rewriting.py",
     "unrolling/native/runner.py": "unrolling/test_rewriting.py",

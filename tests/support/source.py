@@ -294,7 +294,6 @@ def _written() -> str:
     groups = {file: WHY_ELSEWHERE[group_of(file)].test for file in nearest if group_of(file) in WHY_ELSEWHERE}
     said |= {file: test for file, test in groups.items() if test}
     tables = {
-        "SEVERAL_MEANINGS": {name: len(where) for name, where in several_meanings(trees).items()},
         "CYCLES": cycles(import_graph(late=True)),
         "DEPTH": len(deepest(definition_graph())),
         "DEPTH_OF_THE_FRONT_DOOR": len(deepest(definition_graph(), "__init__.py")),
@@ -315,7 +314,6 @@ def _written() -> str:
 
 
 _COMMENTS = {
-    "SEVERAL_MEANINGS": "Class names, underscores in front left out, and how many classes have each.",
     "CYCLES": "Files that import each other, at least one of them within a function.",
     "DEPTH": "Files in the longest chain of names, each defined in one and used by the one before.",
     "DEPTH_OF_THE_FRONT_DOOR": "The same for what `import hiddenstate` loads; httpx has 10, in one part.",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..cells import Call, Layer, OpenRun, Proceed, may_be_recomputed, untouched
 from ..errors import NotRecurrent, StateMismatch
-from ..unrolling import Places, places
+from ..unrolling import RowPlaces, places
 from . import cpu_loop
 from .frames import CELL_STEPS, GATES, Frame, Intercept, TrackWeights, innermost, run_in
 from .layerwise import judge, same_bits, trusted
@@ -124,7 +124,7 @@ class CellRuns(OpenRuns[tuple[CellTrack, StepBuffer]]):
         source: RunValues = steps
         where = steps.places
         if where is None and cell.reverse:
-            where = Places(torch.arange(steps.batch), torch.zeros(steps.batch, dtype=torch.int64), steps.batch)
+            where = RowPlaces(torch.arange(steps.batch), torch.zeros(steps.batch, dtype=torch.int64), steps.batch)
         if where is not None:
             source = arranged = Arranged(steps, where, lengths, reverse=cell.reverse, every=steps.options.every)
             lengths, initial = arranged.lengths, {name: arranged.rows(part) for name, part in initial.items()}

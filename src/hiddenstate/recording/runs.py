@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..cells import Call, OpenRun, Succession, memory_of
 from ..errors import RecordingWarning
 from ..state import State, tensors
-from ..unrolling import Places
+from ..unrolling import RowPlaces
 from .recording import Options
 from .trajectory import Trajectory
 
@@ -132,7 +132,7 @@ class Arranged:
     """
 
     source: RunValues
-    places: Places
+    places: RowPlaces
     run_lengths: Tensor  # (places,) of what was run
     reverse: bool = False  # each row was run from its end
     every: int = 1  # steps that the source left out: it holds steps 0, every, 2 * every, …

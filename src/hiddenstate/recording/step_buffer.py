@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadInput
-from ..unrolling import Places
+from ..unrolling import RowPlaces
 from .gradients import GraphToken, add_up_gradients
 from .recording import Options
 
@@ -62,7 +62,7 @@ class StepBuffer:
     seen: list[dict[str, Tensor]] = field(default_factory=list)  # gradients of each kept step
     graph: ref[GraphToken] | None = None
     axes: dict[str, int | None] = field(default_factory=dict)
-    places: Places | None = None  # where its rows lie, None where they are as the user gave them
+    places: RowPlaces | None = None  # where its rows lie, None where they are as the user gave them
     alive: int = 0  # rows at the last step
     pieces: int = 0  # that were split off already
     number: int | None = None  # of the run on disk, once a piece of it is there

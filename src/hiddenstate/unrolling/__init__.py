@@ -2,8 +2,8 @@
 
 from .accelerate import Accelerated, accelerate
 from .explain import explain
-from .observing import Places, places
+from .observing import RowPlaces, places
 from .recurrent import Recurrent
 from .unroll import unroll
 
-__all__ = ["Accelerated", "Places", "Recurrent", "accelerate", "explain", "places", "unroll"]
+__all__ = ["Accelerated", "Recurrent", "RowPlaces", "accelerate", "explain", "places", "unroll"]

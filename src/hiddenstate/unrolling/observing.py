@@ -19,20 +19,20 @@ from .twins import members
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Places:
+class RowPlaces:
     """Where the rows of a call lie in the sequences that the user gave: sorted, cut into segments, or some of them."""
 
     rows: Tensor  # (places,) the user's row
     starts: Tensor  # (places,) the step of it that the call begins with
     batch: int  # the user's rows in all
 
-    def of(self, rows: Tensor, starts: Tensor) -> Places:
+    def of(self, rows: Tensor, starts: Tensor) -> RowPlaces:
         """Return where rows of these rows lie."""
-        return Places(self.rows[rows], self.starts[rows] + starts, self.batch)
+        return RowPlaces(self.rows[rows], self.starts[rows] + starts, self.batch)
 
 
 class _Here(threading.local):
-    places: Places | None = None
+    places: RowPlaces | None = None
 
 
 _here = _Here()
@@ -49,7 +49,7 @@ def observed(module: nn.Module) -> bool:
     return any(listener.observes for member in members(module) for listener in listeners(member))
 
 
-def places() -> Places | None:
+def places() -> RowPlaces | None:
     """Return where the rows of the call under way lie; None: as the user gave them."""
     return _here.places
 
@@ -58,7 +58,7 @@ def places() -> Places | None:
 def placed(rows: Tensor, batch: int, *, starts: Tensor | None = None) -> Iterator[None]:
     """Tell observers which of `batch` rows are run inside, and from which step on."""
     before, first = _here.places, torch.zeros_like(rows) if starts is None else starts
-    _here.places = Places(rows, first, batch) if before is None else before.of(rows, first)
+    _here.places = RowPlaces(rows, first, batch) if before is None else before.of(rows, first)
     try:
         yield
     finally:

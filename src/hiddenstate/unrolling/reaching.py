@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import fx
 
-from .tracing import Trace
+from .tracing import StepTrace
 
 aten = torch.ops.aten
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 class Reaching:
     """For every tensor that goes in, the outputs of one step from which a gradient comes to it."""
 
-    def __init__(self, trace: Trace, *, ends: bool) -> None:
+    def __init__(self, trace: StepTrace, *, ends: bool) -> None:
         """Follow each incoming gradient through the step's graph; 0 is the output, then come the states."""
         # A row that has ended hands its state on, but took no step: what comes of that is not followed.
         alive = _shown(trace.inputs[1]) if ends else set()

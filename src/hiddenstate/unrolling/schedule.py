@@ -14,10 +14,10 @@ from .native import CompiledRunner
 from .pieces import Piece, make_piece
 from .reaching import Reaching
 from .scan import Loop, PythonRunner, Runner
-from .split import Split, Stage
+from .split import Stage, StagedTrace
 from .sums import Sum, Sums
 from .sweep import Sweep
-from .tracing import Trace
+from .tracing import StepTrace
 
 _SPREAD = 2**16  # numbers up to which a gradient is kept for each step, rather than added up in the loop
 
@@ -53,7 +53,7 @@ class Schedule:
     """The forward pass, and where asked for the backward pass, of any number of steps."""
 
     def __init__(
-        self, split: Split, runner: Callable[[Loop], Runner] = PythonRunner, *, wide: bool, ends: bool
+        self, split: StagedTrace, runner: Callable[[Loop], Runner] = PythonRunner, *, wide: bool, ends: bool
     ) -> None:
         """Cut the graph into its pieces."""
         self.split, self.trace, self._runner = split, split.trace, runner
@@ -184,7 +184,7 @@ class _Back:
         self.asked = {node for node in outer if node not in inside} | self._by_sums(trace, fixed)
         self.run_loop: Runner = schedule._runner(self.loop)
 
-    def _by_sums(self, trace: Trace, fixed: set[fx.Node]) -> set[fx.Node]:
+    def _by_sums(self, trace: StepTrace, fixed: set[fx.Node]) -> set[fx.Node]:
         # A sum may be scaled or multiplied by something that is the same at all steps.
         back = {*self.schedule.split.nodes(Stage.BACK_AFTER), *self.schedule.split.nodes(Stage.BACK_BEFORE)}
         used = {arg for node in back for arg in node.all_input_nodes if arg in fixed}
@@ -228,7 +228,7 @@ class _Back:
         return list(ran.last[:count])
 
 
-def _carried(trace: Trace) -> tuple[list[fx.Node], list[fx.Node]]:
+def _carried(trace: StepTrace) -> tuple[list[fx.Node], list[fx.Node]]:
     """Return, for each state that has a gradient, the node that it comes in by and the one it goes out by."""
     pairs = zip(trace.grad_news, trace.to_states, strict=True)
     found = [(seed, end) for seed, end in pairs if seed is not None and end is not None]
@@ -279,7 +279,7 @@ def _arguments(loop: Loop, bound: Bound) -> tuple[list[Tensor], list[Tensor]]:
     return [bound.fixed(node) for node in loop.fixed], [bound.along(node) for node in loop.along]
 
 
-def _leaves(node: fx.Node, split: Split, stage: Stage) -> bool:
+def _leaves(node: fx.Node, split: StagedTrace, stage: Stage) -> bool:
     """Say whether a node's value is used outside its own stage, and is one tensor."""
     if isinstance(node.meta.get("val"), tuple | list):
         return False

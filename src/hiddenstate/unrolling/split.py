@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from .pieces import descendants
-from .tracing import Trace
+from .tracing import StepTrace
 
 aten = torch.ops.aten
 
@@ -43,10 +43,10 @@ class Stage(Enum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Split:
+class StagedTrace:
     """The stage of every node of a trace."""
 
-    trace: Trace
+    trace: StepTrace
     stages: dict[fx.Node, Stage]
 
     def nodes(self, stage: Stage) -> list[fx.Node]:
@@ -54,7 +54,7 @@ class Split:
         return [node for node in self.trace.graph.nodes if self.stages.get(node) is stage]
 
 
-def split(trace: Trace, *, wide: bool) -> Split:
+def split(trace: StepTrace, *, wide: bool) -> StagedTrace:
     """Assign every node its stage.
 
     `wide` moves everything out of the loop that can be moved, which is right where each operation has a cost of its
@@ -87,10 +87,10 @@ def split(trace: Trace, *, wide: bool) -> Split:
         _narrow(trace, stages, (Stage.BEFORE, Stage.LOOP, Stage.AFTER))
         _narrow(trace, stages, (Stage.BACK_BEFORE, Stage.BACK_LOOP, Stage.BACK_AFTER))
     _keep_tuples_together(trace, stages)
-    return Split(trace, stages)
+    return StagedTrace(trace, stages)
 
 
-def _bring_in(trace: Trace, stages: dict[fx.Node, Stage], before: Stage, loop: Stage) -> None:
+def _bring_in(trace: StepTrace, stages: dict[fx.Node, Stage], before: Stage, loop: Stage) -> None:
     """Bring element-wise work into a loop where the loop then reads no more than it would read of its results."""
     ends = {trace.out, *trace.news, *_some([*trace.to_weights, *trace.to_firsts, trace.to_x, *trace.to_states])}
     for node in reversed(list(trace.graph.nodes)):
@@ -111,11 +111,11 @@ def is_light(node: fx.Node) -> bool:
     return torch.Tag.pointwise in tags and isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def _varies(trace: Trace, stages: dict[fx.Node, Stage], node: fx.Node) -> bool:
+def _varies(trace: StepTrace, stages: dict[fx.Node, Stage], node: fx.Node) -> bool:
     return node not in trace.weights and node not in trace.firsts and stages.get(node) is not Stage.ONCE
 
 
-def _narrow(trace: Trace, stages: dict[fx.Node, Stage], around: tuple[Stage, Stage, Stage]) -> None:
+def _narrow(trace: StepTrace, stages: dict[fx.Node, Stage], around: tuple[Stage, Stage, Stage]) -> None:
     """Bring light nodes into the loop, where no heavy node before it needs them or after it makes them."""
     before, loop, after = around
     nodes = list(trace.graph.nodes)
@@ -142,7 +142,7 @@ def _heavy(node: fx.Node) -> bool:
     return node.target in HEAVY
 
 
-def _keep_tuples_together(trace: Trace, stages: dict[fx.Node, Stage]) -> None:
+def _keep_tuples_together(trace: StepTrace, stages: dict[fx.Node, Stage]) -> None:
     # What passes from stage to stage is a tensor; an operation with several results hands them out in its own stage.
     for node in trace.graph.nodes:
         if node.target is operator.getitem and node in stages:

@@ -16,7 +16,7 @@ _MOST = 8  # shapes for which one piece is kept traced or compiled
 _AFTER = 2  # calls of one shape before it is traced
 
 
-class Places(Protocol):
+class SweptValues(Protocol):
     """Where values are found, and put."""
 
     same: dict[fx.Node, Tensor]
@@ -33,7 +33,7 @@ class Sweep:
         self._made: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
         self._calls: OrderedDict[Hashable, int] = OrderedDict()
 
-    def __call__(self, places: Places) -> None:
+    def __call__(self, places: SweptValues) -> None:
         """Read the inputs, and put the outputs beside them."""
         if not self.piece.outputs:
             return

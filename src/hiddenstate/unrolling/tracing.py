@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trace:
+class StepTrace:
     """A step as a graph: what goes in, what comes out, and by which role."""
 
     graph: fx.Graph
@@ -44,7 +44,7 @@ class Trace:
     draws: list[Draw] = field(default_factory=list)  # by which the last of the inputs are drawn
 
 
-def trace(step: Step, arguments: StepArguments, *, grad: bool) -> Trace:
+def trace(step: Step, arguments: StepArguments, *, grad: bool) -> StepTrace:
     """Trace a step, with its vjp where `grad`, or say why it cannot be traced."""
     try:
         step.try_out()
@@ -57,7 +57,7 @@ def trace(step: Step, arguments: StepArguments, *, grad: bool) -> Trace:
         raise Untraceable(*blame(error)) from error
 
 
-def _make_graph(step: Step, arguments: StepArguments, grad: bool) -> Trace:
+def _make_graph(step: Step, arguments: StepArguments, grad: bool) -> StepTrace:
     flat = arguments.flat()
     counts = [len(arguments.weights), len(arguments.firsts), len(arguments.inputs), len(arguments.states)]
     # Without a gradient leaves still require one: torch's own cells then write into nothing.
@@ -173,7 +173,7 @@ class _StepCall:
         given = [node for node in graph.nodes if node.op == "placeholder"]
         return given[self.total - self.counts[3] : self.total]
 
-    def roles(self, graph: fx.Graph, constants: dict[fx.Node, Tensor], grad: bool) -> Trace:
+    def roles(self, graph: fx.Graph, constants: dict[fx.Node, Tensor], grad: bool) -> StepTrace:
         """Name the nodes that go in and come out."""
         given = [node for node in graph.nodes if node.op == "placeholder"]
         returned = list(next(node for node in graph.nodes if node.op == "output").args[0])
@@ -183,7 +183,7 @@ class _StepCall:
             place += count
         results = 1 + self.counts[3]
         weights, firsts, inputs, states = groups
-        forward = Trace(graph, constants, weights, firsts, inputs, states, returned[0], returned[1:results])
+        forward = StepTrace(graph, constants, weights, firsts, inputs, states, returned[0], returned[1:results])
         if not grad:
             return forward
         seeds, waiting = iter(given[self.total :]), iter(returned[results:])

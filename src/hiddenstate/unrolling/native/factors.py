@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from .memory import Memory
+from .placement import Placement
 from .products import own_in_loops, packed_size
 from .values import Place, Unsupported, ctype_of, shape_of
 
@@ -14,7 +14,7 @@ from .values import Place, Unsupported, ctype_of, shape_of
 class Factors:
     """Writes the products of a body, and beside them what is packed once for all steps."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Placement) -> None:
         """Write on the page of `memory`."""
         self.memory, self.page, self.rows = memory, memory.page, memory.rows
         self.packs: list[str] = []  # lines of C that run before the first step

@@ -26,7 +26,7 @@ _TYPES = {torch.float32: "float", torch.float64: "double"}
 _NAMES = [f"{what}_{ctype}" for what in ("pack", "multiply", "product") for ctype in _TYPES.values()]
 
 
-class _Task(ctypes.Structure):
+class _ProductTask(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_long) for name in ("m", "n", "k", "ars", "acs", "brs", "bcs", "parts_m", "parts_n")),
         *((name, ctypes.c_long) for name in ("deep", "room", "next")),
@@ -85,7 +85,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     room = packed_size(deep, width, ctype)
     work, out = a.new_empty(parts_m * parts_n * room), a.new_empty(m, n)
     pointers = (part.data_ptr() for part in (a, b, out, work))
-    task = _Task(m, n, k, *a.stride(), *b.stride(), parts_m, parts_n, deep, room, 0, *pointers)
+    task = _ProductTask(m, n, k, *a.stride(), *b.stride(), parts_m, parts_n, deep, room, 0, *pointers)
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(addresses()[f"product_{ctype}"])
     function(ctypes.addressof(task), parallel())
     return out

@@ -13,7 +13,7 @@ from ..scan import Loop, Ran, strided
 from .compiling import load, torch_products
 from .products import addresses, multiply, own_around_loops, own_products, parallel, worth
 from .values import Unsupported
-from .writing import Writer
+from .writing import LoopWriter
 
 __all__ = ["CompiledRunner", "Unsupported"]
 
@@ -27,7 +27,7 @@ class CompiledRunner:
     def __init__(self, loop: Loop) -> None:
         """Write, compile and load the loop, or raise `Unsupported`."""
         self.loop = loop
-        writer = Writer(loop)
+        writer = LoopWriter(loop)
         self.source = writer.source()
         self._scratch, self._rows = writer.memory.scratch, writer.rows
         self._function = load(self.source)

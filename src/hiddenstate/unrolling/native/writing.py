@@ -13,9 +13,9 @@ from ..scan import Loop
 from .factors import Factors
 from .grouping import Item, Order
 from .inlining import inlined
-from .memory import Memory, axis_of_join
 from .operations import FILLED, SPLITS, expression, is_view, literal, view
 from .page import Page
+from .placement import Placement, axis_of_join
 from .prelude import LOOP, PRELUDE, fill
 from .rows import Rows
 from .values import Place, Unsupported, c_type, ctype_of, dense, shape_of
@@ -23,7 +23,7 @@ from .values import Place, Unsupported, c_type, ctype_of, dense, shape_of
 aten = torch.ops.aten
 
 
-class Writer:
+class LoopWriter:
     """Writes one function that runs all steps of a loop.
 
     Its pointers are, in order: what is carried in, what is carried on (two steps, or all of them), what is the same at
@@ -36,7 +36,7 @@ class Writer:
         self.carried, self.fixed, self.along, self.results = loop.nodes()
         self.page, self.order = Page(), Order(self.graph)
         self.rows = Rows(loop, self.order.items)
-        self.memory = Memory(self.page, self.rows)
+        self.memory = Placement(self.page, self.rows)
         self.factors = Factors(self.memory)
         self.inlined: set[fx.Node] = set()  # computed where they are read, and nowhere kept
         self.copies: list[tuple[Place, fx.Node]] = []

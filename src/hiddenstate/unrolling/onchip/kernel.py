@@ -10,7 +10,7 @@ from .instructions import INSTRUCTIONS
 from .plan import Plan, stored
 from .prelude import PRELUDE
 from .sizes import Product, choose
-from .writing import Writer, slots
+from .writing import StepWriter, slots
 
 _FUNCTIONS = {"+": ("hs_sum", "0.0f"), "max": ("hs_max", "-INFINITY")}
 
@@ -24,7 +24,7 @@ class Kernel:
 
     def __init__(self, plan: Plan, *, processors: int, exact: bool) -> None:
         """Write the kernel for a chip of so many processors, with float32 factors whole or rounded to ten bits."""
-        self.plan, self.writer, self.exact = plan, Writer(plan), exact
+        self.plan, self.writer, self.exact = plan, StepWriter(plan), exact
         self.products = [
             Product(shape_of(node.args[0])[1], len(self.writer.parts[node]), node.meta["val"].dtype.itemsize)  # type: ignore[arg-type]
             for node in plan.products

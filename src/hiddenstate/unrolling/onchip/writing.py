@@ -27,7 +27,7 @@ class Level:
     sums: list[tuple[str, str]] = field(default_factory=list)  # over all units: (variable, operation), taken before it
 
 
-class Writer:
+class StepWriter:
     """Writes the element-wise work of a step: what each thread loads, computes and stores, level by level.
 
     Names in the text: `row`, `unit` of the thread's element `e`, and `lrow`, `lunit` within its block.

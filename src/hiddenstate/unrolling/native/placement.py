@@ -16,7 +16,7 @@ from .values import Place, Unsupported, ctype_of, dense, shape_of
 aten = torch.ops.aten
 
 
-class Memory:
+class Placement:
     """The place of every value that has one."""
 
     def __init__(self, page: Page, rows: Rows) -> None:
