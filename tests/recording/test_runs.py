@@ -14,7 +14,7 @@ from hiddenstate.cells import OpenRun
 from hiddenstate.errors import RecordingWarning
 from hiddenstate.recording.recording import Options
 from hiddenstate.recording.runs import Arranged, Joined, OpenRuns, RecordedRun, warn_and_go_on
-from hiddenstate.unrolling import Places
+from hiddenstate.unrolling import RowPlaces
 
 
 @dataclass
@@ -127,7 +127,7 @@ def test_segments_go_back_to_their_rows(rows, reverse):
     for place, (row, a, b) in enumerate(segments):
         piece = whole[a:b, row]
         run[: b - a, place] = piece.flip(0) if reverse else piece
-    places = Places(
+    places = RowPlaces(
         torch.tensor([row for row, _, _ in segments]), torch.tensor([a for _, a, _ in segments]), len(lengths)
     )
     arranged = Arranged(Known(run, {"leak": run}, {"h": run}), places, run_lengths, reverse=reverse)
