@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import hypothesis
@@ -92,7 +93,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked long
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    cases = defaultdict(list)
+    for item in items:
+        if (sample := item.get_closest_marker("sample")) and not item.get_closest_marker("long"):
+            cases[item.nodeid.partition("[")[0], sample.args[0]].append(item)
+    for (_, kept), items_of_one in cases.items():
+        in_sample = {place * len(items_of_one) // kept for place in range(kept)}
+        for place, item in enumerate(items_of_one):
+            if place not in in_sample:
+                item.add_marker(pytest.mark.long)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no CUDA device here")

@@ -131,7 +131,7 @@ def test_the_site_builds_strictly_and_every_page_is_on_it(tmp_path):
         assert asked == [], page
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     notebook = nbformat.read(ROOT / "examples" / "tour.ipynb", as_version=4)
     assert all(not cell.get("outputs") for cell in notebook.cells), "outputs are not kept in the repository"

@@ -99,6 +99,7 @@ TOOLS = {
 }
 
 
+@pytest.mark.sample(100)
 @every_style
 @pytest.mark.parametrize("tool", TOOLS)
 def test_it_is_taken_as_the_same_cell_that_says_its_size(tool, style):

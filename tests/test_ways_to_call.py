@@ -166,6 +166,7 @@ def test_the_same_is_heard_however_a_layer_is_called(listener, wrap, way, kind, 
     assert not [module for module in model.modules() if "forward" in vars(module)], "something of ours is left"
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("forward", SUBCLASSES)
 @pytest.mark.parametrize("listener", LISTENERS)
 @settings(max_examples=4, deadline=None)

@@ -101,6 +101,7 @@ def test_the_lines_that_are_always_the_same_run():
 ROWS = [(code, name, change) for code, rows in FOLLOWED.items() for name, change in rows]
 
 
+@pytest.mark.sample(28)
 @pytest.mark.filterwarnings("ignore:.*not used in this call:hiddenstate.errors.HiddenStateWarning")
 @pytest.mark.parametrize(("code", "name", "change"), ROWS, ids=[f"{code} {name}" for code, name, _ in ROWS])
 def test_a_patient_whose_advice_is_followed_is_cured_and_gets_nothing_else(code, name, change):

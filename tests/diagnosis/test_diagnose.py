@@ -25,6 +25,7 @@ def test_a_healthy_model_gets_no_warning_and_no_error(name):
     assert report.failed == {}
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_an_unusual_model_gets_no_warning_and_no_error_either(name):
     model, inputs, options = UNUSUAL[name]()
@@ -56,6 +57,7 @@ def test_a_mistake_is_found_and_told_first(name):
     assert finding.severity != "note"
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_was_misjudged_once_is_told_apart(name):
     code, sick, healthy = PAIRS[name]

@@ -22,6 +22,7 @@ def cut_of(report):
     return next((line for line in report.assumed if "measured on" in line), "")
 
 
+@pytest.mark.sample(25)
 @pytest.mark.usefixtures("costly")
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_piece_of_a_healthy_models_input_shows_nothing_wrong(name):
@@ -31,6 +32,7 @@ def test_a_piece_of_a_healthy_models_input_shows_nothing_wrong(name):
     assert report.failed == {}
 
 
+@pytest.mark.sample(25)
 @pytest.mark.usefixtures("costly")
 @pytest.mark.parametrize("name", SICK)
 def test_a_mistake_is_found_in_a_piece_as_well(name):

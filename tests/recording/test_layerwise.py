@@ -63,6 +63,7 @@ def check(rec, layer, x, state, lengths, gates):
         assert all(torch.equal(rec[track].initial[p], part[place]) for p, part in zip("hc", state, strict=False))
 
 
+@pytest.mark.sample(20)
 @ignore_onednn
 @pytest.mark.parametrize("gates", [True, False], ids=["gates", "states"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

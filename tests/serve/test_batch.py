@@ -95,6 +95,7 @@ def assert_alike(got: list[object], wanted: list[object]) -> None:
             torch.testing.assert_close(mine, theirs, **CLOSE)
 
 
+@pytest.mark.sample(1)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 @given(asked=st.lists(ASKED, min_size=1, max_size=24), batch=st.integers(1, 4))
 def test_inputs_that_come_at_once_are_answered_as_if_one_by_one(address, asked, batch):
@@ -116,6 +117,7 @@ def test_inputs_that_come_at_once_are_answered_as_if_one_by_one(address, asked, 
     assert_alike(got, wanted)
 
 
+@pytest.mark.sample(1)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
 @given(moods=st.lists(st.sampled_from(["well"] * 6 + ["raises", "nan"]), min_size=2, max_size=8), data=st.data())
 def test_many_at_once_are_answered_as_if_one_by_one(address, moods, data):

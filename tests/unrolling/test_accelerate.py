@@ -135,6 +135,7 @@ def check_case(kind, options, form, stated, rows, steps):
             assert mine is other or torch.equal(mine, other)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("frozen", ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "all"])
 def test_only_what_asks_for_gradients_gets_them(always_ours, kind, frozen):

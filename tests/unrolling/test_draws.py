@@ -81,6 +81,7 @@ def some(rows=3, steps=5):
     return torch.randn(rows, steps, SIZE, dtype=torch.float64, requires_grad=True)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NOISY)
 def test_values_gradients_and_the_stream_are_the_loops(name):
     cell = cell_of(name)

@@ -52,6 +52,7 @@ def some_state(module, x):
     return hs.State(parts, initial.batch_axis)
 
 
+@pytest.mark.sample(5)
 @every_cell
 def test_values_and_all_gradients_are_the_loops(sample):
     cell, x = sample.cell(), sample.x(batch=3, steps=6)
@@ -59,6 +60,7 @@ def test_values_and_all_gradients_are_the_loops(sample):
     both_ways(cell, x, some_state(cell, x))
 
 
+@pytest.mark.sample(4)
 @every_cell
 def test_lengths_and_resets_are_the_loops(sample):
     cell, x = sample.cell(), sample.x(batch=3, steps=6)
@@ -66,6 +68,7 @@ def test_lengths_and_resets_are_the_loops(sample):
     both_ways(cell, x, some_state(cell, x), lengths=[3, 6, 1], resets=resets)
 
 
+@pytest.mark.sample(4)
 @every_cell
 def test_without_gradients_the_values_are_the_loops(sample):
     cell, x = sample.cell(torch.float32), sample.x(batch=2, steps=5, dtype=torch.float32)

@@ -77,6 +77,7 @@ def check_same(model, other, *args, weights=None, **kwargs):
     torch.testing.assert_close(grads[1], grads[0])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": False}])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_a_stack_is_compiled_whole_and_gives_the_same(backend, options):
@@ -89,6 +90,7 @@ def test_a_stack_is_compiled_whole_and_gives_the_same(backend, options):
     check_same(model, whole, x, lengths=[4, 0, 2, 3])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ["loop", "fast", "auto"])
 @pytest.mark.parametrize("make", [lambda: nn.GRUCell(3, 5), Masked])
 def test_unroll_is_compiled_whole_whatever_the_cell_and_the_engine(make, engine):

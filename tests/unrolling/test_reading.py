@@ -67,6 +67,7 @@ FEW += ["key that was not there", "key that appears in front", "slot that was em
 FEW += ["module imported in the step", "limit of recursion", "global of a module with a name of pythons"]
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", FEW)
 def test_a_change_between_two_calls_is_seen(name):
     check_change(name)

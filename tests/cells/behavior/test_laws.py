@@ -116,6 +116,7 @@ def test_rows_in_another_order_give_the_same_rows_in_that_order(order, seed):
             assert torch.allclose(left.index_select(a.batch_axis, torch.tensor(order)), right, atol=1e-6)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [models.Elman, models.Pair, models.Buffered, models.InPlace, models.Stacked])
 def test_two_thousand_steps_are_found_in_seconds(make):

@@ -88,6 +88,7 @@ def check(cell, x, count, **options):
     with_threads(count, lambda: assert_same(*ways, inputs_of(cell, x), **loose))  # type: ignore[call-arg]
 
 
+@pytest.mark.sample(3)
 @every_cell
 def test_threads_with_rows_of_their_own_give_what_the_loop_gives(sample):
     cell, x = sample.cell(), sample.x(batch=11, steps=5)

@@ -143,6 +143,7 @@ def assert_the_loops(cell, x, monkeypatch, *, tolerance=1e-4, **options):
         agree(ours, theirs, tolerance)
 
 
+@pytest.mark.sample(2)
 @every_cell
 def test_values_and_gradients_are_the_loops(cell_type, monkeypatch):
     torch.manual_seed(0)
@@ -167,6 +168,7 @@ def test_any_number_of_units_is_the_loops(size, monkeypatch):
     assert_the_loops(Gates(size), torch.randn(2, 3, INPUT), monkeypatch)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.02), (torch.float16, 0.003)], ids=str)
 def test_half_precision_is_the_loops(dtype, tolerance, monkeypatch):
     torch.manual_seed(0)

@@ -82,6 +82,7 @@ def rolled(case: LoopCase, device: str = "cpu") -> bool:
     return "by the engine" in said
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", FEW)
 def test_an_accelerated_model_gives_what_it_gave(name):
     case = LOOP_MODELS[name]
