@@ -65,6 +65,7 @@ def test_code_in_a_folder_that_others_may_write_to_is_not_run(monkeypatch, tmp_p
     monkeypatch.setenv("HIDDENSTATE_CACHE", str(tmp_path))
     compiling.load(SOURCE)
     (kept,) = tmp_path.rglob("*.so")
+    kept.unlink()  # it is loaded: written over in place, it would take the process down at its end
     kept.write_bytes(b"foreign")
     kept.parent.chmod(0o777)
     assert runs(compiling.load(SOURCE))
