@@ -41,13 +41,15 @@ def record(
 
     Args:
         model: Any model with recurrent layers or cells in it, or such a layer itself.
-        gates: Also keep the gates, after their activations, and the values that cells name with `hs.tap`. grads: Also
-        keep the gradient of the loss with respect to every state, once a backward pass has been run. tracks: What to
-        keep: the name of a track or layer, a list of names, or a function of a track's name. None: everything. every:
-        Keep steps 0, every, 2 * every, … only. to: A folder to stream to, so that memory stays bounded;
-        `hs.load_recording` opens it. dtype: Keep values in this dtype. device: Keep values on this device. graph: Keep
-        the graph of every state, also in lower layers, so that heads and penalties on them train the model. The graph
-        lives as long as the recording. Gates are kept without a graph.
+        gates: Also keep the gates, after their activations, and the values that cells name with `hs.tap`.
+        grads: Also keep the gradient of the loss with respect to every state, once a backward pass has been run.
+        tracks: What to keep: a track or layer by name, a list of names, or a function of a track's name. None: all.
+        every: Keep steps 0, every, 2 * every, … only.
+        to: A folder to stream to, so that memory stays bounded; `hs.load_recording` opens it.
+        dtype: Keep values in this dtype.
+        device: Keep values on this device.
+        graph: Keep the graph of every state, also in lower layers, so that heads and penalties on them train the
+            model. The graph lives as long as the recording. Gates are kept without a graph.
     """
     from .recorder import Recorder  # imported late, so that importing the library stays light
 
