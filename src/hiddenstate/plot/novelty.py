@@ -20,11 +20,11 @@ def novelty(result: Novelty, ax: Axes | None = None, *, row: int = 0, truth: Any
     """Draw the score of each step of one row, the threshold, and the steps above it, and return the `ax`.
 
     Args:
+        result: What `measure.novelty` returned.
         ax: Where to draw; by default in a new figure.
         row: Which sequence of the batch.
         truth: Steps known to be strange, which are shaded: bool (time,) or (batch, time).
         log: Draw a log scale, for single steps that are far stranger than all others.
-        log: A log scale, where single steps are far stranger than all others.
 
     >>> found = hs.measure.novelty(torch.randn(1, 40, 3), torch.randn(4, 40, 3))
     >>> hs.plot.novelty(found).get_ylabel()
