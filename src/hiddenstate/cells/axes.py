@@ -116,7 +116,7 @@ def rows_beside_steps(x: Tensor, states: Sequence[Tensor]) -> int | None:
     """Return the number of rows if the first axis of `x` holds rows times steps, as `states` of fewer rows show.
 
     Agents pass observations that way: one axis of steps times environments, and one state for each environment.
-    None means that the first axis of `x` holds rows alone.
+    None means that the states do not show it.
     """
     # Shapes of states: (layers, rows, units), or (rows, layers, units) and (rows, units).
     found = {state.shape[-2] if state.shape[-2] > 1 else state.shape[0] for state in states}
