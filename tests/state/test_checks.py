@@ -38,7 +38,7 @@ class TestBirth:
         ("axes", "named"), [({"h": 0}, "h"), ({}, "no part"), ({0: 0}, "0"), ({"h": 0, "c": 0, "x": 0}, "h, c, x")]
     )
     def test_axes_of_other_parts_are_refused(self, axes, named):
-        with pytest.raises(StateMismatch, match=rf"batch_axis speaks of {named}, but the state has h, c: give one"):
+        with pytest.raises(StateMismatch, match=rf"batch_axis names {named}, but the state has h, c: give one"):
             State({"h": torch.zeros(3), "c": torch.zeros(3)}, axes)
 
     @pytest.mark.parametrize("axis", [1.0, None, "0", True])

@@ -57,7 +57,10 @@ class TestIsAMapping:
 
     @pytest.mark.parametrize("rows", [0, [0, 2], slice(2), torch.tensor([1])])
     def test_rows_in_brackets_are_told_how_rows_are_taken(self, rows):
-        with pytest.raises(KeyError, match=r"no part named .* this state has h, c\. Rows are taken by state\.select"):
+        with pytest.raises(
+            KeyError,
+            match=r"no part named .* this state has h, c\. To take rows of all parts at once, use state\.select",
+        ):
             lstm_state()[rows]
 
     def test_it_reads_as_one_line(self):

@@ -1,4 +1,4 @@
-"""How a state goes from batch to batch: carried, reset, learned, bridged, truncated."""
+"""How a state goes from batch to batch: carried, reset, learned, bridged, or truncated."""
 
 from .bridge import Bridge
 from .carry import Carry

@@ -1,4 +1,4 @@
-"""State that a model keeps in attributes of its own from call to call: a carry owns it while it is attached."""
+"""State that a model keeps in its own attributes from call to call: while a Carry is attached, the Carry owns it."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ from .kept import Kept
 
 @dataclass(slots=True, eq=False)
 class AdoptedAttributes:
-    """The attributes of a model that are its state: put in before each call, and read after it."""
+    """The attributes that hold a model's state: set before each call, and read after it."""
 
     model: nn.Module
     layers: dict[str, Layer] = field(default_factory=dict)
-    # Of attributes that the first call found empty only a second one tells: until then they are only put back.
+    # Attributes that were empty before the first call: until a second call decides, they are only put back.
     maybe: list[Attribute] = field(default_factory=list)
-    feeds: dict[Attribute, set[str]] = field(default_factory=dict)  # layers that are handed what an attribute holds
-    from_none: set[str] = field(default_factory=set)  # layers that the model hands nothing at first
-    going_on: set[Attribute] = field(default_factory=set)  # what a forward may go on from
-    replaced: bool = False  # something else is kept than what the last call left
+    feeds: dict[Attribute, set[str]] = field(default_factory=dict)  # the layers that get the value of an attribute
+    from_none: set[str] = field(default_factory=set)  # layers that the model gives no state at first
+    going_on: set[Attribute] = field(default_factory=set)  # attributes that a forward may continue from
+    replaced: bool = False  # whether the kept values differ from those that the last call left
     _labels: dict[str, dict[str, Attribute]] = field(default_factory=dict)  # by layer and part: module, and label in it
     _homes: dict[str, dict[Attribute, None]] = field(default_factory=dict)  # by layer
     _mirrors: dict[str, dict[str, tuple[str, str]]] = field(default_factory=dict)  # by layer, part: layer, and its part
-    _cut: set[tuple[str, str]] = field(default_factory=set)  # layers and parts that the model cuts from their graph
-    begun_anew: dict[str, str] = field(default_factory=dict)  # what was taken for a state, and is cleared in every call
+    _cut: set[tuple[str, str]] = field(default_factory=set)  # layers and parts that the model detaches
+    begun_anew: dict[str, str] = field(default_factory=dict)  # supposed states that the model clears in every call
     _rerun: set[Attribute] = field(default_factory=set)  # read or made under activation checkpointing
-    _put_in: dict[str, State] = field(default_factory=dict)  # what this call was to begin with, by layer
-    _first: dict[Attribute, Any] = field(default_factory=dict)  # what was there before any call
-    _began: dict[Attribute, list[Tensor]] = field(default_factory=dict)  # what is there as a call begins
-    _left: dict[Attribute, list[tuple[Tensor, int]]] = field(default_factory=dict)  # what the last call left there
+    _put_in: dict[str, State] = field(default_factory=dict)  # by layer, the state that this call should begin with
+    _first: dict[Attribute, Any] = field(default_factory=dict)  # values before any call
+    _began: dict[Attribute, list[Tensor]] = field(default_factory=dict)  # values as the present call began
+    _left: dict[Attribute, list[tuple[Tensor, int]]] = field(default_factory=dict)  # values that the last call left
 
     def look(self) -> None:
-        """Remember what the model holds before its first call."""
+        """Remember the attributes' values before the model's first call."""
         if not self._first:
             self._first = {(module, name): copied(value) for module, name, value in attributes_of(self.model)}
 
     def take(self, found: Layers) -> list[Layer]:
-        """Own what a call has shown the model to keep, or perhaps to keep, and return it as layers."""
+        """Take over the attributes that a call has shown to be states, or perhaps states; return them as layers."""
         modules = dict(self.model.named_modules())
         self.layers, self._labels = {}, {}
         for layer in found:
@@ -86,20 +86,20 @@ class AdoptedAttributes:
         return list(self.layers.values())
 
     def refuse_rerun(self) -> None:
-        """Refuse a call with gradients of what activation checkpointing runs once more, on something else."""
+        """Raise for a call with gradients if checkpointing would run it again with other attribute values."""
         places = [place for place in self._places() if place in self._rerun] if torch.is_grad_enabled() else []
         if places:
             raise checkpointed(type(places[0][0]).__name__, places[0][1])
 
     def _begins_anew(self, layer: Layer) -> bool:
-        """Say whether a call did not start from what was put into its attributes: the model has cleared them first."""
+        """Say whether the model cleared its attributes first, so that a call did not start from our state."""
         put = self._put_in.get(layer.name)
         parts = layer.seen.parts if layer.seen is not None and put is not None else ()
         starts = [(part.initial, put[part.name]) for part in parts if part.initial is not None and put is not None]
         return any(start.shape != own.shape or not torch.equal(start, own.detach().to(start)) for start, own in starts)
 
     def counters(self) -> list[str]:
-        """Return plain numbers that calls have changed in modules that keep state: nobody puts them back."""
+        """Return plain numbers that calls have changed in modules that keep state: they are not put back."""
         homes = {module for module, _ in self._places()}
         kept = [(place, old) for place, old in self._first.items() if place[0] in homes and type(old) in (int, float)]
         return [
@@ -107,14 +107,14 @@ class AdoptedAttributes:
         ]
 
     def before(self, kept: Kept, *, detach: bool) -> None:
-        """Put in what is kept; where somebody else has changed it since the last call, that counts.
+        """Set the attributes to the kept states; an attribute that was changed since the last call is left as it is.
 
-        That is a method of the model's own, or the user by hand.
+        A method of the model's own may have changed it, or the user.
         """
         self.refuse_rerun()
         changed = {place for place, left in self._left.items() if not unchanged(tensors_of(place), left)}
         if self.replaced and kept.states:
-            changed = set()  # the carry was told last what to go on from
+            changed = set()  # the user has just told the carry what to continue from
         self._put_in = {}
         gone = set().union(*(self.feeds.get(place, set()) for place in changed))
         for name, layer in self.layers.items():
@@ -135,12 +135,12 @@ class AdoptedAttributes:
             self._begin_from(kept, set(self.maybe) - changed)
         for module, name in self.maybe if detach else ():
             if any(tensor.requires_grad for tensor in tensors_of((module, name))):
-                setattr(module, name, copied(getattr(module, name)))  # cut from the graph of the last call
+                setattr(module, name, copied(getattr(module, name)))  # detached from the graph of the last call
         self.replaced = False
         self._began = {place: tensors_of(place) for place in self._places()}
 
     def after(self, kept: Kept, ended: Mapping[str, State], *, detach: bool) -> dict[str, State]:
-        """Return what the call has left; `ended`, what each layer gave last, tells which of them go on from it."""
+        """Return the states that the call has left; `ended` has each layer's last state, to match them."""
         states = {}
         for name, state in ended.items():
             place = self.holding(state.values()) if name not in self.layers else None
@@ -152,11 +152,11 @@ class AdoptedAttributes:
         }
         for name, layer in self.layers.items():
             ways, before = self._ways(name), kept.states.get(name)
-            if len(ways) < len(layer.spec.parts):  # the model has cleared it
+            if len(ways) < len(layer.spec.parts):  # the model has cleared some of it
                 kept.states.pop(name, None)
                 continue
             if self.is_mirror(name):
-                continue  # kept as what the layers gave
+                continue  # already kept as the state of a layer
             states[name] = layer.to_state({part: value_at(*way) for part, way in ways.items()})
             if before is not None and before.batch != states[name].batch:
                 raise StateMismatch(
@@ -168,20 +168,20 @@ class AdoptedAttributes:
         return states
 
     def label(self, module: nn.Module, name: str) -> str:
-        """Return what an attribute is called in a checkpoint."""
+        """Return the name of an attribute in a checkpoint."""
         path = next((path for path, each in self.model.named_modules() if each is module), "")
         return f"{path}.{name}" if path else name
 
     def content(self, kept: Kept) -> dict[str, Any]:
-        """Return what the model keeps itself, for a checkpoint, where tensors in plain containers hold it."""
+        """Return the state in plain containers and tensors that the model keeps itself, for a checkpoint."""
         held = dict(kept.raw)
-        if not self.replaced:  # else what is there is not what is kept
+        if not self.replaced:  # otherwise the attributes do not hold the kept state
             held |= {place: getattr(*place, None) for place in self._places() if place not in held}
         return {self.label(*place): copied(value) for place, value in held.items() if is_plain(value)}
 
     def put_content(self, content: Mapping[str, Any]) -> dict[Attribute, Any]:
-        """Put what a checkpoint holds into the model's attributes, and return it by attribute."""
-        self.look()  # what was there before any call stays what a reset goes back to
+        """Put the content of a checkpoint into the model's attributes, and return it by attribute."""
+        self.look()  # a reset goes back to the values before any call
         held, modules = {}, dict(self.model.named_modules())
         for label, value in content.items():
             path, _, name = label.rpartition(".")
@@ -192,24 +192,24 @@ class AdoptedAttributes:
         return held
 
     def is_in(self, layer: str, content: Container[str]) -> bool:
-        """Say whether a checkpoint holds all that a layer of attributes lies in."""
+        """Say whether a checkpoint holds all attributes that a layer of attributes lies in."""
         return all(self.label(*place) in content for place in self._places_of(layer))
 
     def knows(self, names: Iterable[str]) -> bool:
-        """Say whether all of these attributes were seen to be states, or perhaps states."""
+        """Say whether all of these attributes were seen to be states, or possible states."""
         return {self.label(*place) for place in self._places()} >= set(names)
 
     def unheard(self) -> list[str]:
-        """Return what may be a state and is not what a layer gave."""
+        """Return possible states that are not the output of any layer."""
         return [name for module, name in self.maybe if not self.feeds.get((module, name))]
 
     def undo(self) -> None:
-        """Let the next call begin where the last one that ended well did: this one has raised."""
+        """Let the next call begin where the last successful one ended, since the present one has raised."""
         self.replaced, self._left, self._began = True, {}, {}
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """Forget calls of our own that are made inside."""
+        """Forget the calls of our own that are made inside this context."""
         before = self.replaced, dict(self._left), {place: set(names) for place, names in self.feeds.items()}
         try:
             yield
@@ -228,11 +228,11 @@ class AdoptedAttributes:
 
     @property
     def began(self) -> bool:
-        """Whether the call that runs just now began with something in these attributes."""
+        """Whether the present call began with values in these attributes."""
         return bool(self._began)
 
     def holds_for(self, layer: str) -> bool:
-        """Say whether something was there as the call began, where a layer is known to be handed it."""
+        """Say whether an attribute that is known to feed this layer had a value as the call began."""
         return any(bool(self._began.get(place)) for place, names in self.feeds.items() if layer in names)
 
     def handing(self, tensors: Iterable[Tensor]) -> Attribute | None:
@@ -244,7 +244,7 @@ class AdoptedAttributes:
         return None
 
     def refuse_cut(self, *, override: bool) -> None:
-        """Refuse to keep a graph that the model itself cuts, where more comes of it than what is replaced."""
+        """Raise if the graph is to be kept, but the model itself detaches the state."""
         for name, layer in self.layers.items():
             assert layer.seen is not None
             lost = []
@@ -260,7 +260,7 @@ class AdoptedAttributes:
                 )
 
     def refuse_fewer(self, layer: Layer, kept: int, rows: int) -> None:
-        """Refuse to let rows wait of what the model keeps itself: it reads all of it."""
+        """Raise if fewer rows come in than the model keeps: it reads all of its attribute, so none can wait."""
         if layer.name in self.layers:
             parts, who = ", ".join(layer.spec.parts), type(layer.module).__name__
             raise StateMismatch(
@@ -269,12 +269,12 @@ class AdoptedAttributes:
             )
 
     def start_of(self, layer: Layer, like: State) -> State:
-        """Return what attributes held before any call, if they held it for as many rows."""
+        """Return the values that attributes had before any call, if they had them for as many rows."""
         first = {}
         for part, (module, (name, *rest)) in self._ways(layer.name).items():
             try:
                 first[part] = value_at(self._first.get((module, name)), tuple(rest))
-            except (LookupError, AttributeError, TypeError):  # nothing of this form was there
+            except (LookupError, AttributeError, TypeError):  # there was no value of this form
                 continue
         if any(not isinstance(first.get(part), Tensor) or first[part].shape != like[part].shape for part in like):
             raise CarryError(
@@ -284,25 +284,25 @@ class AdoptedAttributes:
         return State({name: first[name].to(part.dtype) for name, part in like.items()}, like.batch_axis)
 
     def _going_on(self, layer: Layer, kept: Kept) -> State:
-        """Return what is kept, with what was there at first in the rows that start anew."""
+        """Return the kept state, with the first values in the rows that start anew."""
         state, anew = kept.states[layer.name], kept.anew.pop(layer.name, None)
         fed = [self.feeds.get(place, set()) for place in self._places_of(layer.name)]
         only = layer.seen is not None and all(part.starts_only for part in layer.seen.parts)
         only = only and all(names and names <= self.from_none for names in fed)
-        if anew is None or not bool(anew.any()) or only:  # who reads it is handed a start in these rows
+        if anew is None or not bool(anew.any()) or only:  # the layers that read it get a start in these rows
             return state
         rows = anew.nonzero()[:, 0].tolist()
         state = kept.states[layer.name] = state.put(rows, self.start_of(layer, state).select(rows))
         return state
 
     def is_mirror(self, name: str) -> bool:
-        """Say whether a layer of attributes only holds what other layers gave, and is read by nobody but layers."""
+        """Say whether these attributes only hold the states of other layers, and only layers read them."""
         layer = self.layers[name]
         parts = layer.seen.parts if layer.seen is not None else ()
         return all(part.name in self._mirrors.get(name, {}) and part.starts_only for part in parts)
 
     def _mirror(self, ended: Mapping[str, State]) -> None:
-        """Find which attributes hold what layers gave."""
+        """Find which attributes hold the states of layers."""
         given = [(name, part, tensor) for name, state in ended.items() for part, tensor in state.items()]
         for name in self.layers:
             for part, way in self._ways(name).items():
@@ -316,7 +316,7 @@ class AdoptedAttributes:
         self._make_room(layer.name, state)
         ways = self._ways(layer.name)
         missing = [part for part in state if part not in ways]
-        if missing:  # it was cleared, or is not there yet: what was there at first has no place for it
+        if missing:  # it was cleared or is not set yet, and the values before any call have no place for it
             raise CarryError(
                 f"{missing[0]!r}, in which {type(layer.module).__name__} keeps its state, is not there just now, so "
                 f"the carried state cannot be put back. Call the model once, or start anew: carry.reset()."
@@ -325,7 +325,7 @@ class AdoptedAttributes:
             set_at(*ways[part], tensor.clone())  # the model may write into it
 
     def _make_room(self, name: str, state: Mapping[str, Tensor]) -> None:
-        """Put empty places where attributes are None that will hold a tensor, or a tuple of them."""
+        """Replace attributes that are None by empty tensors, or tuples of them, which can be set."""
         for part, (module, label) in self._labels[name].items():
             attribute, _, rest = label.partition("[")
             if part not in state or not attribute.isidentifier() or getattr(module, attribute, self) is not None:
@@ -334,7 +334,7 @@ class AdoptedAttributes:
             setattr(module, attribute, tuple([state[part]] * count) if rest else state[part])
 
     def _begin_from(self, kept: Kept, places: Iterable[Attribute]) -> None:
-        """Put back what is kept of these attributes, or what was there before any call."""
+        """Set these attributes to the kept values, or to the values before any call."""
         for module, name in places:
             there = kept.raw if (module, name) in kept.raw else self._first
             if (module, name) in there:
@@ -347,22 +347,22 @@ class AdoptedAttributes:
         return list(dict.fromkeys([*own, *self.maybe]))
 
     def _places_of(self, layer: str) -> dict[Attribute, None]:
-        """Return the attributes in which a layer lies, known from when it was last there."""
+        """Return the attributes that a layer lies in, as of the last time it had values."""
         for module, way in self._ways(layer).values():
             self._homes.setdefault(layer, {})[module, way[0]] = None
         return self._homes.get(layer, {})
 
     def _ways(self, layer: str) -> dict[str, tuple[nn.Module, Way]]:
-        """Return where each part of a layer lies just now."""
+        """Return the present place of each part of a layer."""
         ways = {module: ways_in(module) for module, _ in self._labels[layer].values()}
         found = {part: (module, ways[module].get(label)) for part, (module, label) in self._labels[layer].items()}
         return {part: (module, way) for part, (module, way) in found.items() if way is not None}
 
 
 def _labels(found: Layers, layer: Layer, modules: Mapping[str, nn.Module]) -> dict[str, Attribute]:
-    """Return where the model keeps the parts of a layer; nothing where it does not keep all of them, with their rows.
+    """Return the attributes in which the model keeps a layer's parts; none unless all parts are kept, with their rows.
 
-    A loop is kept if what it ended in lies where it started from.
+    A loop counts as kept if its end state is in the attribute that it started from.
     """
     if layer.seen is None or not all(part.batch_axis is not None and not part.counted for part in layer.seen.parts):
         return {}
@@ -383,7 +383,7 @@ def _labels(found: Layers, layer: Layer, modules: Mapping[str, nn.Module]) -> di
 
 
 def _is_cut(values: list[Tensor], place: Attribute) -> bool:
-    """Say whether a loop's last value has a graph that the attribute does not have."""
+    """Say whether a loop's last value has a graph, and the value in the attribute has none."""
     module, label = place
     return bool(values) and values[-1].requires_grad and not value_at(module, ways_in(module)[label]).requires_grad
 
@@ -394,7 +394,7 @@ def _is_view(one: Tensor, other: Tensor) -> bool:
 
 
 def _holds(kept: Tensor, last: Tensor) -> bool:
-    """Say whether an attribute holds what a loop ended in, itself or a copy."""
+    """Say whether an attribute holds the value that a loop ended in, or a copy of it."""
     if kept.untyped_storage().data_ptr() == last.untyped_storage().data_ptr():
         return True
     return kept.shape == last.shape and kept.dtype == last.dtype and torch.equal(kept.detach(), last.detach())

@@ -1,4 +1,4 @@
-"""The values of a model's attributes: found by the names that the finder gives them, copied, and put back."""
+"""The values of a model's attributes: looked up by the names that discovery uses, copied, and put back."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ..state import mapped
 Way: TypeAlias = "tuple[Any, ...]"  # from a module to a tensor in it: the attribute's name, then keys and fields
 Attribute: TypeAlias = tuple[nn.Module, str]
 
-_DEPTH = 4  # of containers within an attribute
-_LARGEST = 2**24  # numbers in a tensor that may be a state; larger ones are tables
+_DEPTH = 4  # levels of containers within an attribute
+_LARGEST = 2**24  # a larger tensor is taken for a table, not a state
 _TORCHS_OWN = {"_parameters", "_modules", "_buffers"}
 
 
@@ -33,9 +33,9 @@ def attributes_of(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
 
 
 def copied(value: Any, depth: int = _DEPTH, *, graph: bool = False) -> Any:
-    """Return a copy of a value of a model's own: containers and objects anew, tensors cloned, all else as it is.
+    """Return a copy of an attribute's value: containers and objects are copied, tensors cloned, other values shared.
 
-    With `graph`, clones stay in the graph of what they are made of.
+    With `graph`, the clones stay in the graph of their originals.
     """
     if isinstance(value, nn.Parameter | nn.Module) or depth < 0:
         return value
@@ -62,7 +62,7 @@ def copied(value: Any, depth: int = _DEPTH, *, graph: bool = False) -> Any:
 
 
 def is_plain(value: Any) -> bool:
-    """Say whether a value is made of tensors, numbers and texts in dicts, lists and tuples, as checkpoints are."""
+    """Say whether a value consists of tensors, numbers and strings in dicts, lists and tuples, as checkpoints do."""
     if type(value) in (dict, list, tuple):
         return all(map(is_plain, value.values() if isinstance(value, dict) else value))
     return value is None or type(value) in (Tensor, bool, int, float, str)
@@ -79,7 +79,7 @@ def home(module: nn.Module) -> torch.device:
 
 
 def put_back(module: nn.Module, name: str, value: Any) -> None:
-    """Put a copy of a value into an attribute; a container or object that is there stays the same one."""
+    """Put a copy of a value into an attribute; an existing container or object is filled, not replaced."""
     there: Any = getattr(module, name, None)
     value = copied(value, graph=True)
     if type(there) is type(value) and isinstance(there, dict):
@@ -96,13 +96,13 @@ def put_back(module: nn.Module, name: str, value: Any) -> None:
 
 
 def attribute_holding(module: nn.Module, label: str) -> Attribute | None:
-    """Return the attribute in which a tensor lies that the finder calls so."""
+    """Return the attribute that holds the tensor which discovery names so."""
     way = ways_in(module).get(label)
     return None if way is None else (module, way[0])
 
 
 def ways_in(module: nn.Module) -> dict[str, Way]:
-    """Return the ways to all tensors that a module holds, by what the finder calls them."""
+    """Return the paths to all tensors in a module, by the names that discovery uses."""
     values = {**attributes(module), **module._buffers}
     return {
         label: way
@@ -113,7 +113,7 @@ def ways_in(module: nn.Module) -> dict[str, Way]:
 
 
 def _tensors_in(value: Any, label: str, way: Way) -> Iterator[tuple[str, Way]]:
-    """Yield the tensors in a value: what the finder calls them, and the way there."""
+    """Yield the tensors in a value: the name that discovery uses, and the path."""
     if isinstance(value, Tensor):
         if not isinstance(value, nn.Parameter):
             yield label, way
@@ -134,14 +134,14 @@ def _tensors_in(value: Any, label: str, way: Way) -> Iterator[tuple[str, Way]]:
 
 
 def value_at(thing: Any, way: Way) -> Any:
-    """Return what stands at the end of a way."""
+    """Return the value at the end of a path."""
     for step in way:
         thing = thing[step] if isinstance(thing, Mapping | list | tuple | deque) else getattr(thing, step)
     return thing
 
 
 def set_at(thing: Any, way: Way, value: Any) -> Any:
-    """Put a value at the end of a way; return `thing`, or what takes its place where it cannot be changed."""
+    """Put a value at the end of a path; return `thing`, or a replacement if it cannot be changed in place."""
     step, *rest = way
     inner = set_at(value_at(thing, (step,)), tuple(rest), value) if rest else value
     if isinstance(thing, tuple):
@@ -157,25 +157,25 @@ def set_at(thing: Any, way: Way, value: Any) -> Any:
 
 
 def tensors_of(place: Attribute) -> list[Tensor]:
-    """Return the tensors in an attribute, as they are just now."""
+    """Return the tensors that are in an attribute now."""
     module, name = place
     return [value_at(module, way) for _, way in _tensors_in(getattr(module, name, None), name, (name,))]
 
 
 def unchanged(now: list[Tensor], left: list[tuple[Tensor, int]]) -> bool:
-    """Say whether these are the tensors that were left, and nobody has written into them."""
+    """Say whether these are the tensors that were left there, and nothing was written to them."""
     return len(now) == len(left) and all(
         part is other and version_of(part) == version for part, (other, version) in zip(now, left, strict=True)
     )
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was written; -1 for one that does not count."""
+    """Return how often a tensor was written to; -1 if it does not count."""
     return -1 if tensor.is_inference() else tensor._version
 
 
 def checkpointed(who: str, attribute: str) -> CarryError:
-    """Return the refusal of activation checkpointing around what the model keeps."""
+    """Return the error for activation checkpointing around an attribute that the model continues from."""
     return CarryError(
         f"{who} goes on from {attribute}, which the model keeps itself, under activation checkpointing: when the "
         f"backward pass runs it once more, {attribute} holds something else, and gradients would be wrong. Let this "

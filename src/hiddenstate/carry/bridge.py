@@ -1,4 +1,4 @@
-"""From an encoder's last state to a decoder's first, whatever their kinds and sizes."""
+"""Turning an encoder's last state into a decoder's first, whatever their kinds and sizes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .initial import needed_layers, part_of
 
 @dataclass(frozen=True, slots=True)
 class _Depth:
-    """One layer of a stack: where its rows of units are found in the state of the whole model."""
+    """One layer of a stack, and where its part of the whole model's state is."""
 
     layer: Layer
-    place: int  # of the layer in its fused stack
+    place: int  # index of the layer in its fused stack
     directions: int
     sizes: dict[str, int]  # part -> units in one direction
 
@@ -34,10 +34,10 @@ class _Depth:
 class Bridge(nn.Module):
     """Maps the encoder's final State to the State its decoder starts from.
 
-    Where kind, layers, directions and sizes agree, it hands the state over as it is. Where they differ, each part of
-    each decoder layer is a linear map of the same part (or of h, where the encoder has no such part) of the encoder
-    layer opposite to it, counted from the top, with both directions side by side; a mapped h goes through tanh, since
-    h is bounded and c is not.
+    If kind, layers, directions and sizes agree, the state is handed over unchanged. Otherwise each part of each decoder
+    layer is a linear map of the same part in an encoder layer, or of h if the encoder has no such part. Layers are
+    paired from the top down, and both directions of an encoder layer are concatenated. A mapped h goes through tanh,
+    because h is bounded; c is not.
 
     >>> encoder = torch.nn.LSTM(3, 8, num_layers=2, bidirectional=True)
     >>> decoder = torch.nn.GRU(5, 6, num_layers=1)
@@ -50,7 +50,7 @@ class Bridge(nn.Module):
     def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
         """Compare the two, and make a linear map wherever they differ."""
         super().__init__()
-        # In tuples, so that the two models do not become parts of the bridge.
+        # Stored in tuples, so that the two models are not registered as submodules of the bridge.
         self._encoder, self._decoder = (needed_layers(encoder),), (needed_layers(decoder),)
         above, below = _depths(self._decoder[0]), _depths(self._encoder[0])
         self._pairs = [(depth, below[max(0, len(below) - len(above) + k)]) for k, depth in enumerate(above)]
@@ -66,7 +66,7 @@ class Bridge(nn.Module):
                 self.maps[_key(k, part)] = linear
 
     def forward(self, state: State | Any) -> State:
-        """Return the decoder's first State; `state` is a State of the encoder, or the native form of its one layer."""
+        """Return the decoder's first State; `state` is the encoder's State, or the native state of its only layer."""
         states = self._read(state)
         made: dict[str, dict[str, list[Tensor]]] = {layer.name: {} for layer in self._decoder[0]}
         for k, (to, source) in enumerate(self._pairs):
@@ -76,14 +76,14 @@ class Bridge(nn.Module):
         return self._assemble(made)
 
     def native(self, state: State | Any) -> Any:
-        """Return the same in the native form of a decoder that has one recurrent layer."""
+        """Return the decoder's first state in its native form, if it has a single recurrent layer."""
         (layers,) = self._decoder
         if len(layers) != 1:
             raise StateMismatch(f"the decoder has {len(layers)} recurrent layers, so no single native state fits them.")
         return layers[0].to_native(part_of(self(state), layers[0], layers))
 
     def extra_repr(self) -> str:
-        """Say when nothing needs to be mapped."""
+        """Say so if nothing needs to be mapped."""
         return "" if len(self.maps) else "the states fit as they are"
 
     def _read(self, state: State | Any) -> dict[str, State]:
@@ -98,7 +98,7 @@ class Bridge(nn.Module):
         else:
             own = {layer.name: part_of(state, layer, found) for layer in found}
         for layer in found:
-            layer.to_native(own[layer.name])  # raises where it is not this encoder's state
+            layer.to_native(own[layer.name])  # raises if it is not a state of this encoder
         return own
 
     def _map(self, k: int, part: str, state: State, source: _Depth) -> Tensor:

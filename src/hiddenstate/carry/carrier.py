@@ -1,4 +1,4 @@
-"""Who hands states over, how, and what it is asked by those who find out what is to be handed over."""
+"""The interface between the listener that hands states over and the code that finds out which states to hand over."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .pieces import Inputs
 
 @dataclass(frozen=True, slots=True)
 class CarryOptions:
-    """How a state is carried: see `Carry`."""
+    """The options of a `Carry`, explained there."""
 
     strict: bool = True
     detach: bool = True
@@ -27,30 +27,30 @@ class CarryOptions:
 
 
 class Carrier(Listener, ABC):
-    """Who hands the states over, and is told what is carried."""
+    """The listener that hands states over; it is told which layers to carry."""
 
     rank, title = Rank.CARRY, "hs.Carry"
     running = False  # whether a call of the model is under way
 
     @abstractmethod
     def begin_with(self, layer: Layer, values: Mapping[str, list[Tensor]]) -> None:
-        """Keep what a layer ended in that was only seen, not heard."""
+        """Keep the end state of a layer whose call was watched, but not heard."""
 
     @abstractmethod
     def give_up(self, layer: Layer) -> None:
-        """Keep nothing of a layer after all."""
+        """Stop keeping the state of a layer."""
 
     @abstractmethod
     def called_anew(self) -> str:
-        """Name a layer that was called again in one call of the model, with something else than it gave."""
+        """Return a layer that was called again in one call of the model with another state than it gave."""
 
     @abstractmethod
     def try_call(self, inputs: Inputs, *, on: bool) -> Any:
-        """Make a call of our own, carried apart from the user's: from the start, or on from the last such call."""
+        """Make a call of our own with a separate state: from the start, or continuing from the last such call."""
 
 
 def refuse_export() -> None:
-    """Refuse a call that torch.export makes."""
+    """Raise if torch.export is making the call."""
     if torch.compiler.is_exporting() and compiling():
         raise CarryError(
             "torch.export would bake the state that is carried just now into the exported program. "

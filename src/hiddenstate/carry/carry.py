@@ -1,4 +1,4 @@
-"""Carrying the state of an unmodified model from one batch to the next."""
+"""Carry: keeps the state of an unmodified model from one batch to the next."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from .marks import read_marks
 
 
 class Carry:
-    """Hands every recurrent layer of a model the state its last call ended in.
+    """Hands every recurrent layer of a model the state in which its last call ended.
 
-    The model stays as it is. A layer called without a state gets the carried one; what it returns is kept, detached.
-    A call that raises keeps the states of before.
+    The model stays unchanged. A layer that is called without a state gets the carried one, and the state it returns is
+    kept, detached. If a call raises, the states from before it are kept.
 
     >>> model = torch.nn.LSTM(3, 4, batch_first=True)
     >>> x = torch.randn(2, 10, 3)
@@ -39,15 +39,17 @@ class Carry:
     True
 
     Args:
-        model: Any module with recurrent layers in it; compiled and DDP-wrapped ones too.
-        init: What a sequence starts from: `"zeros"` (each layer as it starts by itself), an `hs.Learned(model)`,
-            an `hs.Noise(std)`, or a function from the number of rows to a State.
-        rows: A batch of another size is an error (`"strict"`), or the first rows go on and the others wait (`"first"`).
+        model: Any module with recurrent layers in it, also one that is compiled or wrapped in DDP.
+        init: What a sequence starts from: `"zeros"` (each layer's own start), an `hs.Learned(model)`, `hs.Noise(std)`,
+            or a function from the number of rows to a State.
+        rows: What to do with a batch of another size: raise (`"strict"`), or, if it is smaller, run the first rows and
+            let the others wait (`"first"`).
         detach: Whether gradients stop between batches.
-        override: Whether the carried state also takes the place of one that the model makes itself in its call: zeros,
-            a learned start, what an encoder gives; handed to a layer or in a loop of its own. A first call, and rows
-            that were reset, start as the model does.
-        exact: With `override`, refuse a model whose pieces do not give what the whole gives; else only say so.
+        override: Whether the carried state also replaces one that the model makes itself in its call: zeros, a learned
+            start, the output of an encoder; passed to a layer, or used in a loop of the model's own. A first call, and
+            rows that were reset, start as the model does.
+        exact: With `override`, whether to refuse a model if two pieces of an input do not give what the whole gives;
+            if False, only warn.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Carry:
 
     @property
     def state(self) -> State | None:
-        """One State for the whole model, parts named `encoder.lstm.h`; None before the first batch."""
+        """One State for the whole model, with parts named like `encoder.lstm.h`; None before the first batch."""
         self._hand_over.examination.tell_undecided(self._kept.raw, "in the state")
         states = {layer.name: self._kept.current(layer, self._hand_over.start_of) for layer in self._layers}
         self._start.forget()
@@ -86,13 +88,13 @@ class Carry:
     def state(self, state: State | None) -> None:
         if state is not None and not isinstance(state, State):
             raise StateMismatch(f"carry.state takes a State or None, but this is {type(state).__name__}.")
-        raw = self._kept.raw  # of what is no part of a state yet
+        raw = self._kept.raw  # attributes that are not known yet to be states
         adopted = self._hand_over.examination.adopted
         own = [layer for layer in self._layers if layer.name not in adopted.layers or not adopted.is_mirror(layer.name)]
         self._kept = Kept() if state is None else Kept(part(own, state), raw=raw)
 
     def reset(self, rows: Rows | None = None) -> None:
-        """Let all rows, or these (bool mask or indices), start anew at the next call."""
+        """Let all rows, or the rows given by a bool mask or indices, start anew at the next call."""
         if rows is None:
             self._kept = Kept()
             return
@@ -103,14 +105,14 @@ class Carry:
                 f"state is only told by a second one. Call the model once more first, or reset all rows."
             )
         self._kept.check_rows_shared()
-        marks = {layer.name: self._kept.mark(layer, rows) for layer in self._layers}  # all checked before any is noted
+        marks = {layer.name: self._kept.mark(layer, rows) for layer in self._layers}  # check all before changing any
         self._hand_over.examination.check_named(rows, self._kept.states.values())
         self._kept.anew.update({name: mask for name, mask in marks.items() if mask is not None})
 
     def mark(self, *, starts: Tensor | None = None, lengths: Tensor | None = None) -> None:
-        """Say of the next call where rows start anew, also in mid-sequence, and how many steps of each are real.
+        """Say for the next call where rows start anew, even in mid-sequence, and how many steps of each row are real.
 
-        A row's state is kept as it is at its own length; with 0 steps it waits. Made for `Streams`:
+        Each row keeps the state at its own last step; a row with 0 steps keeps the state it has. Made for `Streams`:
 
         >>> model = torch.nn.GRU(1, 4, batch_first=True)
         >>> texts = [torch.randn(n, 1) for n in (7, 3, 5, 4)]
@@ -121,7 +123,7 @@ class Carry:
 
         Args:
             starts: bool `(batch, time)`, True where a row starts anew before that step.
-            lengths: `(batch,)`, how many steps of each row are real.
+            lengths: `(batch,)`, the number of real steps of each row.
         """
         marks = read_marks(starts, lengths)
         if marks.starts is not None and marks.starts.shape[1]:
@@ -129,9 +131,10 @@ class Carry:
         self._hand_over.marks = marks
 
     def exchange(self, states: Mapping[str, State]) -> dict[str, State]:
-        """Put these states, one for each layer's name, in place of those kept, and return those.
+        """Replace the kept states by these, one for each layer name, and return the old ones.
 
-        For whoever has other rows in every call: nothing is checked, joined or copied, and marks are forgotten.
+        This is for callers with different rows in every call: nothing is checked, joined or copied, and marks are
+        dropped.
         """
         before = self._kept
         self._kept = Kept(dict(states))
@@ -139,16 +142,16 @@ class Carry:
         return before.states
 
     def snapshot(self) -> Kept:
-        """Return all that is kept just now, graphs included, for `restore`."""
+        """Return everything that is kept now, graphs included, for `restore`."""
         return self._kept.copy()
 
     def restore(self, kept: Kept) -> None:
-        """Go on from what `snapshot` returned, as often as one likes."""
+        """Continue from what `snapshot` returned; this may be repeated."""
         self._kept = kept.copy()
 
     @contextmanager
     def with_graph(self) -> Iterator[None]:
-        """Inside, states are kept with their graph, whatever `detach` is."""
+        """Keep states with their graph inside this context, whatever `detach` is."""
         outer, self._hand_over.detach, self._hand_over.going_back = self._hand_over.detach, False, True
         try:
             yield
@@ -157,7 +160,7 @@ class Carry:
 
     @contextmanager
     def fresh(self) -> Iterator[Carry]:
-        """Inside, carry a state of its own that starts fresh; afterwards the one from before is back."""
+        """Carry a separate state inside this context, from a fresh start; afterwards the old one is back."""
         outer, self._kept = self._kept, Kept()
         try:
             yield self
@@ -165,7 +168,7 @@ class Carry:
             self._kept = outer
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is kept as plain tensors, for a checkpoint in mid-epoch."""
+        """Return everything that is kept as plain tensors, for a checkpoint in mid-epoch."""
         adopted = self._hand_over.examination.adopted
         own = adopted.content(self._kept)
         self._hand_over.examination.tell_undecided(self._kept.raw, "in this checkpoint", but=own)
@@ -179,7 +182,7 @@ class Carry:
         }
 
     def load_state_dict(self, content: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Continue where `state_dict` was taken."""
         missing = {"states", "axes", "anew"} - set(content)
         if missing:
             raise StateMismatch(f"this is no state_dict of a Carry: it lacks {', '.join(sorted(missing))}.")
@@ -205,7 +208,7 @@ class Carry:
             )
         states = {name: State(parts, content["axes"][name]) for name, parts in content["states"].items()}
         for name, state in states.items():
-            if name in known:  # else it is of a cell that only a call will show
+            if name in known:  # otherwise it belongs to a cell that only a call will show
                 states[name] = state.to(home(known[name].module)).clone()
                 known[name].to_native(states[name])
         anew = {name: mask.clone() for name, mask in content["anew"].items()}
@@ -213,14 +216,14 @@ class Carry:
         self._kept = Kept(states, anew, adopted.put_content(held), loaded)
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """Detach from the model, and leave it unchanged."""
         self._hand_over.close()
         for module in [module for module, carry in _attached.items() if carry is self]:
             del _attached[module]
 
     @property
     def init(self) -> Init:
-        """What a sequence starts from, as it was given."""
+        """What a sequence starts from, as given to the constructor."""
         return self._start.init
 
     @staticmethod
@@ -239,7 +242,7 @@ class Carry:
         self.close()
 
     def __repr__(self) -> str:
-        """Return what is carried, and for how many rows."""
+        """Return the parts that are carried, and for how many rows."""
         names = ", ".join(layer.label for layer in self._layers)
         batches = " and ".join(map(str, dict.fromkeys(state.batch for state in self._kept.states.values())))
         return f"Carry({names}; {f'{batches} rows' if batches else 'nothing kept yet'})"
@@ -277,6 +280,6 @@ _attached: WeakKeyDictionary[nn.Module, Carry] = WeakKeyDictionary()
 
 
 def _rank() -> dict[str, int]:
-    """Say which rank's rows these are, where there are several."""
+    """Return this process's rank and the number of ranks, if there are several."""
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return {"rank": dist.get_rank()} if several else {}

@@ -42,16 +42,16 @@ States: TypeAlias = Mapping[str, State]  # by layer
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Whether two pieces equal the whole: truthy when they do."""
+    """Whether two pieces equal the whole; true in a boolean context if they do."""
 
     ok: bool
-    error: float  # the largest difference found in the model's output
+    error: float  # the largest difference in the model's output
     tolerance: float
     at: int  # the cut at which it was found
-    where: str  # the layer that breaks the law, "" where none does
+    where: str  # the layer that breaks the law, "" if none does
     why: str
     layers: Mapping[str, float] = field(default_factory=dict)  # layer -> largest difference in its output
-    axes: InputAxes | None = None  # where time and rows are in the input
+    axes: InputAxes | None = None  # which axes of the input are time and batch
 
     def __bool__(self) -> bool:
         """Say whether the law holds."""
@@ -77,10 +77,10 @@ def check_split(
 ) -> Split:
     """Say whether feeding a sequence in two pieces, with the state handed over, equals feeding it whole.
 
-    The model is called as `model(*inputs, **kwargs)`, in eval mode, and comes back as it was. All inputs that run along
-    time are cut with the sequence, and lengths count what is left of each row. A state among them begins the first
-    piece; the second goes on from where that one ended. A state that forward insists on is handed in. Which axis is
-    time is deduced from `batch_first` of the layers and from how the model takes its input; the result's `axes` say
+    The model is called as `model(*inputs, **kwargs)`, in eval mode, and comes back unchanged. All inputs that run along
+    time are cut with the sequence, and lengths are adjusted to each piece. A state among the inputs begins the first
+    piece; the second continues from the state in which that ended. If forward requires a state, it gets one. Which axis
+    is time is deduced from `batch_first` of the layers and from how the model takes its input; the result's `axes` say
     what was found.
 
     >>> bool(check_split(torch.nn.LSTM(3, 4, batch_first=True), torch.randn(2, 8, 3)))
@@ -90,14 +90,14 @@ def check_split(
 
     Args:
         model: Any model with recurrent layers, a layer, or a cell.
-        inputs: What it is called with.
-        at: Where to cut; by default after the first step, in the middle and before the last step. With lengths, a cut
-            is within the shortest row, so that no row is over before it.
-        time_axis: Which axis of the sequence is time, where it is not to be deduced.
+        inputs: What the model is called with.
+        at: Where to cut; by default after the first step, in the middle and before the last step. If rows have lengths,
+            cut within the shortest, so that no row ends before the cut.
+        time_axis: Which axis of the sequence is time, if it should not be deduced.
         batch_axis: Which axis holds the rows.
-        call: How the model is called, where that is not by its forward: `call=lambda model: model.act(x, state)`; or
+        call: How to call the model, if not through its forward: `call=lambda model: model.act(x, state)`, or
             `call(model, *inputs)`.
-        kwargs: What it is called with by name.
+        kwargs: What the model is called with by name.
     """
     options = {"at": at, "time_axis": time_axis, "batch_axis": batch_axis}
     given = given_call(check_split, model, inputs, kwargs=kwargs, call=call, options=options)
@@ -134,7 +134,7 @@ def check_split(
 
 @dataclass(slots=True)
 class _SplitRun:
-    """What one run of the model gave, and the calls that its layers had in it."""
+    """The result of one run of the model, and the calls of its layers in that run."""
 
     output: list[Tensor]
     calls: dict[str, list[Call]]  # layer -> its calls
@@ -157,10 +157,9 @@ class _Calls(Listener):
 def _runner(
     model: nn.Module, own: nn.Module, piece: Callable[[slice, States | None], Any]
 ) -> Iterator[Callable[..., _SplitRun]]:
-    """Give a function that runs the model on one piece, going on where the last one ended unless told to start anew.
+    """Return a function that runs the model on one piece, from the start or continuing from the last run.
 
-    `piece(steps, states)` calls the model, which is or calls the user's `own`; the states are those of its layers that
-    a piece goes on from.
+    `piece(steps, states)` calls the model; `states` are those that its layers continue from. `own` is the user's model.
     """
     found = layers(model)
     with ExitStack() as stack, warnings.catch_warnings():
@@ -181,12 +180,12 @@ def _runner(
 
 
 def _begun_piece(call: StartedModel, x: Tensor, axis: int, steps: slice, states: States | None) -> Any:
-    """Call a model with a piece of the sequence alone, and with states where its forward insists on them."""
+    """Call a model with a piece of the sequence, and with states if its forward requires them."""
     return call(x[(slice(None),) * axis + (steps,)], states if call.hands_over else None)
 
 
 def _given_piece(given: GivenCall, axes: InputAxes, steps: slice, states: States | None) -> Any:
-    """Call a model with a piece of all that the user gave, and with the states that it goes on from in their place."""
+    """Call a model with a piece of all that the user gave; its states are replaced by those to continue from."""
     args = list(given.piece(axes, steps))
     places = given.states()
     if states is not None and places:
@@ -205,7 +204,7 @@ def _given_piece(given: GivenCall, axes: InputAxes, steps: slice, states: States
 
 
 def _in_the_form_of(begun: tuple[Any, ...], ended: list[Any]) -> tuple[Any, ...] | None:
-    """Return states that layers ended in, nested as those that they began with; None where these are others."""
+    """Return the end states of layers, nested as the states they began with; None if they do not match these."""
     if _shapes(begun) != _shapes(ended):
         return None
     values = iter(tensors(ended).values())
@@ -236,7 +235,7 @@ def _compare(runner: Callable[..., _SplitRun], whole: _SplitRun, cut: int) -> Sp
         second = runner(slice(cut, None), on=True)
     except HiddenStateError:
         raise
-    except Exception as raised:  # the whole ran
+    except Exception as raised:  # the whole input ran without an error
         reason = (
             f"Cut after step {cut}, a piece raises {type(raised).__name__} ({raised}), where the whole runs: the model "
             f"takes one number of steps alone, or reads them by their number."
@@ -260,8 +259,8 @@ def _compare(runner: Callable[..., _SplitRun], whole: _SplitRun, cut: int) -> Sp
 
 
 def _output_errors(whole: list[Tensor], first: list[Tensor], second: list[Tensor]) -> list[float | None]:
-    """Return how far each output of the pieces is from the whole's, None where they cannot be compared."""
-    if len(first) + len(second) == len(whole):  # a list with an output for each step
+    """Return how far each output of the pieces is from that of the whole; None if they cannot be compared."""
+    if len(first) + len(second) == len(whole):  # a list with one output for each step
         pairs = zip(whole, [*first, *second], strict=True)
         return [distance(a, b) if a.shape == b.shape else None for a, b in pairs]
     if len(first) == len(second) == len(whole):
@@ -270,7 +269,7 @@ def _output_errors(whole: list[Tensor], first: list[Tensor], second: list[Tensor
 
 
 def _check_rows(whole: _SplitRun, first: _SplitRun, cut: int) -> None:
-    """Refuse a layer whose rows are steps of the input: pieces of it have other rows, and no state goes over."""
+    """Raise if steps of the input are among a layer's rows: its pieces have other rows, and cannot share a state."""
     for name, calls in whole.calls.items():
         rows = [call.rows for call in (calls[0], *first.calls.get(name, [])[:1])]
         if rows[0] != rows[-1]:
@@ -315,7 +314,7 @@ def _reason(layer: Layer) -> str:
 
 
 def _layer_differences(runs: tuple[_SplitRun, ...], layer: Layer) -> tuple[float | None, float | None]:
-    """Return how far a layer's inputs and outputs in the two pieces are from those in the whole."""
+    """Return how far a layer's inputs and outputs in the two pieces differ from those in the whole."""
     whole, first, second = (run.calls.get(layer.name, []) for run in runs)
     if not whole or not first or not second:
         return None, None
@@ -325,7 +324,7 @@ def _layer_differences(runs: tuple[_SplitRun, ...], layer: Layer) -> tuple[float
 
 
 def _along_time(pieces: list[Tensor]) -> Tensor | None:
-    """Join what several calls saw, `(batch, time, ...)`; None where they were not of one kind."""
+    """Join the values of several calls, `(batch, time, ...)`, along time; None if their shapes do not allow it."""
     same = {(piece.shape[0], piece.shape[2:]) for piece in pieces}
     return torch.cat(pieces, dim=1) if len(same) == 1 else None
 

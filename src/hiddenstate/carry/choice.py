@@ -1,4 +1,4 @@
-"""Which of the recurrences that a call has shown are carried, and why the others are not."""
+"""Choosing which of the recurrences that a call has shown are carried, and saying why the others are not."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from ..cells import Layer, Layers
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """What is carried after a call was watched, and what is said about the rest."""
+    """What is carried after a watched call, and what to report about the rest."""
 
-    stays: list[Layer]  # known before the call, and not contradicted by it
+    stays: list[Layer]  # layers known before the call, and not contradicted by it
     new: list[Layer]  # cells that only the call has shown
-    left: list[str]  # what is not carried, and why
-    uneven: list[str]  # what is carried, though pieces of the input cannot give what the whole gives
-    loops: list[Layer] = field(default_factory=list)  # those in which what they start from is replaced
+    left: list[str]  # recurrences that are not carried, each with the reason
+    uneven: list[str]  # carried ones for which pieces of the input cannot give what the whole gives
+    loops: list[Layer] = field(default_factory=list)  # loops whose start is replaced by the carried state
 
     @classmethod
     def of(
         cls, found: Layers, before: Sequence[Layer], own: Sequence[Layer] = (), *, final: bool, override: bool = False
     ) -> Choice:
-        """Choose among what a call has shown; `before` is what was carried so far, `own` what the model keeps itself.
+        """Choose from what a call has shown; `before` is what was carried so far, `own` what the model keeps itself.
 
-        With `final`, no other call is watched: of a loop that may yet turn out to go on from what the model keeps,
-        nothing is said before that.
+        With `final`, no further call is watched. Otherwise nothing is reported yet about a loop that may turn out to
+        continue from a state that the model keeps.
         """
         iterated = set(found.seen.iterated) if found.seen is not None else set()
         cuts = found.seen.cuts if found.seen is not None else ()
-        inside = {module for layer in found if layer.fused for module in layer.module.modules()}  # their own business
+        inside = {module for layer in found if layer.fused for module in layer.module.modules()}  # internals of layers
         loops = [each for each in found if _can_be_begun(found, each) and each not in own and each.module not in inside]
         loops = loops if override else []
-        # With what crosses beside them, and with what their loops make of what they gave, they can be carried too.
+        # These cells can be carried if their loops' other state, and changes to their own on the way, are carried too.
         cuts = tuple(cut for cut in cuts if not (override and cut.beside))
         fed = [found.seen.starts[loop.seen].feeds for loop in loops if found.seen is not None and loop.seen is not None]
         apart = iterated.union(*fed) | {cut.module for cut in cuts if not cut.carried}
@@ -60,7 +60,7 @@ class Choice:
 
 
 def _can_be_begun(found: Layers, layer: Layer) -> bool:
-    """Say whether something else can be put in the place of what a loop starts from."""
+    """Say whether a loop can be given another start."""
     if layer.seen is None or layer.kind not in ("loop", "layer") or found.seen is None:
         return False
     axes = [(part.shape, part.batch_axis) for part in layer.seen.parts]

@@ -1,4 +1,4 @@
-"""Which line of a model gives something else for pieces of an input than for the whole."""
+"""Finding the line of a model whose result differs between pieces of an input and the whole."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from .ways import line_of, users_frame
 
 
 class MadeAtPlaces(TorchFunctionMode):
-    """Keeps what is made at each place of the code, in order."""
+    """Keeps the tensors made at each place of the code, in order."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start with none."""
         super().__init__()
         self.made: dict[Any, list[Tensor]] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run one operation."""
+        """Run one operation and keep its result."""
         result = func(*args, **(kwargs or {}))
         frame = users_frame(sys._getframe(1))
         for path, tensor in tensors(result).items():
-            if tensor.dim():  # numbers are told by the tensors that are made of them
+            if tensor.dim():  # a difference in a number shows in the tensors made from it
                 self.made.setdefault((func, frame.f_code, frame.f_lasti, path), []).append(tensor.detach().clone())
         return result
 
 
 def made_by(run: Callable[[], Any]) -> dict[Any, list[Tensor]]:
-    """Return what a call makes at each place of the code."""
+    """Return the tensors that a call makes at each place of the code."""
     noted = MadeAtPlaces()
     with noted:
         run()
@@ -46,10 +46,10 @@ def first_difference(
     pieces: tuple[Mapping[Any, list[Tensor]], Mapping[Any, list[Tensor]]],
     apart: Callable[[Tensor, Tensor, Tensor], bool],
 ) -> str:
-    """Return the line of the first place at which two pieces make something else than the whole; empty: there is none.
+    """Return the first line that makes something else for two pieces than for the whole; "" if there is none.
 
-    A place that every step passes makes as many things for both pieces together; any other one is passed in each call.
-    `apart` says whether the whole differs from what two pieces give.
+    A place that every step passes makes as many tensors in both pieces together as in the whole; any other place makes
+    its tensors once per call. `apart` says whether the whole differs from two pieces.
     """
     for place, made in whole.items():
         first, second = (piece.get(place, []) for piece in pieces)

@@ -1,4 +1,4 @@
-"""What recurs in a model beside the layers that types tell of: found in the user's calls, chosen, and proven."""
+"""Finding out what recurs in a model besides its known layers: in the user's calls, with a choice and a proof."""
 
 from __future__ import annotations
 
@@ -38,59 +38,59 @@ from .pieces import Inputs, PiecesAndWhole
 from .proof import Proof, not_called, not_theirs, read_too
 from .ways import CallWay, KnownWays
 
-_SEEN = re.compile(r"(^|\.)(loop|layer|attribute|cell|cache)\d+_*$")  # what is found by its behavior is called so
-_LOOKS = 3  # calls that are watched at most, where they are too short to tell what recurs
+_SEEN = re.compile(r"(^|\.)(loop|layer|attribute|cell|cache)\d+_*$")  # names of layers found by their behavior
+_LOOKS = 3  # calls to watch at most, if they are too short to decide
 
 
 class Examination:
     """Watches calls of a model until it is known what recurs in it, and decides what of that is carried."""
 
     def __init__(self, model: nn.Module, found: list[Layer], options: CarryOptions, carrier: Carrier) -> None:
-        """Begin with the layers of `model` that types tell of; `found` is changed as calls tell more."""
+        """Begin with the known layers of `model`; the list `found` is changed in place as calls show more."""
         self.loops, self.adopted = Loops(model), AdoptedAttributes(model)
         self.handed_in: frozenset[str] = frozenset()  # layers whose first state comes with the call of the model
-        self.made_of_input: frozenset[str] = frozenset()  # and those whose first state is made of something in it
-        self.handles: list[Handle] = []  # of what was found on the way
-        self.undecided: list[str] = []  # what the last call that was watched was too short to tell
-        self.open = True  # whether there is anything to do in a call beside handing layers their states
+        self.made_of_input: frozenset[str] = frozenset()  # layers whose first state is made from the model's input
+        self.handles: list[Handle] = []  # of listeners added later
+        self.undecided: list[str] = []  # what the last watched call was too short to decide
+        self.open = True  # whether a call needs more than handing layers their states
         self._model, self._layers, self._options, self._carrier = model, found, options, carrier
-        # How many calls may still be watched: a short one may not tell.
+        # How many more calls may be watched, since a short one may not decide.
         self._own_code = has_own_code(model)
         self._looks = _LOOKS if self._own_code else 0
         self._told: set[str] = set()
         self._heard = [*found]
         self._seats: dict[nn.Module, Handle] = {}  # of cells that calls have shown
-        self._silent: set[str] | None = {layer.name for layer in found}  # never called so far; None: it was reported
-        self._examined: frozenset[str] = frozenset()  # lines of loops of which calls have told
-        self._proven: set[str] = set()  # layers with which that was seen
-        self._tries = 0  # calls in which it could not be tried
+        self._silent: set[str] | None = {layer.name for layer in found}  # never called so far; None: already reported
+        self._examined: frozenset[str] = frozenset()  # lines of loops that calls have decided
+        self._proven: set[str] = set()  # layers for which pieces were seen to give the whole
+        self._tries = 0  # calls in which this could not be tried
         self._times: tuple[tuple[Any, int], ...] = ()  # axes of the model's inputs that are time
-        self._rows: list[tuple[Any, int]] | None = None  # and those that were seen to count rows in every call
-        self._not_of_call: int | None = None  # how many rows a call has, where the states have others
-        self._unproven: tuple[Layers, Choice] | None = None  # what was chosen, until pieces were seen to give the whole
-        self._cells = True  # whether cells are handed their states, and not the loops that they are in
+        self._rows: list[tuple[Any, int]] | None = None  # axes of the inputs that counted rows in every call
+        self._not_of_call: int | None = None  # the number of rows of a call, if the states have another
+        self._unproven: tuple[Layers, Choice] | None = None  # the choice, until pieces were seen to give the whole
+        self._cells = True  # whether states go to cells, and not to the loops that they are in
         self._ways = KnownWays(model)
-        self._tried: list[CallWay] = []  # what calls of our own have noted
+        self._tried: list[CallWay] = []  # the ways of our own trial calls
         self._held = False  # whether pieces were seen to give what the whole gives
         kept = self.adopted
         self._proof = Proof(model, options, carrier, kept.undone, lambda: kept.layers, self.tell, lambda: self._held)
 
     @property
     def goes_on(self) -> bool:
-        """Whether a call may still show more that recurs."""
+        """Whether a call may still show more recurrence."""
         return self._looks > 0
 
     def may_show(self, name: str) -> bool:
-        """Say whether a layer of this name may yet be found by a call."""
+        """Say whether a call may yet show a layer with this name."""
         return self.goes_on and (bool(_SEEN.search(name)) or name in dict(self._model.named_modules()))
 
     def around(
         self, entry: OuterCall, run: Callable[[], Any], *, ahead: bool, loaded: Mapping[str, Set[str]]
     ) -> Callable[[], Any]:
-        """Return how a call is made so that it is watched; where it has to know `ahead`, one of our own goes first.
+        """Return a function that makes a call and watches it. If the call must be known `ahead`, we make one first.
 
-        That is so too where only a call tells which of two modules is the cell. A checkpoint with the layers `loaded`
-        was made of all that crosses, or of what cells are handed.
+        That is also done if only a call shows which of two modules is the cell. The layers `loaded` from a checkpoint
+        show whether its states belong to loops or to the cells in them.
         """
         if not self._looks or entry.module is not self._model or self.loops:
             return run
@@ -106,7 +106,7 @@ class Examination:
         return run
 
     def check_loaded(self, loaded: Mapping[str, Set[str]]) -> None:
-        """Refuse states of layers, given with their parts, that no call has shown."""
+        """Raise if a checkpoint has states for layers, given with their parts, that no call has shown."""
         names = [layer.name for layer in self._layers]
         unknown = ", ".join(_missing(loaded, self._layers))
         if unknown:
@@ -118,30 +118,30 @@ class Examination:
             )
 
     def again(self, found: Layers) -> None:
-        """Take what a second call tells of a model whose loops are known: what the model keeps itself."""
+        """Use what a second call shows of a model whose loops are known: the state that it keeps itself."""
         self._looks = 0 if found.decided else self._looks - 1
         kept = self.adopted.take(found)
         self._layers[:] = [*(layer for layer in self._layers if layer.kind != "attribute"), *kept]
         self._tell_counters()
 
     def _tell_counters(self) -> None:
-        """Say which plain numbers go on counting beside a state that the model keeps."""
+        """Warn of plain numbers that keep counting beside a state that the model keeps."""
         if self.adopted.layers:
             self.tell(
                 "not carried, and not put back by a reset: ", [f"{each}, a number" for each in self.adopted.counters()]
             )
 
     def rows_of(self, inputs: Inputs) -> int | None:
-        """Return how many rows a call of the model has, where an axis of its inputs was seen to count them."""
+        """Return the number of rows in a call of the model, if an axis of its inputs was seen to count them."""
         found = tensors(inputs)
         axes = [(path, axis) for path, axis in self._rows or () if path in found and found[path].dim() > axis]
         sizes = {found[path].shape[axis] for path, axis in axes}
         return sizes.pop() if len(sizes) == 1 else None
 
     def learn_rows(self, inputs: Inputs, rows: int) -> None:
-        """Find which axes of calls' inputs are as long as their states have rows: of the first two, and not time.
+        """Find which axes of the inputs are as long as the states have rows, among the first two axes without time.
 
-        Where steps are read along one axis, the rows lie along the first of the others.
+        If steps are read along one axis, rows are counted along the first of the others.
         """
         times, sizes = dict(self._times), []
         for path, x in tensors(inputs).items():
@@ -154,7 +154,7 @@ class Examination:
         self._not_of_call = next(iter(others)) if others and not same else None
 
     def check_named(self, rows: Rows, states: Iterable[State]) -> None:
-        """Refuse indices of rows where the states have others than the call: samples times nodes, say."""
+        """Raise for row indices if the states have other rows than the call, such as samples times nodes."""
         batches = {state.batch for state in states} if self._not_of_call is not None else set()
         if batches and (isinstance(rows, slice) or torch.as_tensor(rows).dtype is not torch.bool):
             raise CarryError(
@@ -165,19 +165,19 @@ class Examination:
             )
 
     def tell(self, what: str, things: list[str]) -> None:
-        """Warn of what was not said before."""
+        """Warn of things that were not warned of before."""
         new = [each for each in things if each not in self._told]
         self._told.update(new)
         if new:
             warn(f"{what}{'; '.join(new)}. hs.layers(model, *inputs).explain() says more.", CarryWarning)
 
     def tell_undecided(self, held: Iterable[Attribute], where: str, but: Container[str] = ()) -> None:
-        """Say what may be a state, and is not there before a second call has told; all `but` these."""
+        """Warn that possible states, except those in `but`, are not included until a second call has decided."""
         raw = [name for module, name in held if self.adopted.label(module, name) not in but]
         self.tell(f"not {where}: ", [f"{name}, of which a second call tells whether it is a state" for name in raw])
 
     def report_silent(self, entry: nn.Module, called: set[str]) -> None:
-        """Say once which layers the first call of the whole model did not reach."""
+        """Warn once of layers that the first call of the whole model did not reach."""
         self.open = self.goes_on or bool(self.loops or self.adopted.layers or self.adopted.maybe)
         if self._silent is None:
             return
@@ -195,7 +195,7 @@ class Examination:
         self.open |= self._silent is not None
 
     def _examine(self, found: Layers) -> None:
-        """Carry what a call has shown to recur, or say that we do not."""
+        """Carry what a call has shown to recur, or warn that it is not carried."""
         self._looks = 0 if found.decided else self._looks - 1
         self._examined |= found.seen.examined if found.seen is not None else frozenset()
         self.undecided = found.undecided(self._examined)
@@ -218,7 +218,7 @@ class Examination:
             self._tell(found, choice)
 
     def _hear(self, new: list[Layer]) -> None:
-        """Listen to layers that a call has shown, each as it was seen last."""
+        """Listen to layers that a call has shown, in their latest form."""
         for layer in new:
             if layer not in self._heard:
                 before = self._seats.pop(layer.module, None)
@@ -229,7 +229,7 @@ class Examination:
                     before.remove()
 
     def _tell(self, found: Layers, choice: Choice) -> None:
-        """Say what is not carried, and what is carried though it does not give what the whole gives."""
+        """Warn of what is not carried, and of what is carried although pieces do not give what the whole gives."""
         short = set(found.undecided())
         self.tell("not carried: ", [each for each in choice.left if each not in short])
         self.tell("not known to be carried: ", self.undecided)
@@ -237,7 +237,7 @@ class Examination:
         self.tell("carried, but pieces do not give what the whole gives: ", choice.uneven)
 
     def _choose(self, found: Layers, *, final: bool) -> Choice:
-        """Decide what of a call is carried, and begin with what it ended in."""
+        """Decide what to carry after a call, and begin with the states that it ended in."""
         kept = self.adopted.take(found)
         anew = [layer for layer in found if layer.name in self.adopted.begun_anew]
         choice = Choice.of(found, self._layers, [*kept, *anew], final=final, override=self._options.override)
@@ -252,13 +252,13 @@ class Examination:
         return choice
 
     def _by_itself(self, loop: Layer, arguments: Arguments, run: Callable[[Arguments], Any]) -> Any:
-        """Say that a loop is run in a call of a part of the model, in which it is not carried."""
+        """Warn that a loop is run in a call of a part of the model, in which it is not carried."""
         if not self._carrier.running and self.loops:
             self.tell("not carried in calls of a part of the model by itself: ", [loop.label])
         return run(arguments)
 
     def _on_reached(self, name: str) -> None:
-        """Say that a call goes where none went that was watched, and watch the next one."""
+        """Warn that a call reaches a module that no watched call has reached, and watch the next one."""
         if not self._looks and name not in self._told:
             self._looks, self.open = 1, True
             self._told.add(name)
@@ -270,25 +270,25 @@ class Examination:
     # -- whether pieces give what the whole gives ----------------------------------------------------------------------
 
     def new_way(self, entry: OuterCall) -> CallWay | None:
-        """Return what notes the way of a call; nothing where no way matters."""
+        """Return an object that notes the way of a call; None if ways do not matter."""
         return self._ways.new() if self._options.override and self._own_code and entry.module is self._model else None
 
     def trial_way(self) -> CallWay:
-        """Return what notes the way of a call of our own: where pieces give the whole, theirs are known ways too."""
+        """Return an object that notes the way of a trial call: if the trial succeeds, its way becomes known."""
         self._tried.append(self._ways.new())
         return self._tried[-1]
 
     def _learn(self, way: CallWay | None) -> None:
-        """Take note of the way of a call, and of those of our own calls by which it was proven."""
+        """Learn the way of a call, and the ways of the trial calls that proved it."""
         for each in (way, *self._tried):
             self._ways.learn(each, like=way)
         self._tried = []
 
     def prove(self, entry: OuterCall, way: CallWay | None, replaced: Collection[str], kept: Collection[str]) -> None:
-        """See whether pieces of a call's input, with the state put in, give what the whole gives, or refuse.
+        """Try whether pieces of a call's input, with the state handed over, give what the whole gives; raise if not.
 
-        Where that was seen, it holds for calls of the same way; `replaced` is where this one was handed our state, of
-        what is `kept`.
+        Once this was seen, it holds for calls that take the same way. `replaced` are the layers that got the carried
+        state in this call, `kept` the layers whose state is kept.
         """
         if entry.module is not self._model or not self._options.override:
             return
@@ -307,7 +307,7 @@ class Examination:
         self.refuse_short(f"what is to be carried in {type(self._model).__name__}", "carry.reset()")
         outcome = self._outcome(entry, found, choice)
         tied = found.seen.entangled if found.seen is not None else ()
-        if tied and (outcome.holds or not outcome.tried):  # on this input, or for all that could be tried
+        if tied and (outcome.holds or not outcome.tried):  # for this input, or for all inputs that could be tried
             outcome = replace(outcome, tried=False, refused=True, why_not=not_theirs(self._model, tied))
         if not outcome.holds:
             others = self._without_cells(entry, found)
@@ -324,14 +324,14 @@ class Examination:
                 f"which of them goes on from the carried state was not seen: {outcome.why_not}."
             )
         self._proof.judge(outcome, found, choice)
-        self._unproven, self._held = None, outcome.holds  # a call that is refused leaves it to the next one
+        self._unproven, self._held = None, outcome.holds  # if a call is refused, the next one is tried
         self._cells = found.seen is None or found.seen.cells
         self._learn(way)
         if not outcome.tried and not self._times and self._tries < _LOOKS:
-            self._tries, self._looks = self._tries + 1, max(1, self._looks)  # a longer call may yet tell
+            self._tries, self._looks = self._tries + 1, max(1, self._looks)  # a longer call may decide
 
     def _outcome(self, entry: OuterCall, found: Layers, choice: Choice) -> PiecesAndWhole:
-        """Try what was chosen; a loop in whose place the model itself goes on is left to it."""
+        """Try the choice; a loop whose state the model itself continues is left to the model."""
         if not self._layers and not self._looks:
             why = (
                 f"nothing of {type(self._model).__name__} can be carried, although override=True: "
@@ -339,10 +339,10 @@ class Examination:
             )
             return PiecesAndWhole(False, why_not=why, refused=True)
         if all(layer.name in self.adopted.layers for layer in self._layers):
-            return PiecesAndWhole(True)  # nothing was put in the place of anything
+            return PiecesAndWhole(True)  # no start was replaced
         outcome = self._compared(entry, found)
         kept = [loop for loop in choice.loops if self.adopted.holding(_last(found, loop))]
-        if not outcome.holds and kept:  # the model goes on by itself from what its loop ended in
+        if not outcome.holds and kept:  # the model itself continues from the end of its loop
             self._layers[:] = [layer for layer in self._layers if layer not in kept]
             self.loops.take(found, [loop for loop in choice.loops if loop not in kept])
             for loop in kept:
@@ -351,14 +351,14 @@ class Examination:
         return outcome
 
     def _compared(self, entry: OuterCall, found: Layers) -> PiecesAndWhole:
-        self._tried = []  # of what did not hold nothing is learned
+        self._tried = []  # a failed trial teaches no ways
         return self._proof.compared(entry, found)
 
     def _without_cells(self, entry: OuterCall, found: Layers) -> tuple[Layers, Choice, PiecesAndWhole] | str | None:
-        """Carry what crosses the loops of a call where they start, and not what its cells are handed, if that holds.
+        """Carry the states of loops at their starts, instead of the states of the cells in them, if the proof succeeds.
 
-        Where it is refused, return why.
-        What a cell gave may be read beside it too (attention), changed on its way back, or there twice.
+        This is for cells whose output is also read by something else (attention), changed on its way back, or used
+        twice. Returns the reason if it is refused.
         """
         others = found.without_cells() if found.without_cells is not None else None
         if others is None or not others:
@@ -377,9 +377,9 @@ class Examination:
         return outcome.why_not if outcome.refused else None
 
     def refuse_short(self, what: str, then: str) -> None:
-        """Refuse a call that has too few steps to show what would have to be known."""
+        """Raise since a call has too few steps to show something that must be known."""
         if self.undecided:
-            self._looks = _LOOKS  # however many such calls there are, the first longer one is watched
+            self._looks = _LOOKS  # the first longer call is watched, however many short ones come before
             raise CarryError(
                 f"{what} this call is too short to tell: {'; '.join(self.undecided)}. Call it once with three steps or "
                 f"more of anything, then {then}."
@@ -387,7 +387,7 @@ class Examination:
 
 
 def _missing(loaded: Mapping[str, Set[str]], found: Sequence[Layer]) -> list[str]:
-    """Return the layers of a checkpoint that are not among these, with the same parts."""
+    """Return the layers of a checkpoint that `found` does not contain with the same parts."""
     parts = {layer.name: set(layer.spec.parts) for layer in found}
     return sorted(name for name, own in loaded.items() if parts.get(name) != own)
 

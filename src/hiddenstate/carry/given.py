@@ -1,4 +1,4 @@
-"""States that a model itself hands to its layers: which of them give way to the carried one."""
+"""States that the model itself passes to its layers: which of them are replaced by the carried state."""
 
 from __future__ import annotations
 
@@ -19,31 +19,29 @@ from .kept import Kept, NextState, all_zero, requires_grad, same
 
 @dataclass(slots=True, eq=False)
 class GivenStates:
-    """What is known of the states that a model hands to its layers, and what is put in their place."""
+    """What is known of the states that a model passes to its layers, and what replaces them."""
 
     examination: Examination
     next: NextState
     override: bool
-    own: dict[str, State] = field(default_factory=dict)  # what the model started a layer from in its last call
-    _first: dict[str, State] = field(default_factory=dict)  # what the model made where there was nothing to go on from
-    _ended: dict[str, State] = field(default_factory=dict)  # what a layer ended in last, whatever was reset since
-    _detaching: set[str] = field(default_factory=set)  # layers whose state the model cuts from the graph at every step
-    changing: set[str] = field(default_factory=set)  # layers that are not handed what they gave as it was
-    _unclear: dict[str, str] = field(default_factory=dict)  # by layer: where the model keeps what it may go on from
-    fed: set[str] = field(default_factory=set)  # layers that were seen to be handed what the model keeps
-    _replaced: set[str] = field(
-        default_factory=set
-    )  # layers that were handed our state in the place of the model's own
+    own: dict[str, State] = field(default_factory=dict)  # the model's own start of each layer in its last call
+    _first: dict[str, State] = field(default_factory=dict)  # the model's own start when no state was kept
+    _ended: dict[str, State] = field(default_factory=dict)  # each layer's last end state, whatever was reset since
+    _detaching: set[str] = field(default_factory=set)  # layers whose state the model detaches at every step
+    changing: set[str] = field(default_factory=set)  # layers whose state the model changes between steps
+    _unclear: dict[str, str] = field(default_factory=dict)  # by layer: the attribute it may continue from
+    fed: set[str] = field(default_factory=set)  # layers that were seen to get an attribute's value
+    _replaced: set[str] = field(default_factory=set)  # layers that got the carried state instead of the model's own
 
     def is_own(self, call: Call, arguments: Any, kept: Kept, *, first: bool, grad: bool) -> bool:
-        """Say whether a state is the model's own, and gives way; `arguments` came with the call of the model.
+        """Say whether a state is the model's own start, to be replaced; `arguments` came with the call of the model.
 
-        Where a layer is known to go on from what the model keeps, anything else that it is handed `first` in a call is
-        the model's way to start anew. `grad`: the model was called with gradients on.
+        If a layer is known to continue from an attribute, any other state it gets `first` in a call is the model's way
+        of starting anew. `grad` says whether the model was called with gradients on.
         """
         adopted, name = self.examination.adopted, call.layer.name
         source = adopted.handing(tensors(call.given_native).values())
-        if source is not None:  # it goes on from what the model keeps, which is what we have kept
+        if source is not None:  # it continues from an attribute, which holds the kept state
             self._check_kept(call, source[1], grad=grad)
             adopted.feeds.setdefault(source, set()).add(name)
             self.fed.add(name)
@@ -56,7 +54,7 @@ class GivenStates:
         return own
 
     def check_unclear(self, layer: Layer) -> None:
-        """Refuse to replace a start where the model may go on from what it keeps: this may be its way to start anew."""
+        """Raise before replacing a start if the model may continue from an attribute: it may be a reset."""
         if layer.name in self._unclear:
             attribute = self._unclear[layer.name]
             raise CarryError(
@@ -66,9 +64,9 @@ class GivenStates:
             )
 
     def kept_for(self, layer: Layer, kept: Kept) -> Kept:
-        """Return what a layer goes on from that is handed nothing: nothing too, where that is the model's own reset.
+        """Return the kept states without that of a layer which the model has reset by passing it no state.
 
-        It is one where the model holds what it hands over else.
+        It is a reset if the attribute that the model otherwise passes to the layer has a value.
         """
         if layer.name in self.fed and self.examination.adopted.holds_for(layer.name):
             return Kept()
@@ -82,12 +80,12 @@ class GivenStates:
         return kept
 
     def _check_kept(self, call: Call, attribute: str, *, grad: bool) -> None:
-        """Refuse to go on from what the model keeps where it is read once more later."""
+        """Raise if a layer continues from an attribute that a backward pass will read again with another value."""
         if may_be_recomputed(grad_before=grad) and under_checkpointing():
             raise checkpointed(repr(call.layer.label), attribute)
 
     def instead(self, call: Call, kept: Kept, rows: int) -> State | None:
-        """Return what goes in the place of the state that a layer is handed first in a call of the model."""
+        """Return the replacement for the state that a layer gets first in a call of the model."""
         layer, own = call.layer, call.given
         assert own is not None
         self.own[layer.name] = own.detach()
@@ -95,14 +93,14 @@ class GivenStates:
         return state.detach() if state is not None and layer.name in self._detaching else state
 
     def begun(self, call: Call, kept: Kept) -> None:
-        """Look at the state that a layer is handed which has nothing to go on from."""
+        """Look at the state that a layer gets when no state is kept for it."""
         own = call.given
         assert own is not None
         self.check_anew(call.layer, kept, own)
-        self._first[call.layer.name] = own.detach().clone()  # a buffer may be written in place
+        self._first[call.layer.name] = own.detach().clone()  # a copy: a buffer may be written in place
 
     def _start_of_rows(self, layer: Layer, kept: Kept, own: State) -> State | None:
-        """Return what rows begin with that start anew; None where the layer starts them by itself."""
+        """Return the start of rows that begin anew; None if the layer starts them by itself."""
         anew = kept.anew.get(layer.name)
         if layer.name not in kept.states or anew is None or not bool(anew.any()):
             return own
@@ -114,12 +112,12 @@ class GivenStates:
         return any(layer.name in names for names in self.examination.adopted.feeds.values())
 
     def beginning(self, layer: Layer, own: State) -> State | None:
-        """Return what new sequences begin with, where `own` is handed over; None: the layer starts them by itself."""
+        """Return the start of new sequences if the model passes `own`; None if the layer starts them by itself."""
         if layer.name in self.examination.adopted.from_none:
             return None
         if not self._is_kept(layer):
             return own
-        first = self._first.get(layer.name)  # what it is handed now is what the model keeps
+        first = self._first.get(layer.name)  # what the layer gets now is the attribute's value, not a start
         if first is not None and all_zero(first):
             return own.map(torch.zeros_like)
         raise CarryError(
@@ -128,7 +126,7 @@ class GivenStates:
         )
 
     def beginning_of(self, call: Call, arguments: Any) -> State | None:
-        """Return what the model itself starts a layer from: rows that start anew on the way begin with it too."""
+        """Return the model's own start of a layer, which rows that start anew in mid-sequence begin with as well."""
         layer, own, examination = call.layer, call.given, self.examination
         if own is None or not self.next.start.is_zeros or layer.name in examination.handed_in:
             return None
@@ -138,7 +136,7 @@ class GivenStates:
         return begins
 
     def check_heeded(self, call: Call, kept: Kept) -> None:
-        """Refuse what cannot be done to a state that the model itself hands over, since it keeps it out of sight."""
+        """Raise for operations that are impossible on a state that the model keeps and passes out of our sight."""
         own, name = call.given, call.layer.name
         assert own is not None
         self.check_anew(call.layer, kept, own)
@@ -157,7 +155,7 @@ class GivenStates:
             )
 
     def check_anew(self, layer: Layer, kept: Kept, own: State) -> None:
-        """Refuse to take for a start what a layer ended in before it was reset: the model has kept it out of sight."""
+        """Raise if a layer that was reset gets its old end state as a start: the model keeps it where we cannot see."""
         last, anew = self._ended.get(layer.name), kept.anew.get(layer.name)
         if last is None or (layer.name in kept.states and (anew is None or not bool(anew.any()))):
             return
@@ -169,22 +167,22 @@ class GivenStates:
             )
 
     def started(self, call: Call, *, by_itself: bool) -> None:
-        """Take note how a layer was started that had nothing to go on from."""
+        """Note how a layer was started for which no state was kept."""
         known = self.examination.adopted.from_none
         (known.add if by_itself else known.discard)(call.layer.name)
 
     def ended(self, states: dict[str, State]) -> None:
-        """Take note of what layers have ended in, and where the model keeps it."""
+        """Note the end states of layers, and the attributes in which the model keeps them."""
         adopted = self.examination.adopted
         places = {name: adopted.holding(state.values()) for name, state in states.items() if name not in adopted.layers}
-        # A layer that is the model itself is handed its state by the caller: no code of the model decides there.
+        # A layer that is the model itself gets its state from the caller: the model's code does not decide there.
         self._unclear = {n: place[1] for n, place in places.items() if n and place and place in adopted.going_on}
         self._ended.update({name: state.detach() for name, state in states.items()})
 
     def is_last(self, given: Any, last: Any, *, grad: bool) -> bool:
-        """Say whether a layer is handed what it gave last in this call, itself, and nothing else has to be known.
+        """Say whether a layer gets its own last output of this call, unchanged, and nothing else has to be checked.
 
-        `grad`: the model was called with gradients on.
+        `grad` says whether the model was called with gradients on.
         """
         if given is not last or not isinstance(given, Tensor):
             if type(given) is not tuple or type(last) is not tuple or len(given) != len(last):
@@ -196,7 +194,7 @@ class GivenStates:
         return not may_be_recomputed(grad_before=grad)
 
     def stepped(self, call: Call, kept: Kept, last: tuple[Any, State | None]) -> None:
-        """Look at the state of a layer that is called again in one call of the model; `last` is what it gave."""
+        """Look at the state of a layer that is called again in one call of the model; `last` is what it gave before."""
         name, (native, staged) = call.layer.name, last
         if requires_grad(staged) and not requires_grad(call.given):
             self._detaching.add(name)
@@ -214,14 +212,14 @@ class GivenStates:
 
 
 def from_the_caller(call: Call, arguments: Any) -> bool:
-    """Say whether the state that a layer is handed came with the call of the model: then its caller knows best."""
+    """Say whether a layer's state came with the call of the model, so that the caller has decided on it."""
     own = {tensor.untyped_storage().data_ptr() for tensor in tensors(arguments).values()}
     given: Iterable[Tensor] = tensors(call.given_native).values()
     return any(part.untyped_storage().data_ptr() in own for part in given)
 
 
 def not_used(layer: Layer, state: State, line: str) -> str:
-    """Return what is said where a model hands over a state of its own, and the carried one is thrown away."""
+    """Return the warning that the model passes a state of its own, so that the carried state is not used."""
     made = "of zeros" if all_zero(state) else "that is not the carried one"
     return (
         f"the layer {layer.name!r} is handed a state {made} by the model itself ({line}), so the carried state is not "
@@ -230,7 +228,7 @@ def not_used(layer: Layer, state: State, line: str) -> str:
 
 
 def no_beginning(layer: Layer) -> CarryError:
-    """Return the refusal of rows that start anew in mid-sequence, where nobody knows from what."""
+    """Return the error for rows that start anew in mid-sequence from an unknown start."""
     return CarryError(
         f"rows of {layer.label!r} start anew in mid-sequence, but the model makes what each of them starts from of the "
         f"call's input, and what the next sequence's would be is not known. Cut the input where rows start, and reset "

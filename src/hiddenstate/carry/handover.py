@@ -1,4 +1,4 @@
-"""Hands each layer of a model the state it goes on from, and keeps the one it ends in."""
+"""Handing each layer of a model the state it continues from, and keeping the state it ends in."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .ways import line_now
 
 
 class HandOver(Carrier):
-    """Listens to one model for a Carry: states go in before each call of a layer, and come out after it."""
+    """The listener of a Carry: sets states before each call of a layer, and reads them after it."""
 
     def __init__(self, model: nn.Module, found: list[Layer], start: Start, options: CarryOptions) -> None:
         """Prepare to listen to `model`, whose recurrent layers are `found`."""
@@ -40,14 +40,14 @@ class HandOver(Carrier):
         self._call = RunningCall()
         self._replays = Replays()
         self._given = GivenStates(self.examination, self._next, options.override)
-        self._lost: set[str] = set()  # layers of which a lost state was reported
+        self._lost: set[str] = set()  # layers for which the loss of a state was reported
         self.handles: list[Handle] = []
         self.closed = self.going_back = self._within = False  # within: `with_graph`; a layer that we run in pieces
-        self._tried = Kept()  # where the last call of our own ended
+        self._tried = Kept()  # the states in which our last trial call ended
 
     @property
     def kept(self) -> Kept:
-        """What layers go on from."""
+        """The states that layers continue from."""
         return self._kept
 
     @kept.setter
@@ -56,7 +56,7 @@ class HandOver(Carrier):
         self.examination.adopted.replaced = True
 
     def model_call(self, entry: OuterCall, run: Callable[[], Any]) -> Any:
-        """Keep what the layers end in, if the call ends well."""
+        """Run a call of the model, and keep the states its layers end in if the call succeeds."""
         refuse_export()
         if self.closed:
             self.leave()
@@ -66,7 +66,7 @@ class HandOver(Carrier):
         adopted = self.examination.adopted
         adopted.look()
         way = self.examination.new_way(entry)
-        run = run if way is None else partial(way.along, run)  # above all other modes, whose own work it is not to see
+        run = run if way is None else partial(way.along, run)  # outside other modes, since it must not see their work
         run = self.examination.around(entry, run, ahead=self._has_to_know(), loaded=self._kept.loaded_parts)
         self.examination.check_loaded(self._kept.loaded_parts)
         self._check_rows(entry)
@@ -92,7 +92,7 @@ class HandOver(Carrier):
         return result
 
     def _plain_call(self, entry: OuterCall, run: Callable[[], Any]) -> Any:
-        """Keep what the layers end in: the whole of it, where no loop and no attribute is carried."""
+        """Run a call in which neither loops nor attributes are carried: hearing the layers is enough."""
         way = self.examination.new_way(entry)
         call = self._call = RunningCall(self.marks, torch.is_grad_enabled(), (entry.args, entry.kwargs), way)
         try:
@@ -105,7 +105,7 @@ class HandOver(Carrier):
         return result
 
     def _end(self, call: RunningCall) -> None:
-        """Keep what was noted while a call ran, if it took the steps that the marks spoke of."""
+        """Keep what was noted during a call, if the call took the steps that the marks described."""
         if call.marks is not None:
             self.marks = None
             for layer in self._layers:
@@ -117,18 +117,18 @@ class HandOver(Carrier):
         self._kept.advance({name: state for name, state in call.staged.items() if name in names})
 
     def close(self) -> None:
-        """Carry nothing any more; what a backward pass may still run once more is left until the model's next call."""
+        """Stop carrying. Layers that a backward pass may run again are released at the model's next call."""
         self.marks, self.closed = None, True
         if not self._replays:
             self.leave()
 
     def leave(self) -> None:
-        """Take away all that was put in the model."""
+        """Remove everything from the model."""
         for handle in (*self.handles, *self.examination.handles):
             handle.remove()
 
     def _check_rows(self, entry: OuterCall) -> None:
-        """Refuse another number of rows than loops and attributes have kept, before the model meets it."""
+        """Raise, before the model runs, if a call has another number of rows than loops and attributes have kept."""
         rows = self.examination.rows_of((entry.args, entry.kwargs)) if entry.module is self._model else None
         for layer in self._layers:
             seen = layer.seen is not None and layer.name in self._kept.states
@@ -142,12 +142,12 @@ class HandOver(Carrier):
             self.examination.learn_rows((entry.args, entry.kwargs), batches.pop())
 
     def _has_to_know(self) -> bool:
-        """Say whether a call has to be known before it is made: it starts from, or goes on from, something of ours."""
+        """Say whether a call must be known beforehand, since it starts or continues from a state of ours."""
         loaded = self._kept.loaded - {layer.name for layer in self._layers}
         return self.marks is not None or not self._start.is_zeros or bool(loaded)
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
-        """Hand over, run, and note what to keep."""
+        """Hand the state over, run the call, and note the state to keep."""
         if self._within or self.closed or call.layer not in self._layers:
             return proceed(call)
         way = self._call.way
@@ -189,7 +189,7 @@ class HandOver(Carrier):
         return done
 
     def try_call(self, inputs: Inputs, *, on: bool) -> Any:
-        """Make a call of our own, carried apart from the user's."""
+        """Make a trial call with a state apart from the user's."""
         before, (args, kwargs) = (self._kept, self._call), inputs
         self._kept = self._tried if on else Kept()
         self.examination.adopted.replaced = True
@@ -207,15 +207,15 @@ class HandOver(Carrier):
         return result
 
     def called_anew(self) -> str:
-        """Name a layer that was called again in one call of the model with something else than it gave."""
+        """Return a layer that was called again in one call of the model with another state than it gave."""
         return next((layer.name for layer in self._layers if layer.name in self._given.changing), "")
 
     def give_up(self, layer: Layer) -> None:
-        """Keep nothing of a layer after all."""
+        """Stop keeping the state of a layer."""
         self._call.staged.pop(layer.name, None)
 
     def begin_with(self, layer: Layer, values: Mapping[str, list[Tensor]]) -> None:
-        """Keep what a loop ended in, or a cell that was not heard in its first call, only seen."""
+        """Keep the end state of a loop, or of a cell that was watched in its first call, but not heard."""
         if not all(values.get(part) for part in layer.spec.parts):
             return
         steps = len(next(iter(values.values())))
@@ -229,7 +229,7 @@ class HandOver(Carrier):
         self._call.steps[layer.name] = steps
 
     def _settle(self, *names: str) -> None:
-        """Keep what cells ended in that have stepped on from what they gave: only the last of it matters."""
+        """Keep the end states of cells that have taken another step: only the last one matters."""
         for name in names or list(self._call.unsettled):
             done = self._call.unsettled.pop(name, None)
             if done is not None:
@@ -240,7 +240,7 @@ class HandOver(Carrier):
         self._settle()
         call, adopted = self._call, self.examination.adopted
         heard = {name: call.staged[name] for name in call.ended}
-        if call.marks is not None:  # what is kept is not what the layers gave
+        if call.marks is not None:  # the kept states are not those that the layers returned
             heard = {each.name: each.to_state(call.ended[each.name]) for each in self._layers if each.name in heard}
         states = adopted.after(self._kept, heard, detach=self.detach)
         if call.marks is not None:
@@ -250,7 +250,7 @@ class HandOver(Carrier):
             self._call.staged[name] = state.detach() if self.detach else state
 
     def _begun(self, entry: OuterCall, run: Callable[[], Any], *, trial: bool = False) -> Any:
-        """Run a call whose loops go on from what is kept."""
+        """Run a call whose loops continue from the kept states."""
         loops = self.examination.loops
         if not loops or not self._reaches_loops(entry):
             return run()
@@ -263,7 +263,7 @@ class HandOver(Carrier):
         return done.result
 
     def _reaches_loops(self, entry: OuterCall) -> bool:
-        """Say whether a call goes through the whole model; refuse what cannot be done to a loop."""
+        """Say whether a call runs the whole model; raise for marks that cannot be applied to a loop."""
         loops = list(self.examination.loops.layers.values())
         if entry.module is not self._model:
             inside = [loop.label for loop in loops if loop.module in set(entry.module.modules())]
@@ -292,7 +292,7 @@ class HandOver(Carrier):
         return state, None if anew is None or not bool(anew.any()) else anew[: state.batch]
 
     def recompute(self, call: Call, proceed: Proceed) -> Call:
-        """Hand over what this very call was handed when it first ran."""
+        """Hand over the state that this same call was given when it first ran."""
         held = self.examination.adopted.holding(tensors(call.given_native).values())
         if held is not None:
             raise checkpointed(repr(call.layer.label), held[1])
@@ -305,7 +305,7 @@ class HandOver(Carrier):
         layer, model_call = call.layer, self._call
         if layer.name in model_call.handed:
             if layer.seen is not None:
-                return None  # it was handed something else than when it was seen: what that is, only the model knows
+                return None  # its state has another form than the one that was seen
             raise CarryError(
                 f"the layer {layer.name!r} is called twice in one call of the model, both times without a state, so "
                 f"it is unclear which call should go on from which. Hand the state over in the model's forward "
@@ -319,7 +319,7 @@ class HandOver(Carrier):
         return state
 
     def _overridden(self, call: Call, rows: int) -> tuple[State | None, bool]:
-        """Return what is put in the place of a state that the model itself hands over, and whether it is to be."""
+        """Return the replacement for a state that the model itself passes, and whether to replace it."""
         first = call.layer.name not in self._call.steps
         state = self._given.instead(call, self._kept, rows) if first else None
         if first and state is None:
@@ -332,12 +332,12 @@ class HandOver(Carrier):
         return state, True
 
     def _heed(self, call: Call) -> State | None:
-        """Take a state that the model itself hands over, and say so where it throws a carried one away."""
+        """Use a state that the model itself passes, and warn if that discards a carried state."""
         layer, model_call = call.layer, self._call
         kept = self._kept.states.get(layer.name)
         if kept is not None and layer.name not in model_call.steps:
             self._given.check_heeded(call, self._kept)
-        known = self._lost | self._given.fed  # of these it was said, or is the model's own reset
+        known = self._lost | self._given.fed  # already reported, or the model's own reset
         lost = kept is not None and layer.name not in model_call.steps and layer.name not in known
         if not lost and model_call.marks is None:
             return None
@@ -346,7 +346,7 @@ class HandOver(Carrier):
         if lost and kept is not None and not from_the_caller(call, model_call.arguments) and not same(state, kept):
             self._lost.add(layer.name)
             said = not_used(layer, state, line_now(sys._getframe()))
-            if self.going_back:  # gradients would stop at each piece
+            if self.going_back:  # otherwise gradients would stop at each piece
                 raise CarryError(said)
             warn(said, CarryWarning)
         return state
@@ -371,7 +371,7 @@ class HandOver(Carrier):
                 f"{'' if isinstance(call.input, Tensor) else ' lengths'}."
             )
         own = marks.piece(layer, rows, begin, call.steps)
-        if begin == 0 and own.starts is not None:  # of the first step the carried state knows already
+        if begin == 0 and own.starts is not None:  # the carried state accounts for the first step
             own = Marks(own.starts.index_fill(1, torch.tensor([0]), False), own.lengths)
         self._within = True
         try:
@@ -393,7 +393,7 @@ class HandOver(Carrier):
         model_call.steps[layer.name] += 1 if marks is None else call.steps
 
     def start_of(self, layer: Layer, rows: int) -> State:
-        """Return what rows of a layer that start anew begin with: what the model made last, or what `init` says."""
+        """Return the start of rows that begin anew: what the model made last, or what `init` says."""
         if layer.name in self.examination.adopted.layers:
             return self.examination.adopted.start_of(layer, self._kept.states[layer.name])
         own = self.examination.loops.own.get(layer.name) or self._given.own.get(layer.name)

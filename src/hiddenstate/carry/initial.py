@@ -1,4 +1,4 @@
-"""What a sequence starts from: zeros, a learned state, noise, or whatever a function makes."""
+"""What a sequence starts from: zeros, a learned state, noise, or the result of a function."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..state import State
 
 
 class Learned(nn.Module):
-    """An initial state with parameters of its own, one row that every sequence starts from.
+    """An initial state with trainable parameters: one row, from which every sequence starts.
 
-    Its parameters go to the optimizer like any others:
+    Give its parameters to the optimizer like any others:
 
     >>> model = torch.nn.GRU(3, 4)
     >>> learned = Learned(model)
@@ -26,7 +26,7 @@ class Learned(nn.Module):
     """
 
     def __init__(self, model: nn.Module, *, std: float = 0.0) -> None:
-        """Make one parameter for each part of each layer's state, drawn around the layer's own initial state."""
+        """Make one parameter for each part of each layer's state, with noise around the layer's own initial state."""
         super().__init__()
         self.rows = nn.ParameterDict()
         self._axes: dict[str, int] = {}
@@ -42,7 +42,7 @@ class Learned(nn.Module):
                 self.rows[_key(name)] = row
 
     def forward(self, batch: int) -> State:
-        """Return the initial state of `batch` rows, with gradient."""
+        """Return the initial state for `batch` rows, with gradient."""
         parts = {name: _rows(self.rows[_key(name)], axis, batch) for name, axis in self._axes.items()}
         return State(parts, self._axes)
 
@@ -77,10 +77,10 @@ Init: TypeAlias = "str | Learned | Noise | Callable[[int], State]"
 
 
 class Start:
-    """Hands each layer the state it starts from; what is made for the whole model is made once for each model call."""
+    """Gives each layer its initial state; a state for the whole model is made once per call of the model."""
 
     def __init__(self, init: Init, found: list[Layer]) -> None:
-        """Check what the user gave."""
+        """Check the user's `init`."""
         if init != "zeros" and not callable(init) and not isinstance(init, Noise):
             raise BadInput(
                 f"init is {init!r}, but it is 'zeros', an hs.Learned(model), an hs.Noise(std), "
@@ -92,16 +92,16 @@ class Start:
 
     @property
     def init(self) -> Init:
-        """What the user gave."""
+        """The user's `init`."""
         return self._init
 
     @property
     def is_zeros(self) -> bool:
-        """Whether each layer starts as it does by itself."""
+        """Whether each layer starts by itself."""
         return self._init == "zeros"
 
     def forget(self) -> None:
-        """Make anew at the next call: parameters may have changed, and a graph is used once."""
+        """Make the state anew at the next call: parameters may have changed, and a graph can be used only once."""
         self._made.clear()
 
     def of(self, layer: Layer, batch: int) -> State:
@@ -125,7 +125,7 @@ class Start:
 
 
 def part_of(state: State, layer: Layer, found: list[Layer]) -> State:
-    """Return one layer's own state out of the whole model's; a model of one layer may leave its name out."""
+    """Return one layer's state from that of the whole model; in a model of one layer, the name may be left out."""
     prefix = f"{layer.name}." if layer.name else ""
     parts = {name.removeprefix(prefix): name for name in state if name.startswith(prefix)}
     if not parts and len(found) == 1:
@@ -141,7 +141,7 @@ def part_of(state: State, layer: Layer, found: list[Layer]) -> State:
 
 
 def needed_layers(model: nn.Module) -> list[Layer]:
-    """Return the recurrent layers of a model that must have some, by their types."""
+    """Return the recurrent layers that are found by type; raise if there are none."""
     found = layers(model)
     if not found:
         raise not_recurrent(model)
@@ -149,7 +149,7 @@ def needed_layers(model: nn.Module) -> list[Layer]:
 
 
 def not_recurrent(model: nn.Module) -> NotRecurrent:
-    """Return the refusal of a model in which nothing recurs."""
+    """Return the error for a model in which nothing recurs."""
     return NotRecurrent(
         f"{type(model).__name__} has no recurrent layer that is known: no nn.RNN, nn.LSTM or nn.GRU, none of "
         f"torch's cells, no module with forward(x, state) and initial_state(batch) or hidden_size, and nothing that "

@@ -1,4 +1,4 @@
-"""What is kept between calls, and what a layer goes on from: its last state, with a start in rows that begin anew."""
+"""The states kept between calls, and the state a layer continues from: its last one, with a start in some rows."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from .initial import Start, part_of
 
 @dataclass(slots=True)
 class Kept:
-    """The states of a model's layers by name, and for each the rows that start anew at the next call."""
+    """The states of a model's layers by name, and for each layer the rows that start anew at the next call."""
 
     states: dict[str, State] = field(default_factory=dict)
     anew: dict[str, Tensor] = field(default_factory=dict)  # layer -> bool (batch,)
-    # Attributes of which it is not known yet whether they are states: module and name -> what they held.
+    # Attributes that may turn out to be states: module and name -> their value.
     raw: dict[tuple[nn.Module, str], Any] = field(default_factory=dict)
-    loaded: frozenset[str] = frozenset()  # layers of a checkpoint, which calls may have to show first
-    graph: bool = False  # whether gradients are to go back into the call that ended in this
+    loaded: frozenset[str] = frozenset()  # layers in a checkpoint that calls may have to show first
+    graph: bool = False  # whether gradients go back into the call that ended in these states
 
     @property
     def loaded_parts(self) -> dict[str, Set[str]]:
-        """The layers of a checkpoint, with the parts of their states."""
+        """The layers in a checkpoint, with the parts of their states."""
         return {name: set(self.states[name]) for name in self.loaded if name in self.states}
 
     def copy(self) -> Kept:
-        """Return one that can advance by itself."""
+        """Return a copy that can advance independently."""
         anew = {name: mask.clone() for name, mask in self.anew.items()}
         return Kept(dict(self.states), anew, dict(self.raw), self.loaded, self.graph)
 
     def detach(self) -> Kept:
-        """Return one whose states are cut from the graph."""
+        """Return a copy with detached states."""
         states = {name: state.detach() for name, state in self.states.items()}
         return Kept(states, self.anew, {place: copied(value) for place, value in self.raw.items()}, self.loaded)
 
     def mark(self, layer: Layer, rows: Rows) -> Tensor | None:
-        """Return the rows of `layer` that start anew, those named here among them, without noting it yet."""
+        """Return which rows of `layer` will start anew if these rows do too; nothing is changed yet."""
         state = self.states.get(layer.name)
         if state is None:
-            return None  # every row starts anew anyway
+            return None  # every row starts anew in any case
         mask = torch.zeros(state.batch, dtype=torch.bool)
         mask[row_index(rows, state.batch, mask.device, unique=True)] = True
         old = self.anew.get(layer.name)
         return mask if old is None else mask | old
 
     def check_rows_shared(self) -> None:
-        """Refuse to speak of single rows, where layers have different numbers of them."""
+        """Raise if layers have different numbers of rows, so that single rows cannot be named."""
         rows = {name: state.batch for name, state in self.states.items()}
         if len(set(rows.values())) > 1:
             seen = ", ".join(f"{name or 'the model itself'} {count}" for name, count in rows.items())
@@ -66,7 +66,7 @@ class Kept:
             )
 
     def advance(self, staged: dict[str, State]) -> None:
-        """Take over the states of a finished call; a smaller batch moves the first rows and lets the others wait."""
+        """Take over the states of a finished call; after a smaller batch, the other rows keep theirs."""
         for name, state in staged.items():
             kept = self.states.get(name)
             waiting = kept.batch - state.batch if kept is not None else 0
@@ -80,7 +80,7 @@ class Kept:
                 self.anew.pop(name, None)
 
     def current(self, layer: Layer, start: Callable[[Layer, int], State]) -> State | None:
-        """Return what `layer` would go on from; `start` gives what rows begin with that start anew."""
+        """Return what `layer` would continue from; `start` makes the state of rows that start anew."""
         state = self.states.get(layer.name)
         mask = self.anew.get(layer.name)
         if state is None or mask is None or not bool(mask.any()):
@@ -90,7 +90,7 @@ class Kept:
 
 
 def fitting(initial: State, kept: State) -> State:
-    """Return an initial state in the kept one's dtypes, which autocast or a custom cell may have changed."""
+    """Return an initial state in the dtypes of the kept one, which autocast or a custom cell may have changed."""
     parts = {name: initial[name].to(part.dtype) if name in initial else None for name, part in kept.items()}
     missing = [name for name, part in parts.items() if part is None]
     if missing:
@@ -101,7 +101,7 @@ def fitting(initial: State, kept: State) -> State:
 
 
 def join(found: list[Layer], states: dict[str, State]) -> State | None:
-    """Return one State for the whole model, parts named `encoder.lstm.h`."""
+    """Return one State for the whole model, with parts named like `encoder.lstm.h`."""
     parts, axes = {}, {}
     for layer in found:
         for part, tensor in states.get(layer.name, {}).items():
@@ -111,10 +111,10 @@ def join(found: list[Layer], states: dict[str, State]) -> State | None:
 
 
 def part(found: list[Layer], state: State) -> dict[str, State]:
-    """Return each layer's state out of the whole model's, checked against the layers."""
+    """Split a whole model's state into one for each layer, checked against the layers."""
     own = {layer.name: part_of(state, layer, found) for layer in found}
     for layer in found:
-        layer.to_native(own[layer.name])  # raises where sizes, layers or parts do not fit
+        layer.to_native(own[layer.name])  # raises if sizes or parts do not fit
         _check_kind(layer, own[layer.name])
     known = sum(len(inner) for inner in own.values())
     if known < len(state):
@@ -146,7 +146,7 @@ def _check_kind(layer: Layer, state: State) -> None:
 
 
 def _check_seen(layer: Layer, state: State) -> None:
-    """Refuse a state unlike the one that was seen to cross; only its rows may be more or fewer."""
+    """Raise if a state differs from the one that was seen in a call, except in its number of rows."""
     assert layer.seen is not None
     for part in layer.seen.parts:
         sizes = [list(part.shape), list(state[part.name].shape)]
@@ -162,15 +162,15 @@ def _check_seen(layer: Layer, state: State) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NextState:
-    """Makes of what is kept what the next call is handed."""
+    """Makes the state that the next call gets from the kept one."""
 
     start: Start
     strict: bool  # whether another number of rows is an error
 
     def of(self, kept: Kept, layer: Layer, rows: int, *, own: State | None = None) -> State | None:
-        """Return what a layer goes on from, None where it starts by itself; `own` is the start that the model makes."""
+        """Return what a layer continues from, None if it starts by itself; `own` is the start that the model makes."""
         if layer.name not in kept.states:
-            # A layer that makes its own first state is left alone; it may know better than zeros.
+            # A layer that makes its own first state is left to it: its start may not be zeros.
             alone = self.start.is_zeros and (own is not None or layer.starts_itself)
             return None if alone else self.start.of(layer, rows)
         state, anew = self.kept(kept, layer, rows), kept.anew.get(layer.name)
@@ -181,7 +181,7 @@ class NextState:
         return self._reverse_anew(layer, state)
 
     def kept(self, kept: Kept, layer: Layer, rows: int) -> State:
-        """Return what is kept for `rows` rows, whichever of them start anew."""
+        """Return the kept state for `rows` rows, without regard to rows that start anew."""
         state = kept.states[layer.name]
         if rows != state.batch:
             kept.check_rows_shared()
@@ -199,7 +199,7 @@ class NextState:
         return state
 
     def _fewer(self, layer: Layer, kept: State, rows: int) -> bool:
-        """Say whether only the first rows go on; refuse other numbers of rows than are carried."""
+        """Say whether only the first rows continue; raise for any other mismatch in the number of rows."""
         batch = kept.batch
         if rows == batch or (not self.strict and rows < batch):
             return rows < batch
@@ -229,7 +229,7 @@ def both_ways(layer: Layer) -> bool:
 
 def in_full_precision(state: State, layer: Layer) -> State:
     """Return a state in the precision of the layer's weights."""
-    # Autocast leaves half-precision states behind, which the layer would refuse when autocast is off.
+    # Autocast leaves half-precision states, which the layer would refuse once autocast is off.
     if not torch.is_autocast_enabled(next(iter(state.values())).device.type):
         return state
     weight = next((p for p in layer.module.parameters() if p.is_floating_point()), None)
@@ -239,12 +239,12 @@ def in_full_precision(state: State, layer: Layer) -> State:
 
 
 def requires_grad(state: State | None) -> bool:
-    """Say whether there is a state with a graph."""
+    """Say whether a state has a graph."""
     return state is not None and any(part.requires_grad for part in state.values())
 
 
 def same(one: State, other: State) -> bool:
-    """Say whether two states hold the same numbers."""
+    """Say whether two states hold the same values."""
     return one.keys() == other.keys() and all(
         part.shape == other[name].shape and torch.equal(part.detach().to(other[name]), other[name].detach())
         for name, part in one.items()
@@ -252,17 +252,17 @@ def same(one: State, other: State) -> bool:
 
 
 def all_zero(state: State) -> bool:
-    """Say whether nothing is in a state."""
+    """Say whether a state is all zeros."""
     return all(not bool(tensor.detach().any()) for tensor in state.values())
 
 
 def _graph_is_freed(tensor: Tensor) -> bool:
     """Say whether the graph behind `tensor` was used up by a backward pass.
 
-    What nodes have saved is looked at as it lies there: to read it could run a checkpointed call once more.
+    The raw saved values of its nodes are looked at: unpacking them could run a checkpointed call again.
     """
     nodes = [tensor.grad_fn]
-    for _ in range(64):  # the first nodes that saved anything decide; deeper ones need not be asked
+    for _ in range(64):  # the first node that saved anything decides
         if not nodes:
             return False
         node = nodes.pop(0)
@@ -271,7 +271,7 @@ def _graph_is_freed(tensor: Tensor) -> bool:
         names = [name for name in dir(node) if name.startswith("_raw_saved_")]
         try:
             saved = [each for name in names for each in _listed(getattr(node, name))]
-        except RuntimeError:  # asked as it lies there, a node has nothing else to refuse than what was freed
+        except RuntimeError:  # the only error that raw access raises: the value was freed
             return True
         if saved:
             return all(each.data is None for each in saved)

@@ -1,4 +1,4 @@
-"""Loops written in a forward: the carried state takes the place of what they start from."""
+"""Loops in a forward: the carried state replaces the value that they start from."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from ..state import State
 if TYPE_CHECKING:
     from ..cells import LoopStart, OwnStart, Part
 
-GoingOn: TypeAlias = "tuple[State, Tensor | None]"  # what is kept, and which rows start anew
-Hand: TypeAlias = "Callable[[Layer, int], GoingOn | None]"  # for so many rows; 0: as many as are kept
+GoingOn: TypeAlias = "tuple[State, Tensor | None]"  # the kept state, and which rows start anew
+Hand: TypeAlias = "Callable[[Layer, int], GoingOn | None]"  # for a number of rows; 0: as many as are kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Looped:
-    """A call whose loops went on from what was kept."""
+    """A call whose loops continued from the kept states."""
 
     result: Any
-    made: Mapping[str, Mapping[str, list[Tensor]]]  # by layer and part: what there was after each turn
+    made: Mapping[str, Mapping[str, list[Tensor]]]  # by layer and part: the value after each turn
     found: Layers
 
 
 @dataclass(slots=True, eq=False)
 class Loops:
-    """The loops of a model that go on from the carried state, in place of what they start from."""
+    """The loops of a model that continue from the carried state instead of their own start."""
 
     model: nn.Module
     layers: dict[str, Layer] = field(default_factory=dict)
-    own: dict[str, State] = field(default_factory=dict)  # what each started from in its last call
+    own: dict[str, State] = field(default_factory=dict)  # the model's own start of each loop in its last call
     _starts: dict[str, LoopStart] = field(default_factory=dict)
-    _seen: dict[bool, Layers] = field(default_factory=dict)  # what a call has shown, while training and while not
+    _seen: dict[bool, Layers] = field(default_factory=dict)  # what a call has shown, by whether the model was training
 
     def __bool__(self) -> bool:
         """Say whether there are any."""
@@ -51,9 +51,9 @@ class Loops:
         self._seen = {self.model.training: found.settled()}
 
     def run(self, entry: OuterCall, run: Callable[[], Any], hand: Hand, kept: Container[str], *, anew: bool) -> Looped:
-        """Run the rest of a call, whose loops begin with what `hand` returns, those in `kept` for sure.
+        """Run the rest of a call; its loops begin with what `hand` returns, and those in `kept` must do so.
 
-        With `anew`, all of the call is looked at once more.
+        With `anew`, the whole call is watched again.
         """
         whose = {start: layer for name, layer in self.layers.items() for start in self._starts[name].parts}
         handed: dict[Layer, GoingOn | None] = {}
@@ -69,18 +69,18 @@ class Loops:
         begun = watched_from(entry, run, starts=whose, put=put, before=before)
         for layer in self.layers.values():
             if layer.name in kept and layer not in handed:
-                raise _another_way(layer)  # nobody read its start
+                raise _another_way(layer)  # nothing in the call read the start of this loop
         made = {layer.name: self._made(layer, begun, handed.get(layer)) for layer in self.layers.values()}
         self._seen[self.model.training] = begun.found.settled()
         return Looped(begun.result, made, begun.found)
 
     def _made(self, layer: Layer, begun: Begun, handed: GoingOn | None) -> dict[str, list[Tensor]]:
-        """Return what a loop made in a call, if the call did what it did when the loop was first seen."""
+        """Return the values that a loop made in a call, if it ran as it did when it was first seen."""
         assert layer.seen is not None
         starts, found = self._starts[layer.name].parts, begun.found
         now = next((each for each in found if each.name == layer.name), None)
         live = dict(found.live(now)) if now is not None else {}
-        if not live and all(start in begun.ends for start in starts):  # too few turns to be told by a trace
+        if not live and all(start in begun.ends for start in starts):  # too few turns for the trace to find the loop
             live = {start.part: [begun.ends[start]] for start in starts}
         lost = [start for start in starts if start not in begun.own or (handed and start not in begun.replaced)]
         live = {start.part: live[start.part] for start in starts if start.part in live}
@@ -114,7 +114,7 @@ def _too_short(layer: Layer) -> CarryError:
 
 
 def _check_same(layer: Layer, learned: tuple[OwnStart, ...], now: tuple[OwnStart, ...]) -> None:
-    """Refuse a call whose loop starts elsewhere in the code than it did when it was seen first."""
+    """Raise if a loop starts at another place in the code than when it was first seen."""
     theirs = {start.part: start for start in now}
     for start in learned:
         other = theirs.get(start.part)
@@ -132,7 +132,7 @@ def _part(layer: Layer, name: str) -> Part:
 
 
 def _rows(own: Tensor, part: Part) -> int:
-    """Return how many rows a start has; 0 where all rows share it."""
+    """Return the number of rows of a start; 0 if all rows share it."""
     axis = part.batch_axis
     return 0 if axis is None or own.dim() != len(part.shape) or own.shape[axis] == 1 else own.shape[axis]
 
@@ -141,9 +141,9 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def mixed(kept: Tensor, own: Tensor, axis: int | None, anew: Tensor | None) -> Tensor:
-    """Return what is kept, with the model's own start in the rows that begin anew."""
+    """Return the kept value, with the model's own start in the rows that begin anew."""
     if kept.dtype in _HALF and own.dtype not in _HALF and not torch.is_autocast_enabled(kept.device.type):
-        kept = kept.to(own.dtype)  # autocast has left it behind
+        kept = kept.to(own.dtype)  # autocast may have changed its dtype
     if anew is None or axis is None:
         return kept
     shape = [1] * kept.dim()
@@ -152,7 +152,7 @@ def mixed(kept: Tensor, own: Tensor, axis: int | None, anew: Tensor | None) -> T
 
 
 def _own_state(own: Mapping[str, Tensor], last: State) -> State:
-    """Return the model's own start as a state of as many rows as the call had."""
+    """Return the model's own start as a state with as many rows as the call."""
     with torch.no_grad():
         parts = {name: tensor.detach().to(last[name].dtype).expand_as(last[name]) for name, tensor in own.items()}
     return State(parts, last.batch_axis)

@@ -1,4 +1,4 @@
-"""Rows that start anew or end within one call of the model."""
+"""Marks: rows that start anew or end within one call of the model."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .ways import CallWay
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Marks:
-    """What the next call of the model is told: where rows start anew, and where they end."""
+    """Where rows start anew and where they end in the next call of the model."""
 
-    starts: Tensor | None  # (batch, time) bool on the CPU; the first step is dealt with before the call
+    starts: Tensor | None  # (batch, time) bool on the CPU; a start at the first step is handled before the call
     lengths: Tensor | None  # (batch,) int64 on the CPU
 
     @property
@@ -31,7 +31,7 @@ class Marks:
         return self.starts is not None and bool(self.starts[:, 1:].any())
 
     def check_unheard(self, names: Sequence[str]) -> None:
-        """Refuse marks that speak of single steps, where a model keeps these itself and their steps are not heard."""
+        """Raise for marks on single steps if the model keeps a state itself, since its steps are not heard."""
         if names and (self.within or (self.lengths is not None and len(set(self.lengths.tolist())) > 1)):
             raise CarryError(
                 f"carry.mark was told where rows start or end, but {names[0]!r} is kept by the model itself, and its "
@@ -39,7 +39,7 @@ class Marks:
             )
 
     def piece(self, layer: Layer, rows: int, begin: int, steps: int) -> Marks:
-        """Return the marks of `steps` steps from `begin` on, as one layer sees them."""
+        """Return the marks for `steps` steps from `begin` on, as one layer sees them."""
         given = len(self.starts) if self.starts is not None else len(self.lengths) if self.lengths is not None else rows
         if given != rows:
             raise StateMismatch(
@@ -57,7 +57,7 @@ class Marks:
         return Marks(starts, lengths)
 
     def check_taken(self, layer: Layer, steps: int) -> None:
-        """Refuse marks that spoke of other steps than the layer took."""
+        """Raise if a layer took another number of steps than the marks describe."""
         longest = 0 if self.lengths is None or not len(self.lengths) else int(self.lengths.max())
         told = longest if self.starts is None else self.starts.shape[1]
         if max(told, longest) > steps:
@@ -69,23 +69,23 @@ class Marks:
 
 @dataclass(slots=True)
 class RunningCall:
-    """One call of the model while it runs: nothing is kept before it has ended well."""
+    """One call of the model while it runs; nothing is kept unless it succeeds."""
 
     marks: Marks | None = None
-    grad: bool = True  # whether it began with gradients on
+    grad: bool = True  # whether gradients were on when it began
     arguments: Any = ()
-    way: CallWay | None = None  # the one that it takes through the model
+    way: CallWay | None = None  # the way that the call takes through the model
     staged: dict[str, State] = field(default_factory=dict)
     handed: set[str] = field(default_factory=set)  # layers that were called without a state
     steps: dict[str, int] = field(default_factory=dict)  # how many steps each layer has taken
-    unsettled: dict[str, Call] = field(default_factory=dict)  # a layer's last call, of which nothing is staged yet
-    ended: dict[str, Any] = field(default_factory=dict)  # what each layer gave last, in its own form
-    begins: dict[str, State] = field(default_factory=dict)  # what the model itself started each layer from, if it did
-    replaced: set[str] = field(default_factory=set)  # layers that were handed our state in the place of the model's own
+    unsettled: dict[str, Call] = field(default_factory=dict)  # each layer's last call, if its state is not staged yet
+    ended: dict[str, Any] = field(default_factory=dict)  # each layer's last native end state
+    begins: dict[str, State] = field(default_factory=dict)  # the model's own start of each layer, if it made one
+    replaced: set[str] = field(default_factory=set)  # layers that got the carried state instead of the model's own
 
 
 def read_marks(starts: Any, lengths: Any) -> Marks:
-    """Return what the user said, checked."""
+    """Return the user's marks after checking them."""
     if starts is not None:
         starts = torch.as_tensor(starts).detach().cpu()
         if starts.dtype != torch.bool or starts.dim() != 2:
@@ -109,7 +109,7 @@ def read_marks(starts: Any, lengths: Any) -> Marks:
 
 
 def run_marked(call: Call, state: State, marks: Marks, start: Callable[[int], State]) -> Call:
-    """Run a call of a fused layer from `state`, with rows that end on the way, or start anew."""
+    """Run a call of a fused layer from `state`, with rows that end on the way or start anew."""
     layer, own = call.layer, {"initial": start}
     _check_alone(call)
     if isinstance(layer.module, Recurrent):
@@ -122,7 +122,7 @@ def run_marked(call: Call, state: State, marks: Marks, start: Callable[[int], St
 
 
 def one_for_all(layer: Layer, first: State) -> Callable[[int], State]:
-    """Return what so many sequences begin with: all with the same, which `first` holds for each row."""
+    """Return a function that makes the start of any number of rows, if all rows in `first` start alike."""
     one = first.select([0])
     if any(not torch.equal(part, one[name].expand_as(part)) for name, part in first.items()):
         raise no_beginning(layer)
@@ -130,10 +130,10 @@ def one_for_all(layer: Layer, first: State) -> Callable[[int], State]:
 
 
 def _check_alone(call: Call) -> None:
-    """Refuse a call with more than its input and state: cut up, it would be run without the rest."""
+    """Raise for a call with more than an input and a state: run in pieces, it would lack the rest."""
     kwargs = dict(call.kwargs)
     if isinstance(call.layer.module, Recurrent):
-        kwargs.pop("engine", None)  # says how to run, not what
+        kwargs.pop("engine", None)  # this says how to run, not what
     known = {id(end) for _, end in ends((call.input, call.given_native))}
     others = [place for place, end in ends((call.args, kwargs)) if end is not None and id(end) not in known]
     if others:
@@ -146,7 +146,7 @@ def _check_alone(call: Call) -> None:
 
 
 def _check_as_by_itself(layer: Layer, first: State) -> None:
-    """Refuse another start than the cells' own, where each of them starts by itself."""
+    """Raise for another start than the cells' own, if each of the cells starts by itself."""
     own = layer.initial(first.batch)
     if any(not torch.equal(part, own[name].to(part)) for name, part in first.items()):
         raise CarryError(
@@ -156,7 +156,7 @@ def _check_as_by_itself(layer: Layer, first: State) -> None:
 
 
 def at_lengths(layer: Layer, values: Mapping[str, Sequence[Tensor]], lengths: Tensor, *, first: State) -> State:
-    """Return each row of a loop's state after its own number of steps; `first` is what rows without any keep."""
+    """Return each row of a loop's state after its own number of steps; rows with 0 steps get their row of `first`."""
     steps = {name: [*found] for name, found in values.items()}
     state = layer.to_state({name: found[-1] for name, found in steps.items()})
     for length in sorted(set(lengths.tolist())):

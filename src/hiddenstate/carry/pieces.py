@@ -1,4 +1,4 @@
-"""Whether pieces of an input give what the whole gives."""
+"""Comparing the results of an input in pieces with those of the whole."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ..errors import CarryError
 from ..state import Path, mapped, tensors
 from .culprit import first_difference, made_by
 
-Times: TypeAlias = "Sequence[tuple[Path, int]]"  # places in (args, kwargs), and the axis that is time
+Times: TypeAlias = "Sequence[tuple[Path, int]]"  # for each input along time: its path in (args, kwargs), its time axis
 Inputs: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
 
-_STEPS = 8  # so long an input is made, if the model takes it: two cuts, and three steps in each piece
+_STEPS = 8  # inputs are repeated to this length if possible: it allows two cuts with three steps in each piece
 _FEWEST = 4
 
 
 class PieceRunner(Protocol):
-    """Calls a model, from its own start or going on from where the last call ended."""
+    """Calls a model, from its own start or continuing from where the last call ended."""
 
     def __call__(self, inputs: Inputs, *, on: bool) -> Any:
-        """Return what the call gives."""
+        """Return the result of the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class PiecesAndWhole:
     error: float = 0.0
     tolerance: float = 0.0
     at: int = 0
-    why_not: str = ""  # why it could not be tried, or nothing else could
-    refused: bool = False  # it could, but a piece cannot be carried
-    line: str = ""  # where the first difference was made
-    drawn: bool = False  # no two calls give the same
+    why_not: str = ""  # why it could not be tried, or why only this could be tried
+    refused: bool = False  # it could be tried, but a piece cannot be carried
+    line: str = ""  # the line that made the first difference
+    drawn: bool = False  # no two calls give the same result
 
     @property
     def holds(self) -> bool:
@@ -49,13 +49,13 @@ class PiecesAndWhole:
 
 
 def compare_pieces(inputs: Inputs, times: Times, run: PieceRunner) -> PiecesAndWhole:
-    """PieceRunner the whole and two pieces, cut at an even step and at an odd one."""
+    """Run the whole and two pieces, once with an even cut and once with an odd one, and compare them."""
     if not times:
         return PiecesAndWhole(False, why_not="which of its inputs runs along time was not seen")
     tried = _compared(_long_enough(inputs, times), times, run)
     path, axis = times[0]
     if tried.why_not and not tried.refused and tensors(inputs)[path].shape[axis] >= _FEWEST:
-        return _compared(inputs, times, run)  # a model that only takes so many steps
+        return _compared(inputs, times, run)  # the model only takes this number of steps
     return tried
 
 
@@ -71,7 +71,7 @@ def _compared(inputs: Inputs, times: Times, run: PieceRunner) -> PiecesAndWhole:
             worst = replace(worst, line=_line(inputs, times, run, worst))
     except CarryError as error:
         return PiecesAndWhole(False, why_not=str(error), refused=True)
-    except Exception as error:  # whatever the model says to an input of another length
+    except Exception as error:  # any error of the model for an input of another length
         return PiecesAndWhole(False, why_not=f"a piece of its input could not be run ({type(error).__name__}: {error})")
     return worst
 
@@ -91,7 +91,7 @@ def _line(inputs: Inputs, times: Times, run: PieceRunner, outcome: PiecesAndWhol
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Switch off what drops at random, and leave all other modes."""
+    """Switch off dropout, and leave all other modes."""
     for module in model.modules():
         if "Dropout" in type(module).__name__ or getattr(module, "dropout", False):
             module.training = False
@@ -128,7 +128,7 @@ def _piece(inputs: Inputs, times: Times, steps: slice) -> Inputs:
 
 
 def _along(inputs: Inputs, times: Times, change: Callable[[Tensor, int], Tensor]) -> Inputs:
-    """Return the inputs with those changed that run along time: as seen, or by their size along the same axis."""
+    """Return the inputs with a change to those along time: those seen to be, and those of the same size there."""
     found, axes = tensors(inputs), dict(times)
     path, axis = times[0]
     front, steps = found[path].shape[:2], found[path].shape[axis]
@@ -141,7 +141,7 @@ def _along(inputs: Inputs, times: Times, change: Callable[[Tensor, int], Tensor]
 
 
 def difference(whole: Tensor, first: Tensor, second: Tensor) -> float | None:
-    """Compare along the axis that was cut; where there is none, what the second piece ends in with the whole."""
+    """Compare along the axis that was cut; without one, compare the second piece's result with that of the whole."""
     for axis in range(whole.dim()):
         if first.dim() == second.dim() == whole.dim():
             sizes = [t.shape[axis] for t in (first, second)]
@@ -153,7 +153,7 @@ def difference(whole: Tensor, first: Tensor, second: Tensor) -> float | None:
 
 
 def _row_by_row(whole: Tensor, first: Tensor, second: Tensor, axis: int) -> float:
-    """Compare pieces whose axis holds the steps of one row after those of another, as outputs flattened for a loss."""
+    """Compare pieces whose axis has the steps of one row after those of another, as outputs flattened for a loss do."""
     common = math.gcd(first.shape[axis], second.shape[axis])
     gaps = [math.inf]
     for rows in (rows for rows in range(2, common + 1) if common % rows == 0):
@@ -163,7 +163,7 @@ def _row_by_row(whole: Tensor, first: Tensor, second: Tensor, axis: int) -> floa
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference between two tensors of one shape."""
+    """Return the largest difference between two tensors of the same shape."""
     if not a.numel():
         return 0.0
     if not (a.is_floating_point() or a.is_complex()):
@@ -173,7 +173,7 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 def tolerance_of(outputs: list[Tensor]) -> float:
-    """Return how far two ways to compute these may be apart."""
+    """Return how far two ways of computing these outputs may be apart."""
     floating = [out for out in outputs if out.is_floating_point()]
     if not floating:
         return 0.5

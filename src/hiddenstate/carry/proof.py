@@ -1,4 +1,4 @@
-"""Seeing that pieces of a call's input, with the state put in, give what the whole gives, or refusing to carry."""
+"""Proving on a call that pieces of its input, with the state handed over, give what the whole gives, or refusing."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from .carrier import Carrier, CarryOptions
 from .choice import Choice
 from .pieces import PiecesAndWhole, Times, compare_pieces, without_dropout
 
-Tell: TypeAlias = "Callable[[str, list[str]], None]"  # warns of what was not said before
+Tell: TypeAlias = "Callable[[str, list[str]], None]"  # warns of things that were not warned of before
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proof:
-    """Tries pieces of a call's input against the whole, and says what comes of it."""
+    """Tries pieces of a call's input against the whole, and raises or warns."""
 
     model: nn.Module
     options: CarryOptions
     carrier: Carrier
-    undone: Callable[[], AbstractContextManager[None]]  # within which our calls leave no trace in what the model keeps
-    adopted: Callable[[], Mapping[str, Layer]]  # what the model keeps itself
+    undone: Callable[[], AbstractContextManager[None]]  # a context in which our calls leave no trace in attributes
+    adopted: Callable[[], Mapping[str, Layer]]  # the state that the model keeps itself
     tell: Tell
     held: Callable[[], bool]  # whether pieces were seen to give the whole in an earlier call
 
     def compared(self, entry: OuterCall, found: Layers, times: Times = ()) -> PiecesAndWhole:
-        """Make calls of our own with pieces of a call's input, and leave the model as it was.
+        """Make trial calls with pieces of a call's input, and leave the model unchanged.
 
-        `times` is what an earlier call told, where this one is too short to tell which of its inputs run along time.
+        `times` comes from an earlier call, in case this one is too short to show which inputs run along time.
         """
         times = (found.seen.times if found.seen is not None else ()) or times
         with self.undone(), untouched(self.model), unheard(but=Rank.CARRY), torch.no_grad(), warnings.catch_warnings():
@@ -44,7 +44,7 @@ class Proof:
             return compare_pieces((entry.args, entry.kwargs), times, self.carrier.try_call)
 
     def judge(self, outcome: PiecesAndWhole, found: Layers, choice: Choice, *, before: str = "") -> None:
-        """Refuse what pieces do not give, or say so; `before` stands in front of a refusal."""
+        """Raise or warn if pieces do not give what the whole gives; `before` is put in front of an error."""
         if outcome.refused:
             raise CarryError(f"{before}{outcome.why_not}")
         if outcome.holds:
@@ -78,10 +78,10 @@ class Proof:
         cells: bool,
         times: Times,
     ) -> None:
-        """Look once more, at a call of another way than those that were seen to hold; `news` says which.
+        """Try again, for a call that takes another way than the proven ones; `news` describes the difference.
 
-        `carried` is what is carried, in `replaced` the carried state took the place of the model's own; without
-        `cells`, loops are carried in the place of the cells in them.
+        `carried` are the carried layers, `replaced` those that got the carried state instead of the model's own.
+        Without `cells`, loops are carried instead of the cells in them.
         """
         name = type(self.model).__name__
         before = (
@@ -105,7 +105,7 @@ class Proof:
             raise CarryError(f"{before}the state of {', '.join(handed)} comes with this call, and was replaced")
         outcome = self.compared(entry, found, times)
         if not outcome.tried and not outcome.drawn and self.held():
-            outcome = replace(outcome, refused=True)  # what holds on other ways is no reason to go on on this one
+            outcome = replace(outcome, refused=True)  # a proof on other ways does not help on this one
         if found.seen.entangled and cells and (outcome.holds or not outcome.tried):
             why = not_theirs(self.model, found.seen.entangled)
             outcome = PiecesAndWhole(False, refused=True, why_not=why)
@@ -113,7 +113,7 @@ class Proof:
 
 
 def not_theirs(model: nn.Module, cells: Sequence[str]) -> str:
-    """Return the refusal of cells whose start is not what they alone are handed."""
+    """Return the error for cells whose start is also read by others."""
     return (
         f"cells of {type(model).__name__} start from what is not theirs alone, and nothing else can be put in the "
         f"place of what their loop starts from: {'; '.join(cells)}. hs.layers(model, *inputs).explain() says more."
@@ -121,7 +121,7 @@ def not_theirs(model: nn.Module, cells: Sequence[str]) -> str:
 
 
 def not_called(layer: str) -> CarryError:
-    """Return the refusal of a call that makes a layer's start, and leaves the layer out."""
+    """Return the error for a call that makes a layer's start but does not call the layer."""
     return CarryError(
         f"this call makes what {layer!r} starts from, but does not call it, so something else goes on from that start, "
         f"and the carried state is not used. The states of before are kept. Call the layer, or make its start where it "
@@ -130,7 +130,7 @@ def not_called(layer: str) -> CarryError:
 
 
 def read_too(model: nn.Module, lines: Sequence[str], layers: Iterable[str]) -> CarryError:
-    """Return the refusal of a call in which something reads a start that gave way, as nothing did before."""
+    """Return the error for a call in which other code reads a start that was replaced, as no earlier call did."""
     return CarryError(
         f"this call takes another way through {type(model).__name__} than those in which the carried state was seen to "
         f"be right: it goes another way at {', '.join(lines[:3])}, and reads there what {', '.join(sorted(layers))} "

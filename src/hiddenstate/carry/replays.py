@@ -1,4 +1,4 @@
-"""Which state a layer was handed in a call that activation checkpointing runs once more, within a backward pass."""
+"""The states that layers were given in calls which activation checkpointing runs again in a backward pass."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from ..errors import CarryError
 from ..state import State
 from .kept import requires_grad
 
-_MOST = 256  # calls of one layer whose backward pass may still be to come
+_MOST = 256  # calls of one layer that may wait for their backward pass
 
 
 @dataclass(slots=True, eq=False)
 class _Handed:
     shape: torch.Size
-    sum: Tensor  # of the input, each value weighted by its place, by which the call is known again
+    sum: Tensor  # of the input's values weighted by their places, to recognize the call
     state: State | None
-    done: bool = False  # it has run once more
+    done: bool = False  # whether it has been run again
 
 
 class Replays:
-    """The states that layers were handed in calls which may be run again."""
+    """The states that layers were given in calls that may be run again."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without any."""
         self._handed: dict[str, deque[_Handed]] = {}
 
     def __bool__(self) -> bool:
-        """Say whether some of them are still to be run again."""
+        """Say whether any call may still be run again."""
         return any(not one.done for handed in self._handed.values() for one in handed)
 
     def note(self, call: Call, state: State | None, *, grad: bool, graph: bool) -> None:
-        """Remember what a call is handed that a backward pass may run again.
+        """Remember the state of a call that a backward pass may run again.
 
-        `grad`: the model was called with gradients on; `graph`: they are to go back into the call before.
+        `grad`: the model was called with gradients on. `graph`: gradients go back into the call before.
         """
         if not may_be_recomputed(grad_before=grad):
             return
@@ -52,10 +52,10 @@ class Replays:
         handed.append(_Handed(*_known_by(call), state))
 
     def state_for(self, call: Call) -> State | None:
-        """Return what the same call was handed when it first ran."""
+        """Return the state that the same call was given when it first ran."""
         handed = self._handed.get(call.layer.name)
         if not handed:
-            return None  # it was called without us, or with nothing to hand over
+            return None  # it was first called without a Carry, or without a state to hand over
         shape, total = _known_by(call)
         fits = [one for one in handed if one.shape == shape and bool(torch.isclose(one.sum, total, rtol=1e-6, atol=0))]
         if not fits or any(not _same(one.state, fits[-1].state) for one in fits):

@@ -1,4 +1,4 @@
-"""What streams are cut from: sequences of one dtype and shape, read one at a time."""
+"""Sources of sequences for streams: sequences of one dtype and shape, read one at a time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class SequenceKind(NamedTuple):
     """What all sequences have in common."""
 
     dtype: torch.dtype
-    shape: tuple[int, ...]  # without time
+    shape: tuple[int, ...]  # without the time axis
     device: torch.device
 
 
 class Source:
-    """Sequences of one kind, checked whenever one is read."""
+    """A list of sequences of one kind; each is checked whenever it is read."""
 
     def __init__(self, name: str, items: Any) -> None:
         listlike = hasattr(items, "__len__") and hasattr(items, "__getitem__") and getattr(items, "ndim", 1) > 0
@@ -32,7 +32,7 @@ class Source:
         if not len(items):
             raise BadInput(f"{name} has 0 entries, so there is nothing to stream. Was a filter or a path too narrow?")
         self.name = name
-        # A list could be changed behind our back; anything else may load on demand and stays as it is.
+        # A list is copied, since it could change; any other source may load on demand, and is kept.
         self.items = tuple(items) if isinstance(items, list) else items
         self.kind: SequenceKind = _kind(self._readable(0), f"{name}[0]")
         self.lengths: list[int] = []
@@ -40,7 +40,7 @@ class Source:
             self.lengths.append(len(self.read(index)))
 
     def read(self, index: int) -> Readable:
-        """Sequence `index`, if it is of one kind with the others and as long as before."""
+        """Return sequence `index`, after checking that it has the kind of the others and its old length."""
         item = self._readable(index)
         for field, seen, needed in zip(
             SequenceKind._fields, _kind(item, f"{self.name}[{index}]"), self.kind, strict=True
@@ -58,11 +58,11 @@ class Source:
         return item
 
     def zeros(self, count: int) -> Tensor:
-        """Padding of `count` steps."""
+        """Return padding of `count` steps."""
         return torch.zeros(count, *self.kind.shape, dtype=self.kind.dtype, device=self.kind.device)
 
     def _readable(self, index: int) -> Readable:
-        """Sequence `index` as something that can be cut, with at least one step."""
+        """Return sequence `index` as an array or tensor with at least one step."""
         place, given = f"{self.name}[{index}]", self.items[index]
         try:
             item: Readable = given if isinstance(given, Tensor | np.ndarray) else torch.as_tensor(given, device="cpu")
@@ -77,10 +77,10 @@ class Source:
 
 
 def cut(item: Readable, offset: int, count: int) -> Tensor:
-    """`count` steps of a sequence from `offset` on, as a tensor."""
+    """Return `count` steps of a sequence from `offset` on, as a tensor."""
     piece = item[offset : offset + count]
-    # Only the piece of an array is copied: torch takes no array that is read-only, reversed or of foreign byte order,
-    # and the whole may be a memory-mapped file larger than memory.
+    # Only the piece of an array is copied. A copy is needed since torch takes no array that is read-only, reversed or
+    # of another byte order; the whole may be a memory-mapped file larger than memory.
     return piece if isinstance(piece, Tensor) else torch.from_numpy(np.array(piece, dtype=_native(piece)))
 
 

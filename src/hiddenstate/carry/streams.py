@@ -1,4 +1,4 @@
-"""Sequences of unequal length, cut into chunks whose rows go on where they stopped."""
+"""Streams: sequences of unequal length cut into chunks, in which each row continues where it stopped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Chunk(NamedTuple):
     x: Tensor  # (batch, steps, ...)
     y: Tensor | None  # (batch, steps, ...)
     starts: Tensor  # (batch, steps) bool, True at the first step of a sequence
-    lengths: Tensor  # (batch,) valid steps, 0 where a row has run dry
+    lengths: Tensor  # (batch,) valid steps, 0 for a row without sequences left
 
     @property
     def mask(self) -> Tensor:
@@ -33,18 +33,18 @@ class Chunk(NamedTuple):
         return steps < self.lengths[:, None]
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> Chunk:
-        """The same chunk on `device`."""
+        """Return the same chunk on `device`."""
         x, starts, lengths = (part.to(device, non_blocking=non_blocking) for part in (self.x, *self[2:]))
         y = None if self.y is None else self.y.to(device, non_blocking=non_blocking)
         return Chunk(x, y, starts, lengths)
 
 
 class Streams:
-    """Chunks of `steps` steps in which row b goes on where row b stopped.
+    """Chunks of `steps` steps, in which each row continues where it stopped in the chunk before.
 
-    Where a row's sequence ends, the next one in the queue begins, also in mid-chunk, and `starts` is True there:
-    the place to reset that row's state. No step is lost or repeated; when the queue is empty the rows run dry one
-    after another, and `lengths` says how many steps of each are still valid.
+    When a row's sequence ends, the next one in the queue begins, even in mid-chunk, and `starts` is True there: reset
+    that row's state at this point. No step is lost or repeated. When the queue is empty, rows run out of sequences one
+    after another, and `lengths` says how many steps of each row are still valid.
 
     >>> streams = Streams([[1, 2, 3], [4, 5], [6, 7, 8]], batch=2, steps=4)
     >>> first, second = streams
@@ -53,7 +53,7 @@ class Streams:
     >>> first.starts.int().tolist(), first.lengths.tolist()
     ([[1, 0, 0, 0], [1, 0, 1, 0]], [3, 4])
 
-    A checkpoint taken in the loop goes on at the very next chunk:
+    A checkpoint taken in the loop continues at the very next chunk:
 
     >>> for chunk in streams:
     ...     saved = streams.state_dict()
@@ -64,13 +64,13 @@ class Streams:
 
     Args:
         sequences: Tensors, arrays or lists of numbers `(time, ...)`, equal in all but time. Each is read when its turn
-            comes, so they may also be loaded on demand by a `__getitem__` of your own.
+            comes, so a `__getitem__` of your own may load them on demand.
         batch: How many rows run side by side.
         steps: How many steps a chunk has.
         targets: `"next"`: y is x one step ahead, so a sequence of n gives n - 1 steps. Sequences parallel to
             `sequences`: y is cut from them. None: y is None.
         shuffle: Whether the sequences queue up in another order every epoch.
-        seed: With the number of the epoch it settles that order; the global random stream is left alone.
+        seed: Determines that order together with the number of the epoch; the global random stream is not used.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Streams:
         shuffle: bool = False,
         seed: int = 0,
     ) -> None:
-        """Read every sequence once, to check it and to know its length."""
+        """Read every sequence once to check it and to learn its length."""
         self._batch, self._steps = _integer("batch", batch, least=1), _integer("steps", steps, least=1)
         if isinstance(targets, str) and targets != "next":
             raise BadInput(f"targets is {targets!r}, but it can be 'next', a list parallel to sequences, or None.")
@@ -103,16 +103,16 @@ class Streams:
             "lengths": _digest(array("q", self._lengths).tobytes()).hex(),
         }
         self._epoch, self._chunk = 0, 0
-        self._waiting = True  # the next iterator takes up (epoch, chunk) instead of a new epoch
-        self._turn = 0  # of the newest iterator; older ones may go on, but no longer move the position
+        self._waiting = True  # the next iterator continues at (epoch, chunk) instead of starting a new epoch
+        self._turn = 0  # number of the newest iterator: only the newest one moves the position
         self._planned: dict[int, _StreamPlan] = {}
 
     def __len__(self) -> int:
-        """The number of chunks in the epoch that is under way or comes next, from its very beginning."""
+        """Return the number of chunks in the present or next epoch, counted from its beginning."""
         return self._plan(self._epoch).chunks
 
     def __iter__(self) -> Iterator[Chunk]:
-        """A new epoch; right after `load_state_dict`, the rest of the one that was saved."""
+        """Iterate over a new epoch; right after `load_state_dict`, over the rest of the saved one."""
         if not self._waiting:
             self._epoch, self._chunk = self._epoch + 1, 0
         self._waiting = False
@@ -124,11 +124,11 @@ class Streams:
         return f"Streams({total}, batch={self._batch}, steps={self._steps}, targets={self._settings['targets']!r})"
 
     def state_dict(self) -> dict[str, int | str]:
-        """The position after the last chunk given out, with what it takes to know the data again."""
+        """Return the position after the last chunk given out, with what is needed to recognize the data."""
         return {**self._settings, "epoch": self._epoch, "chunk": self._chunk}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved position: the next iterator goes on at the very next chunk."""
+        """Take up a saved position: the next iterator continues at the very next chunk."""
         missing = [key for key in self.state_dict() if key not in state]
         if missing:
             raise StateMismatch(
@@ -156,7 +156,7 @@ class Streams:
         self._turn += 1
 
     def _check(self) -> None:
-        """Refuse sequences that cannot fill the rows, or that do not go with their targets."""
+        """Raise if the sequences cannot fill the rows, or do not fit their targets."""
         lengths, batch = self._x.lengths, self._batch
         if len(lengths) < batch:
             raise BadInput(
@@ -182,12 +182,12 @@ class Streams:
                 )
 
     def _plan(self, epoch: int) -> _StreamPlan:
-        """Who runs where in `epoch`; the last answer is kept."""
+        """Return which sequence runs in which row in `epoch`; the last answer is cached."""
         key = epoch if self._settings["shuffle"] else 0
         if key not in self._planned:
             order: Sequence[int] = range(len(self._lengths))
             if self._settings["shuffle"]:
-                # Hashed, because with seed + epoch one run's second epoch would be another run's first.
+                # Hashed: with seed + epoch, one run's second epoch would be the next run's first.
                 word = _digest(f"{self._settings['seed']} {epoch}".encode())
                 source = torch.Generator(device="cpu").manual_seed(int.from_bytes(word, "big") >> 1)
                 order = torch.randperm(len(self._lengths), generator=source, device="cpu").tolist()
@@ -195,7 +195,7 @@ class Streams:
         return self._planned[key]
 
     def _run(self, plan: _StreamPlan, first: int, turn: int) -> Iterator[Chunk]:
-        """The chunks of one epoch from the `first` on."""
+        """Yield the chunks of one epoch from the `first` on."""
         held: dict[int, _Held] = {}
         for number in range(first, plan.chunks):
             chunk = self._build(plan, number, held)
@@ -206,7 +206,7 @@ class Streams:
             self._epoch, self._chunk, self._waiting = self._epoch + 1, 0, True
 
     def _build(self, plan: _StreamPlan, number: int, held: dict[int, _Held]) -> Chunk:
-        """Chunk `number`; `held` keeps what each row is in the midst of, so that a sequence is read once an epoch."""
+        """Build chunk `number`; `held` keeps each row's present sequence, so that a sequence is read once per epoch."""
         target = self._x if self._ahead else self._y
         xs, ys, firsts, lengths = [], [], [], []
         for row in range(self._batch):
@@ -244,7 +244,7 @@ class Streams:
 
 
 class _Held(NamedTuple):
-    """What a row is in the midst of."""
+    """The sequence that a row is in the middle of."""
 
     sequence: int
     x: Readable  # (time, ...)
@@ -255,16 +255,16 @@ class _Held(NamedTuple):
 class _StreamPlan:
     """Which sequence runs in which row and when, for one epoch."""
 
-    begins: list[list[int]]  # of each row: the step at which each of its sequences begins and, last, where it runs dry
-    sequences: list[list[int]]  # of each row, in order
+    begins: list[list[int]]  # for each row: the steps at which its sequences begin, then the step at which it runs out
+    sequences: list[list[int]]  # for each row, its sequences in order
     steps: int
 
     @classmethod
     def of(cls, order: Sequence[int], lengths: list[int], *, batch: int, steps: int) -> _StreamPlan:
-        """Each sequence in `order` goes to the row that is free first, the lower one of two."""
+        """Give each sequence in `order` to the row that is free first; of two, to the lower one."""
         begins: list[list[int]] = [[] for _ in range(batch)]
         sequences: list[list[int]] = [[] for _ in range(batch)]
-        free = [(0, row) for row in range(batch)]  # a heap, since it is sorted
+        free = [(0, row) for row in range(batch)]  # sorted, so it is a heap
         for sequence in order:
             begin, row = free[0]
             begins[row].append(begin)
@@ -276,11 +276,11 @@ class _StreamPlan:
 
     @property
     def chunks(self) -> int:
-        """As many as the longest row fills."""
+        """The number of chunks that the longest row fills."""
         return -(-max(row[-1] for row in self.begins) // self.steps)
 
     def pieces(self, row: int, chunk: int) -> Iterator[tuple[int, int, int]]:
-        """The (sequence, offset in it, count of steps) that fill `row` of `chunk`, in order."""
+        """Yield (sequence, offset, steps) for each piece that fills `row` of `chunk`, in order."""
         begins, start, stop = self.begins[row], chunk * self.steps, (chunk + 1) * self.steps
         place = bisect_right(begins, start) - 1
         while place < len(begins) - 1 and begins[place] < stop:

@@ -1,4 +1,4 @@
-"""Truncated backpropagation through time, with as many steps back as one wants."""
+"""Truncated backpropagation through time, over as many steps back as wanted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tbptt(
 ) -> Iterator[Tensor]:
     """Train along `x` in pieces of `k1` steps: yields each piece's loss after its backward through the last `k2` steps.
 
-    The optimizer stays yours:
+    The optimizer is left to you:
 
     >>> model = torch.nn.GRU(3, 4, batch_first=True)
     >>> x, y = torch.randn(2, 20, 3), torch.randn(2, 20, 4)
@@ -37,12 +37,12 @@ def tbptt(
     ...     optimizer.step()
     ...     optimizer.zero_grad()
 
-    With `k2 > k1` the older steps are run again from the state kept at that point. `loss(output, y)` gets what the
-    model returned for the piece. A `Carry` attached to the model is used, and ends in the state after the last step.
-    A state that the model's forward insists on is handed in.
+    With `k2 > k1`, the older steps are run again from the state kept at that point. `loss(output, y)` gets the model's
+    result for the piece. A `Carry` attached to the model is used, and ends in the state after the last step. If forward
+    requires a state, it gets one.
 
-    Which axis is time is deduced as `check_split` does, from `batch_first` of the layers and how the model takes `x`;
-    `time_axis=` or `batch_axis=` says otherwise. `y` has its steps on the same axis.
+    Which axis is time is deduced as in `check_split`, from `batch_first` of the layers and from how the model takes
+    `x`; `time_axis=` or `batch_axis=` overrides this. `y` has its steps on the same axis.
     """
     k2 = k1 if k2 is None else k2
     _check_lengths(k1, k2)
@@ -73,11 +73,11 @@ class _Training:
     loss: Callable[[Any, Tensor], Tensor]
     axis: int
     carry: Carry = field(init=False)
-    # For each step that a gradient goes back to: what was kept when that step was first reached.
+    # For each step that some gradient goes back to: the states kept when that step was first reached.
     points: dict[int, Kept] = field(default_factory=dict)
 
     def piece(self, oldest: int, begin: int, end: int) -> Tensor:
-        """Run from `oldest`, take the loss from `begin` on, and its gradient."""
+        """Run from `oldest`, compute the loss from `begin` on, and run its backward pass."""
         self.carry.restore(self.points[oldest])
         with self.carry.with_graph():
             if oldest < begin:
@@ -89,7 +89,7 @@ class _Training:
         return value.detach()
 
     def judge(self, output: Any, target: Tensor) -> Tensor:
-        """Return the loss; say what it got where it cannot take that."""
+        """Return the loss; if it raises, say what it was given."""
         try:
             return self.loss(output, target)
         except (AttributeError, TypeError) as error:
@@ -107,12 +107,12 @@ class _Training:
         return self.call(self.x.narrow(self.axis, begin, end - begin), states)
 
     def note(self, step: int) -> None:
-        """Note what is kept at this step, cut from its graph, and go on from there."""
+        """Save the states kept at this step, detached, and continue from them."""
         self.points[step] = self.carry.snapshot().detach()
         self.carry.restore(self.points[step])
 
     def note_inside(self, begin: int, end: int) -> None:
-        """Note the states within a piece that later gradients go back to; none where k1 divides k2."""
+        """Save the states inside a piece that later gradients go back to; there are none if k1 divides k2."""
         outer = self.carry.snapshot()
         for step in sorted(step for step in self.points if begin < step < end):
             with untouched(self.call.model), torch.no_grad():
@@ -132,7 +132,7 @@ def _updates(training: _Training, k1: int, k2: int) -> Iterator[Tensor]:
         for begin, end in pieces:
             oldest = max(0, end - k2)
             yield training.piece(oldest, begin, end)
-            carry.restore(training.points[end])  # whatever was run in between
+            carry.restore(training.points[end])  # the user's code may have run the model in between
             training.points = {step: kept for step, kept in training.points.items() if step >= oldest}
     finally:
         if attached is None:
@@ -140,11 +140,11 @@ def _updates(training: _Training, k1: int, k2: int) -> Iterator[Tensor]:
 
 
 def _steps_itself(model: nn.Module, x: Tensor) -> bool:
-    """Say whether a module that bears the names of a cell runs along time all the same."""
+    """Say whether a module named like a cell runs along time nevertheless."""
     try:
         with unheard():
             found = layers(model, x)
-    except Exception:  # a cell that does not take several steps
+    except Exception:  # it is a cell that does not take several steps
         return False
     return any(layer.seen is not None and layer.seen.steps > 1 for layer in found)
 

@@ -1,7 +1,7 @@
-"""Which way a call takes through a model: what is proven of one way need not hold on another.
+"""The way a call takes through a model's code: what was proven for one way need not hold for another.
 
-A way is a set of places in the code, each with where its operands were made, so that neither the number of steps nor
-the numbers in tensors matter. A branch that was not taken before shows, also one that only picks another tensor.
+A way is a set of places in the code, each with the places that made its operands. It depends neither on the number of
+steps nor on the values in tensors. A branch that was not taken before shows, even if it only picks another tensor.
 """
 
 from __future__ import annotations
@@ -21,35 +21,36 @@ from torch.overrides import TorchFunctionMode
 from ..cells import Call, eager, tells_now, watching
 from ..state import tensors
 
-# By function and the user's instruction that leads to it (code object by its id, whose own hash is slow), or by layer;
-# and whether a layer was called before: what is done earlier is done to starts.
+# A place is a function and the user's instruction that calls it (the code object by its id, since hashing it is slow),
+# or a layer, and whether a layer was called before: operations before the first layer work on starts.
 Place: TypeAlias = "tuple[Any, ...]"
-# By place: its number, and those of the places that made its operands, each with its position; in a list, of neighbors.
+# By place: its number, and the numbers of the places that made its operands, each with its position; or neighbors' in
+# lists.
 Steps: TypeAlias = "dict[Place, tuple[int, set[Any]]]"
-_POSITIONS = 8  # bits
+_POSITIONS = 8  # bits for a position
 
 _NOT_THEIRS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
-_codes: dict[int, tuple[bool, CodeType]] = {}  # by id: whether it is the user's, and what keeps the id its own
+_codes: dict[int, tuple[bool, CodeType]] = {}  # by id: whether the code is the user's; the code, to keep its id in use
 _LISTED = (tuple, list)
 _MADE = (Tensor, *_LISTED)
 
 
 class CallWay(TorchFunctionMode):
-    """Notes where a call leaves the ways that are known, while it is on; what layers do inside is their own business.
+    """Notes where a call leaves the known ways, while it is active; operations inside layers are not noted.
 
-    Every operation of a model comes by here, so each is held against what is known at once, and only news is kept.
+    Every operation of a model passes here, so each is compared with the known ways at once, and only news is kept.
     """
 
     def __init__(self, known: Steps, numbers: dict[Place, int], mode: bytes, starts: Mapping[str, set[int]]) -> None:
-        """Begin with nothing; places get the numbers that they have in `numbers`, from 1 on, or new ones."""
+        """Start without news; places get their numbers from `numbers`, beginning with 1, or new ones."""
         super().__init__()
         self.mode = mode
         self.ours = True  # until the model itself runs
-        self.news: Steps = {}  # what is not known, in the same form
+        self.news: Steps = {}  # steps that are not known, in the same form
         self._known, self._numbers = known, numbers
-        self._made: dict[int, int] = {}  # by tensor: the number of the place that made it; the latest counts
-        self.begun: dict[str, set[int]] = {}  # by layer that was called: the places that made what it was handed first
-        self.started: set[int] = set()  # places that make what layers were seen to start from, where this call was
+        self._made: dict[int, int] = {}  # by id of a tensor: the number of the place that last made it
+        self.begun: dict[str, set[int]] = {}  # by layer that was called: the places that made its first state
+        self.started: set[int] = set()  # places in this call that make what layers were seen to start from
         self._starts = set[int]().union(*starts.values())
         self._begun = False
         self._inside = self._depth = 0
@@ -58,14 +59,14 @@ class CallWay(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run one operation, and note where it is done, and on what."""
+        """Run one operation, and note its place and the origin of its operands."""
         result = func(*args, **kwargs) if kwargs else func(*args)
         if not self.ours:
             self.heed(func, args, kwargs, result, sys._getframe(1))
         return result
 
     def heed(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any, frame: FrameType) -> None:
-        """Note an operation that was called from a frame."""
+        """Note an operation that was called from `frame`."""
         if self._inside or not (result is None or isinstance(result, _MADE)):
             return
         if get_ident() == self._thread and type(result) is not torch.Size:
@@ -99,13 +100,13 @@ class CallWay(TorchFunctionMode):
         return self.news[place]
 
     def along(self, run: Callable[[], Any]) -> Any:
-        """Return what `run()` does, noted from beginning to end, and as it was written: nobody sees into a graph."""
+        """Return the result of `run()`, noting its way; Dynamo is off, since nothing is visible inside a graph."""
         taps = tells_now()
         if taps is None or taps.way is not None:
             with eager(), watching(self), self:
                 self._depth = torch._C._len_torch_function_stack()
                 return run()
-        taps.way, self._depth = self, -1  # all operations pass there, and one mode costs less than two
+        taps.way, self._depth = self, -1  # the taps see all operations already, and one mode costs less than two
         try:
             with eager(), watching(self):
                 return run()
@@ -113,11 +114,11 @@ class CallWay(TorchFunctionMode):
             taps.way = None
 
     def through(self, call: Call, run: Callable[[], Call]) -> Call:
-        """Run a call of a layer, as if nobody looked."""
+        """Run a call of a layer without noting its operations."""
         if call.layer.name not in self.begun:
             given = tensors(call.given_native).values()
             self.begun[call.layer.name] = {self._made.get(id(tensor), 0) for tensor in given}
-        on_top = torch._C._len_torch_function_stack() == self._depth  # else a mode of the model's own goes on
+        on_top = torch._C._len_torch_function_stack() == self._depth  # otherwise a mode of the model's own is active
         self._inside += 1
         if on_top:
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -129,7 +130,7 @@ class CallWay(TorchFunctionMode):
             self._inside -= 1
         place = call.layer.name, self._begun
         self._note(place, call.args, call.kwargs, done.result)
-        if isinstance(done.result, _LISTED):  # its output is not its state
+        if isinstance(done.result, _LISTED):  # its output does not count as its state
             for which, tensor in enumerate(_tensors(done.result)):
                 self._made[id(tensor)] = self._numbers.setdefault((*place, which), len(self._numbers) + 1)
         self._begun = True
@@ -144,10 +145,10 @@ class KnownWays:
     _numbers: dict[Place, int] = field(default_factory=dict)
     _known: dict[bytes, Steps] = field(default_factory=dict)
     _modules: list[nn.Module] = field(default_factory=list)
-    _starts: dict[str, set[int]] = field(default_factory=dict)  # by layer: the places that made what it started from
+    _starts: dict[str, set[int]] = field(default_factory=dict)  # by layer: the places that made its start
 
     def new(self) -> CallWay:
-        """Return what notes the way of a call."""
+        """Return an object that notes the way of a call."""
         self._modules = self._modules or list(self.model.modules())
         return CallWay(self._known.get(mode := self._mode(), {}), self._numbers, mode, self._starts)
 
@@ -156,7 +157,7 @@ class KnownWays:
         return bytes([module.training for module in self._modules])
 
     def unused(self, way: CallWay | None, kept: Iterable[str]) -> list[str]:
-        """Return those of these layers whose start a call makes, although it does not call them."""
+        """Return those of these layers whose start a call makes without calling the layer."""
         if way is None:
             return []
         for name, places in way.begun.items():
@@ -165,7 +166,7 @@ class KnownWays:
         return [name for name in left if not way.started.isdisjoint(self._starts.get(name, ()))]
 
     def reading(self, way: CallWay, layers: Iterable[str]) -> list[str]:
-        """Return the lines at which a call reads what layers start from, as none did before."""
+        """Return the lines at which a call reads the starts of layers and earlier calls did not."""
         starts = set[int]().union(*(self._starts.get(name, ()) for name in layers))
         found = []
         for place, (_, origins) in way.news.items():
@@ -175,7 +176,7 @@ class KnownWays:
         return sorted(set(found))
 
     def learn(self, way: CallWay | None, like: CallWay | None = None) -> None:
-        """Take note of a way that holds, in its mode, or in that in which another one was taken."""
+        """Learn a proven way in its mode, or in the mode in which the way `like` was taken."""
         like = like or way
         if like is None:
             self._modules = list(self.model.modules())
@@ -184,7 +185,7 @@ class KnownWays:
             known.setdefault(place, (number, set()))[1].update(origins)
 
     def news(self, way: CallWay | None) -> str:
-        """Say what is new in a call: where it leaves the ways that are known, or the mode; nothing where all is."""
+        """Describe where a call leaves the known ways, or is in a new mode; "" if it does not."""
         if (self._mode() if way is None else way.mode) not in self._known:
             return f"no call before had {type(self.model).__name__} {'training' if self.model.training else 'in eval'}"
         if way is None or not way.news:
@@ -207,7 +208,7 @@ def users_frame(frame: FrameType) -> FrameType:
 
 
 def line_now(frame: FrameType) -> str:
-    """Return file and line of what the user's code is at, beneath a frame."""
+    """Return file and line of the user's code that is being run beneath a frame."""
     frame = users_frame(frame)
     return line_of(frame.f_code, frame.f_lasti)
 
@@ -219,7 +220,7 @@ def line_of(code: CodeType, offset: int) -> str:
 
 
 def _tensors(things: tuple[Any, ...] | list[Any]) -> list[Tensor]:
-    """Return the tensors in a list, and in those in it."""
+    """Return the tensors in a list and in the lists within it."""
     found: list[Tensor] = []
     for each in things:
         if isinstance(each, Tensor):

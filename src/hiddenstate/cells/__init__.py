@@ -1,4 +1,4 @@
-"""Who makes the next state: recurrent layers and cells, found in any model, and their calls, heard in one place."""
+"""Recurrent layers and cells: finding them in any model, and hearing their calls."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Where the rows and the steps of a model's input are: told, or deduced in one way wherever there is an input."""
+"""Which axis of a model's input is time and which is the batch: told by the user, or deduced in one way for all."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .layer import Call, Layer, unwrap_to_call
 from .listener import Listener, Proceed, listen, unheard
 from .snapshot import untouched
 
-_SIZES = (5, 7)  # of the piece that is tried: they cannot be taken for each other
+_SIZES = (5, 7)  # rows and steps of the piece that is tried: different, so that neither can be mistaken for the other
 _STEPPED = "assumed, since a cell is stepped along (batch, time, ...); time_axis= says otherwise"
-_LAYOUTS = ((0, 1), (1, 0), (0, 2))  # axes of rows and of steps; the last as convolutions have it
+_LAYOUTS = ((0, 1), (1, 0), (0, 2))  # axes of rows and of steps; the last one is that of convolutions
 
 
 @dataclass(frozen=True, slots=True)
 class InputAxes:
-    """Where time and rows are in an input, and how that is known."""
+    """Which axes of an input are time and batch, and how that is known."""
 
     time: int
-    batch: int | None  # None: one sequence without rows
+    batch: int | None  # None: a single sequence without a batch axis
     how: str
-    sure: bool = True  # told or seen, rather than assumed
+    sure: bool = True  # told or observed, not assumed
 
     @property
     def usual(self) -> bool:
@@ -39,7 +39,7 @@ class InputAxes:
 
     @property
     def noted(self) -> str:
-        """What a result says of it: nothing where the input is (batch, time, ...) and that is sure."""
+        """What a result should mention about the axes: nothing if they are (batch, time, ...) for sure."""
         return "" if self.usual and self.sure else str(self)
 
     def __str__(self) -> str:
@@ -48,13 +48,13 @@ class InputAxes:
         return f"time on axis {self.time}, {rows}: {self.how}"
 
     def rows_first(self, x: Tensor) -> Tensor:
-        """Return such an input as `(batch, time, ...)`."""
+        """Return an input with these axes as `(batch, time, ...)`."""
         if self.batch is None:
             return x.unsqueeze(0)
         return x if self.usual else x.movedim((self.batch, self.time), (0, 1))
 
     def as_given(self, x: Tensor) -> Tensor:
-        """Return what is `(batch, time, ...)` in the layout of the input."""
+        """Return a `(batch, time, ...)` tensor in the layout of the input."""
         if self.batch is None:
             return x.squeeze(0)
         return x if self.usual else x.movedim((0, 1), (self.batch, self.time))
@@ -68,11 +68,12 @@ def input_axes(
     batch_axis: int | None = None,
     call: Callable[[Tensor], Any] | None = None,
 ) -> InputAxes:
-    """Return where time and rows are in `x`, which `model` takes; `call(x)`, where it is called in another way.
+    """Return which axes of `x` are time and batch when `model` is called with it, as `model(x)` or as `call(x)`.
 
-    What is told holds. A layer says it by its `batch_first`, and a cell is stepped along (batch, time, ...). Any other
-    model is tried on a piece of `x` with a different number of rows and steps: its layers show which is which, or else
-    what another input in one place reaches. The model comes back untouched.
+    Axes that the user gives are taken as they are. A layer says them with `batch_first`, and a cell is stepped along
+    (batch, time, ...). Any other model is called with a piece of `x` whose rows and steps differ in number: the calls
+    of its layers show which axis is which. If they do not, one entry of the input is changed, and the outputs that
+    change with it tell. The model comes back unchanged.
 
     >>> print(input_axes(torch.nn.GRU(3, 4), torch.randn(9, 2, 3)))
     time on axis 0, rows on axis 1: the model itself has batch_first=False
@@ -91,14 +92,14 @@ def input_axes(
 
 
 def layer_axes(layer: Layer, x: Tensor, *, time_axis: int | None = None, batch_axis: int | None = None) -> InputAxes:
-    """Return where time and rows are in the input of a layer, or of a cell that is stepped."""
+    """Return the time and batch axes in the input of a layer, or of a cell that is stepped along the input."""
     if time_axis is not None or batch_axis is not None:
         return _told(x, time_axis, batch_axis)
     return _of_layer(layer, x)
 
 
 def is_step(model: nn.Module) -> bool:
-    """Say whether a model is a cell of one step, as it insists on its state and runs no other layer along time."""
+    """Say whether a model is a cell of one step: it cannot be called without a state, and runs no layer along time."""
     found = layers(model)
     if len(found) == 1 and found[0].module is model:
         return not found[0].fused
@@ -112,17 +113,18 @@ def is_step(model: nn.Module) -> bool:
 
 
 def rows_beside_steps(x: Tensor, states: Sequence[Tensor]) -> int | None:
-    """Return how many rows share the first axis of `x` with its steps, as states of fewer rows tell, or None.
+    """Return the number of rows if the first axis of `x` holds rows times steps, as `states` of fewer rows show.
 
-    Agents take observations that way: steps times environments, and a state for each environment.
+    Agents pass observations that way: one axis of steps times environments, and one state for each environment.
+    None means that the states do not show it.
     """
-    # (layers, rows, units), or (rows, layers, units) and (rows, units).
+    # Shapes of states: (layers, rows, units), or (rows, layers, units) and (rows, units).
     found = {state.shape[-2] if state.shape[-2] > 1 else state.shape[0] for state in states}
     if len(found) != 1 or any(state.shape[:1] == x.shape[:1] for state in states):
         return None
     (rows,) = found
     if x.dim() > 1 and x.shape[1] == rows and (x.dim() > 2 or not x.is_floating_point()):
-        return None  # these are the rows: steps of features, or of tokens
+        return None  # the second axis of x holds the rows, so the first holds steps alone
     return None if rows < 2 or len(x) == rows or len(x) % rows else rows
 
 
@@ -150,7 +152,7 @@ def _of_layer(layer: Layer, x: Tensor) -> InputAxes:
 
 
 def _seen(model: nn.Module, found: list[Layer], x: Tensor, call: Callable[[Tensor], Any]) -> InputAxes:
-    """Try the model on a piece of `x`, and on all of it where it takes no piece."""
+    """Call the model with a piece of `x` and watch its layers; use all of `x` if the model refuses the piece."""
     seen: list[_CallSizes] = []
     with _quietly(model):
         for piece in _pieces(x):
@@ -158,12 +160,12 @@ def _seen(model: nn.Module, found: list[Layer], x: Tensor, call: Callable[[Tenso
             handle = listen(model, found, sizes)
             try:
                 call(piece)
-            except Exception:  # a trial: a model may take so many rows or steps and no others
+            except Exception:  # a trial call: some models take only certain numbers of rows or steps
                 continue
             finally:
                 handle.remove()
             seen.append(sizes)
-            # A model that takes other sizes has rows and steps there, and not its features.
+            # The model took other sizes along these axes, so they are rows and steps, not features.
             axes = sizes.matched(x, _LAYOUTS) if piece is x else sizes.matched(piece) or _by_reach(piece, call)
             if axes is not None:
                 return axes
@@ -188,7 +190,7 @@ def _quietly(model: nn.Module) -> Iterator[None]:
 
 
 def _pieces(x: Tensor) -> Iterator[Tensor]:
-    """Yield a piece of `x` with 5 and 7 entries, repeated where it has fewer, and all of it."""
+    """Yield a piece of `x` with 5 and 7 entries, repeated if `x` has fewer, and then all of `x`."""
     if x.shape[0] and x.shape[1]:
         first, second = (torch.arange(many, device=x.device) % x.shape[axis] for axis, many in enumerate(_SIZES))
         yield x[first][:, second]
@@ -197,9 +199,9 @@ def _pieces(x: Tensor) -> Iterator[Tensor]:
 
 @dataclass(slots=True, eq=False)
 class _CallSizes(Listener):
-    """Notes how many rows and steps each layer saw."""
+    """Notes the numbers of rows and steps in the calls of each layer."""
 
-    of: dict[str, list[tuple[int, int, bool]]] = field(default_factory=dict)  # layer -> rows, steps, whether batched
+    of: dict[str, list[tuple[int, int, bool]]] = field(default_factory=dict)  # layer -> (rows, steps, batched)
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
         rows, batched = call.layer.rows(call.args, call.kwargs)
@@ -207,7 +209,7 @@ class _CallSizes(Listener):
         return proceed(call)
 
     def matched(self, x: Tensor, layouts: tuple[tuple[int, int], ...] = _LAYOUTS[:2]) -> InputAxes | None:
-        """Return the axes on which all layers agree that saw the rows and the steps of `x`; None where they do not."""
+        """Return the axes on which all layers that saw the rows and steps of `x` agree; None if they disagree."""
         told: dict[tuple[int, int], InputAxes] = {}
         for name, calls in self.of.items():
             rows, steps = calls[0][0], sum(steps for _, steps, _ in calls)
@@ -220,7 +222,7 @@ class _CallSizes(Listener):
         return next(iter(told.values())) if len(told) == 1 else None
 
     def resembling(self, x: Tensor) -> InputAxes | None:
-        """Return the axes as the first layer has them that saw the rows or the steps of `x`, but not both."""
+        """Return the axes by the first layer that saw either the rows or the steps of `x`, but not both."""
         for name, calls in self.of.items():
             rows, steps = calls[0][0], sum(steps for _, steps, _ in calls)
             for time in (1, 0):
@@ -232,11 +234,11 @@ class _CallSizes(Listener):
 
 
 def _by_reach(x: Tensor, call: Callable[[Tensor], Any]) -> InputAxes | None:
-    """Tell rows from steps by what another input reaches: the first row reaches itself alone, the first step more."""
+    """Tell rows from steps by changing one entry: the first row changes its own output alone, the first step more."""
     try:
         before = list(tensors(call(x)).values())
         after = [list(tensors(call(_other(x, axis))).values()) for axis in (0, 1)]
-    except Exception:  # a trial
+    except Exception:  # a trial call
         return None
     alone = [_reached(before, after[axis]) <= 1 / x.shape[axis] for axis in (0, 1)]
     if alone[0] == alone[1]:
@@ -246,21 +248,21 @@ def _by_reach(x: Tensor, call: Callable[[Tensor], Any]) -> InputAxes | None:
 
 
 def _other(x: Tensor, axis: int) -> Tensor:
-    """Return `x` with something else in its first place along an axis."""
+    """Return `x` with another value in its first entry along an axis."""
     changed = x.clone()
     first = changed.select(axis, 0)
     if x.is_floating_point() or x.is_complex():
         first += 1
     elif x.dtype == torch.bool:
         first.logical_not_()
-    else:  # tokens that the input has elsewhere, which the model is known to take
+    else:  # tokens: use one from elsewhere in the input, which the model is known to take
         low, many = x.min(), x.max() - x.min() + 1
         first.copy_(low + (first - low + 1) % many)
     return changed
 
 
 def _reached(before: list[Tensor], after: list[Tensor]) -> float:
-    """Return the share of numbers in the output that changed, 1 where its shape did or none of them changed."""
+    """Return the share of outputs that changed; 1 if their shape changed, or if none of them did."""
     if [tensor.shape for tensor in before] != [tensor.shape for tensor in after]:
         return 1.0
     changed = sum(int((a != b).sum()) for a, b in zip(before, after, strict=True))

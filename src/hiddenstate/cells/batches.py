@@ -1,4 +1,4 @@
-"""A batch of a data set as a call of a model: what goes in, what is left over, and how long its rows are."""
+"""Reading a batch of a data set: what the model is called with, what is left over, and how long each row is."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class ReadBatch:
     """How a model is called with one batch."""
 
     args: tuple[Any, ...]
-    rest: tuple[Any, ...] = ()  # what it is not called with, such as labels
-    lengths: Tensor | None = None  # (batch,) the real steps of each row, where the batch tells them
+    rest: tuple[Any, ...] = ()  # entries that the model is not called with, such as labels
+    lengths: Tensor | None = None  # (batch,) the real steps of each row, if the batch says them
 
 
 class BegunDataSet:
-    """A data set whose first batch was looked at; all of them, the first one too, can still be asked for once."""
+    """A data set whose first batch has been looked at; iterating over it still yields every batch, once."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
-        """Take the first batch."""
+        """Read the first batch."""
         self._rest = iter(batches)
         self._total = len(batches) if isinstance(batches, Sized) else 0
         try:
@@ -47,21 +47,21 @@ class BegunDataSet:
         yield from self._rest
 
     def __len__(self) -> int:
-        """Return how many batches there are, 0 where that is not known."""
+        """Return the number of batches, 0 if unknown."""
         return self._total
 
 
 def is_data_set(value: object) -> bool:
     """Say whether something is a DataLoader, or another iterable that can only hold batches.
 
-    Lists are not: a model may take one as its input.
+    A list is not one: a model may take a list as its input.
     """
     known = (Tensor, PackedSequence, nn.Module, Mapping, list, tuple, str, bytes, np.ndarray)
     return isinstance(value, Iterable) and not isinstance(value, known)
 
 
 def as_tensors(model: nn.Module, values: Any) -> Any:
-    """Return arguments with arrays of numpy in them as tensors; real numbers in the dtype of the model's weights.
+    """Return arguments with their numpy arrays as tensors; real numbers get the dtype of the model's weights.
 
     >>> as_tensors(torch.nn.GRU(3, 4), ({"x": torch.zeros(2, 5, 3).double().numpy()},))[0]["x"].dtype
     torch.float32
@@ -77,23 +77,24 @@ def as_tensors(model: nn.Module, values: Any) -> Any:
             raise BadInput(
                 f"an input is an array of {end.dtype}, but numbers are needed: often rows of unequal length."
             )
-        made = torch.tensor(end)  # a copy: an array may be read-only, or be written into later
+        made = torch.tensor(end)  # a copy: the array may be read-only, or may be written to later
         return made.to(device, dtype if made.is_floating_point() else made.dtype)
 
     return mapped(values, converted)
 
 
 def read_batch(model: nn.Module, batch: Any, *, lengths: Any = None) -> ReadBatch:
-    """Return what `model` is called with for a batch, moved to where its weights are.
+    """Return what to call `model` with for this batch, moved to the device of its weights.
 
-    Of a mapping those that its forward names go in; of a tuple the first, and with it what else forward insists on, or
-    names like lengths and is given; the rest are labels. A state that forward insists on is its first one. Rows end
-    where lengths in the batch say so, or where tokens do that the model's embedding has as `padding_idx`.
+    From a mapping, the model gets the entries that its forward names. From a tuple, it gets the first entry, then
+    the arguments that forward requires, and lengths if forward has an argument named like lengths; the rest are labels.
+    If forward requires a state, it gets its first state. The lengths of the rows come from the batch, or from the token
+    that the model's embedding has as `padding_idx`.
 
     Args:
         model: Any model.
         batch: A tensor, a packed sequence, a tuple or list that begins with one, or a mapping.
-        lengths: The real steps of each row, where neither model nor batch tells them.
+        lengths: The real steps of each row, if neither the model nor the batch says them.
 
     >>> class Tagger(torch.nn.Module):
     ...     def forward(self, x, lengths): ...
@@ -155,7 +156,7 @@ def _of_tuple(batch: Any, taken: list[inspect.Parameter]) -> tuple[tuple[Any, ..
 
 
 def _parameters(model: nn.Module) -> list[inspect.Parameter]:
-    """Return what forward takes by position."""
+    """Return the parameters that forward takes by position."""
     try:
         found = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):
@@ -170,9 +171,9 @@ def named_like_lengths(name: str) -> bool:
 
 
 def are_lengths(value: Any, x: Any) -> bool:
-    """Say whether these are the lengths of the rows of `x`: behind them, rows hold one and the same value.
+    """Say whether `value` holds the lengths of the rows of `x`: after its length, each row repeats a single value.
 
-    Labels would cut rows off where something still is.
+    The check on the values tells lengths from labels, which would cut off real steps.
     """
     if not isinstance(x, Tensor) or x.dim() < 2:
         return False
@@ -191,7 +192,7 @@ def are_lengths(value: Any, x: Any) -> bool:
 
 
 def _up_to_padding(model: nn.Module, x: Any) -> Tensor | None:
-    """Return the lengths of rows of tokens that end in what the model's own embedding calls padding."""
+    """Return the lengths of rows of tokens that end in the padding token of the model's own embedding."""
     marks = {one.padding_idx for one in model.modules() if isinstance(one, nn.Embedding)} - {None}
     if len(marks) != 1 or not isinstance(x, Tensor) or x.dim() != 2 or x.is_floating_point() or not x.numel():
         return None

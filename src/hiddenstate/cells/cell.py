@@ -1,4 +1,4 @@
-"""What a cell is, for type checkers and for readers."""
+"""The protocol of a cell, for type checkers and as documentation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ NativeState = TypeVar("NativeState")  # a tensor, or a nested tuple, dict or dat
 
 
 class Cell(Protocol[NativeState]):
-    """One step: input and state in, output and next state out.
+    """One step of a recurrence: takes an input and a state, returns an output and the next state.
 
-    A module that has these two methods is a cell; nothing has to be inherited. Its state is a tensor, or a (nested)
-    tuple, dict or dataclass of tensors, each with one entry for each row on one of its axes.
+    A module with these two methods is a cell; it need not inherit from this class. Its state is a tensor, or a nested
+    tuple, dict or dataclass of tensors. Each tensor has one entry for each row of the batch, along one of its axes.
 
     >>> class Leaky(torch.nn.Module):
     ...     def __init__(self, input_size, hidden_size):
@@ -30,9 +30,9 @@ class Cell(Protocol[NativeState]):
     >>> first_output(Leaky(3, 5), torch.randn(2, 3)).shape
     torch.Size([2, 5])
 
-    This is what one should write. What is accepted is more: a cell may return its next state alone, and have a
-    `hidden_size` in place of `initial_state` where its states begin as zeros. `hiddenstate.testing.check_cell` tries
-    out whether a cell keeps what the library relies on.
+    Write cells this way. The library accepts more: a cell may return its next state alone, and if its states start
+    as zeros, it may have a `hidden_size` instead of `initial_state`. `hiddenstate.testing.check_cell` checks that a
+    cell does all that the library relies on.
     """
 
     def initial_state(self, batch: int) -> NativeState:

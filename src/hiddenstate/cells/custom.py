@@ -1,4 +1,4 @@
-"""Users' own cells: `forward(x, state) -> state` or `-> (output, state)`."""
+"""Cells that users write: `forward(x, state) -> state` or `-> (output, state)`."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .snapshot import untouched
 from .trials import StateForm, Takes, cell_comes_first, learn, read_form, try_out
 from .warning import warn
 
-_told: WeakSet[type[nn.Module]] = WeakSet()  # kinds of cells whose order of parts has been said
+_told: WeakSet[type[nn.Module]] = WeakSet()  # kinds of cells whose unusual order of parts was warned about
 
 
 class CellAdapter(Adapter):
-    """Any cell that keeps the contract; what its state looks like is learned once and remembered."""
+    """The adapter of any cell that follows the `Cell` protocol; it learns the form of the state once."""
 
     kind = "cell"
 
     def __init__(self, known: WeakKeyDictionary[nn.Module, StateForm] | None = None) -> None:
-        """Start with no cell known, or with what another adapter knows."""
+        """Start without any known cells, or with the cells that another adapter knows."""
         self._known = WeakKeyDictionary() if known is None else known
 
     def spec(self, module: nn.Module) -> Spec:
-        """Read the spec off an initial state of one row."""
-        # Zeros are made without the module's own code, which alone may change anything.
+        """Read the spec from an initial state of one row."""
+        # Zeros are made here without calling the module's own code, which may have side effects.
         with untouched(module) if own_start(module) is not None else nullcontext(), torch.no_grad():
             state = self.initial(module, 1)
         sizes = {name: part.numel() for name, part in state.items()}  # of one row
@@ -43,7 +43,7 @@ class CellAdapter(Adapter):
         return Spec(parts=tuple(state), sizes=sizes, input_size=size if isinstance(size, int) else None)
 
     def initial(self, module: nn.Module, batch: int) -> State:
-        """Return the cell's `initial_state(batch)`, or zeros of `hidden_size` in the form it takes."""
+        """Return the cell's `initial_state(batch)`, or zeros of `hidden_size` in the form that it takes."""
         device, dtype = weights_like(module)
         if own_start(module) is not None:
             known = self._form(module)
@@ -61,7 +61,7 @@ class CellAdapter(Adapter):
         return State({n: torch.zeros(shape, device=device, dtype=dtype) for n, shape in shapes.items()}, known.axes)
 
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
-        """Name the parts, and remember their form for `to_native`."""
+        """Name the parts, and remember their nesting for `to_native`."""
         parts, form = flatten(native)
         if form == ("h", "c") and cell_comes_first(type(module)):
             _tell_of_order(type(module))
@@ -80,7 +80,7 @@ class CellAdapter(Adapter):
         return State(parts, axes)
 
     def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Native:
-        """Return the nesting that the cell takes."""
+        """Return the parts in the nesting that the cell takes."""
         form = self._form(module, state).form
         if set(names(form)) != set(state):
             raise StateMismatch(
@@ -104,7 +104,7 @@ class CellAdapter(Adapter):
         )
 
     def learn(self, module: nn.Module, sample: Tensor | None = None) -> Takes:
-        """Find out what the state looks like, with a real step `sample (batch, ...)` and what a call takes."""
+        """Learn the form of the state, using a real step `sample (batch, ...)` and the arguments that a call takes."""
         known = self._known.get(module)
         if known is None or not known.sure:
             known = self._try(module, sample) or known
@@ -139,11 +139,11 @@ class CellAdapter(Adapter):
             return known
         known = known or self._try(module)
         if state is not None and (known is None or not known.sure) and set(state) in ({"h"}, {"h", "c"}):
-            # Nothing else is known of this cell: a state that somebody made for it tells.
+            # No other source: the form is that of the state that somebody made for this cell.
             form = ("h", "c") if "c" in state else "h"
             known = StateForm(form, dict(state.batch_axis), sure=False)
         if known is None:
-            _hidden_size(module)  # says what is missing
+            _hidden_size(module)  # raises, and says what is missing
             raise AssertionError("a cell with hidden_size has a form")
         self._known[module] = known
         return known
@@ -157,17 +157,17 @@ class CellAdapter(Adapter):
 
 
 class SequenceAdapter(CellAdapter):
-    """A layer of the user's own that runs a whole sequence in one call, as `nn.LSTM` does."""
+    """The adapter of a user's own layer that runs a whole sequence in one call, as `nn.LSTM` does."""
 
     kind = "layer"
     fused = True
 
     def __init__(self, cells: CellAdapter) -> None:
-        """Know what `cells` knows."""
+        """Share what `cells` knows."""
         super().__init__(cells._known)
 
     def spec(self, module: nn.Module) -> Spec:
-        """Read the spec off an initial state of one row; a leading axis is that of the layers."""
+        """Read the spec from an initial state of one row; a leading axis counts layers."""
         known = self._form(module)
         with untouched(module), torch.no_grad():
             state = self.initial(module, 1)
@@ -184,7 +184,7 @@ class SequenceAdapter(CellAdapter):
         )
 
     def rows(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
-        """Count rows where this layer has them."""
+        """Count the rows along the batch axis of this layer."""
         x = first_input(module, args, kwargs)
         if isinstance(x, PackedSequence):
             return int(x.batch_sizes[0]), True
@@ -192,7 +192,7 @@ class SequenceAdapter(CellAdapter):
 
 
 def is_cell(module: nn.Module) -> bool:
-    """Say whether a module looks like a user's own cell; two tensors alone do not make one."""
+    """Say whether a module looks like a user's own cell. Taking two tensors is not enough."""
     taken = arguments(type(module))
     if len(taken) < 2:
         return False
@@ -213,7 +213,7 @@ def _hidden_size(module: nn.Module) -> int:
 
 
 def _form_of_initial_state(module: nn.Module) -> StateForm:
-    # Two batch sizes tell where the rows are: the axis that grew.
+    # The batch axis is the one that differs between two batch sizes.
     with untouched(module), torch.no_grad():
         (two, form), (three, _) = (flatten(call_initial_state(module, batch)) for batch in (2, 3))
     axes = {}
@@ -232,7 +232,7 @@ def _form_of_initial_state(module: nn.Module) -> StateForm:
 def _guess_axis(module: nn.Module, part: Tensor, batch: int | None) -> int:
     fits = [axis for axis, size in enumerate(part.shape) if batch is None or size == batch]
     if len(fits) > 1 and part.dim() == 3 and getattr(module, "num_layers", None) == part.shape[0]:
-        return 1  # a stack that keeps torch's (layers, batch, unit)
+        return 1  # a stack of layers in torch's layout (layers, batch, unit)
     if not fits:
         raise StateMismatch(
             f"{type(module).__name__} was called with {batch} rows and a state of shape {tuple(part.shape)}, "

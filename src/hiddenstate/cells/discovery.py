@@ -1,4 +1,4 @@
-"""Discovery of the recurrent layers of a model: by type or registration, by names and a trial, by what a call does."""
+"""Finding the recurrent layers of a model: by type or registration, by names and a trial, or by what a call does."""
 
 from __future__ import annotations
 
@@ -35,43 +35,44 @@ _known: dict[type[nn.Module], Adapter] = {
     nn.LSTMCell: TorchCellAdapter("lstm_cell"),
     nn.GRUCell: TorchCellAdapter("gru_cell"),
 }
-# By name: quantization takes long to import, and where it was not, there is nothing of it.
+# Looked up by name: importing quantization is slow, and a model cannot hold its layers unless it was imported.
 _QUANTIZED: dict[str, Adapter] = {"LSTM": _known[nn.LSTM], "GRU": _known[nn.GRU]}
 
 
 class Layers(list[Layer]):
-    """The recurrent layers of a model; printing it is a table."""
+    """The recurrent layers of a model. Printing it shows a table."""
 
     def __init__(self, found: Iterable[Layer] = (), seen: Found | None = None) -> None:
-        """Keep what was found, and where a call was watched, what was seen in it."""
+        """Keep the layers, and what was seen in a watched call, if there was one."""
         super().__init__(found)
         self.seen = seen
-        self.without_cells: Callable[[], Layers] | None = None  # the same call, all that crosses told of its loops
+        self.without_cells: Callable[[], Layers] | None = None  # the same call, with all state attributed to its loops
 
     @property
     def decided(self) -> bool:
-        """Whether the call that was watched had steps enough to tell; a longer one may show more where it had not."""
+        """Whether the watched call had enough steps to decide; if not, a longer call may show more layers."""
         seen = self.seen
         return seen is not None and not seen.unseen and not seen.later and not seen.short
 
     def live(self, layer: Layer) -> Mapping[str, list[Tensor]]:
-        """Return what each part was after every repetition of the call that was watched, with its graph."""
+        """Return each part's value after every repetition of the watched call, with its graph."""
         return self.seen.live.get(layer.seen, {}) if self.seen is not None and layer.seen is not None else {}
 
     def settled(self) -> Layers:
-        """Return the same without what holds on to the call that was watched."""
+        """Return these layers without references to the watched call."""
         return Layers(self, None if self.seen is None else replace(self.seen, live={}))
 
     def doubts(self, *, heard: bool = False) -> list[str]:
-        """Return what could not be told in the call that was watched, but for steps of a layer that is known.
+        """Return what the watched call left undecided, apart from the steps of known layers.
 
-        `heard`: also but for attributes that hold what such a layer gave, for those who hear that layer itself.
+        With `heard`, attributes that hold the output of a known layer are left out too: who hears that layer has its
+        state.
         """
         unsure = self.seen.unsure if self.seen is not None else ()
         return self._outside(each for each in unsure if not (heard and each.gave))
 
     def undecided(self, but: Container[str] = ()) -> list[str]:
-        """Return what may be a state for all that can be told, on other lines than `but`: the call was too short."""
+        """Return possible states that the call was too short to decide on, except on the lines in `but`."""
         return self._outside(
             each for each in (self.seen.short if self.seen is not None else ()) if each.line not in but
         )
@@ -81,7 +82,7 @@ class Layers(list[Layer]):
         return [str(each) for each in unsure if each.kept or not any(_inside(each.module, name) for name in known)]
 
     def explain(self) -> str:
-        """Return what was found and by which evidence, what was not taken and why, and what was not examined."""
+        """Return what was found and by which evidence, what was rejected and why, and what was not examined."""
         lines = [f"{layer.label}: {layer.kind}, {_how(layer)}" for layer in self if layer.seen is None]
         if self.seen is None:
             lines.append("No call was watched: hs.layers(model, *inputs) also finds recurrence by what it does.")
@@ -89,7 +90,7 @@ class Layers(list[Layer]):
         return "\n".join([*lines, self.seen.explain()])
 
     def __str__(self) -> str:
-        """Return a table with one line for each layer."""
+        """Return a table with one line per layer."""
         if not self:
             return "no recurrent layers"
         head = ("name", "kind", "state", "layers", "directions", "input")
@@ -119,15 +120,15 @@ def _row(layer: Layer) -> tuple[str, ...]:
 
 
 def layers(model: nn.Module, *inputs: Any, exclude: Iterable[str] = (), **kwargs: Any) -> Layers:
-    """Return every recurrent layer of `model`, however deep, each once.
+    """Return every recurrent layer of `model`, however deeply nested, once each.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LSTM(4, 8, num_layers=2))
     >>> print(layers(model))
     name  kind  state     layers  directions  input
     1     lstm  h 8, c 8  2       1           4
 
-    Without inputs, types, registrations and names tell. With them one call, `model(*inputs, **kwargs)`, is watched, and
-    recurrence is found by what it does, whatever it looks like; the model comes back as it was:
+    Without inputs, layers are found by type, registration and names. With inputs, one call `model(*inputs, **kwargs)`
+    is watched, and recurrence is found by what it does, however it is written. The model comes back unchanged:
 
     >>> class Elman(torch.nn.Module):
     ...     def __init__(self):
@@ -144,9 +145,9 @@ def layers(model: nn.Module, *inputs: Any, exclude: Iterable[str] = (), **kwargs
 
     Args:
         model: Any model.
-        inputs: What it is called with.
-        exclude: Names of layers that are left out, and paths of modules in which nothing is looked for.
-        kwargs: What it is called with by name.
+        inputs: What to call the model with.
+        exclude: Names of layers to leave out, and paths of modules not to look into.
+        kwargs: What to call the model with by name.
     """
     model = unwrap_to_call(model) if inputs or kwargs else unwrap(model)
     left_out = tuple([exclude] if isinstance(exclude, str) else exclude)
@@ -158,7 +159,7 @@ def layers(model: nn.Module, *inputs: Any, exclude: Iterable[str] = (), **kwargs
 
 
 def layers_of_call(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Layers:
-    """Return what a call of our own shows, with what holds on to that call."""
+    """Return the layers that a call of our own shows, still holding on to that call."""
     model = unwrap(model)
     return _looked_at(model, inputs, list(_walk(model, "", set())), list(_walk(model, "", set(), guess=False)), ())
 
@@ -166,7 +167,7 @@ def layers_of_call(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, An
 def _looked_at(
     model: nn.Module, inputs: tuple[Any, Any], by_type: list[Layer], known: list[Layer], left_out: tuple[str, ...]
 ) -> Layers:
-    from .behavior import find  # much code, which few need at once
+    from .behavior import find  # imported late: it is much code, and few callers need it
 
     found = find(model, *inputs, exclude=left_out, known=[layer.module for layer in known])
     return _together(model, by_type, known, found, left_out)
@@ -178,7 +179,7 @@ def layers_in(
     run: Callable[[], Any],
     before: Layers | None = None,
 ) -> tuple[Any, Layers]:
-    """Run the rest of a call of the model under a trace; return its result, and the layers found by type and in it."""
+    """Run the rest of a model's call under a trace; return its result, and the layers found by type and in the call."""
     from .behavior import find_in
 
     by_type, known = list(_walk(model, "", set())), list(_walk(model, "", set(), guess=False))
@@ -188,7 +189,7 @@ def layers_in(
 
 
 def ambiguous(model: nn.Module) -> bool:
-    """Say whether a module that only looks like a cell holds known cells: which of them is the cell, a call tells."""
+    """Say whether a module named like a cell holds known cells: only a call shows which of them is the cell."""
     heard = {layer.module for layer in _walk(model, "", set())}
     return any(layer.module not in heard for layer in _walk(model, "", set(), guess=False))
 
@@ -207,10 +208,10 @@ def _together(
 
 
 def as_layer(module: nn.Module, sample: Tensor | None = None, handed: Any = None) -> Layer:
-    """Return `module` itself as a layer, or say why it is none; `sample (batch, ...)` is one step of its input.
+    """Return `module` itself as a layer, or raise with the reason why it is none.
 
-    Here a module was named as a cell by the user, so any that can be called with a state counts. `handed` is a state
-    that it was called with.
+    The user named this module as a cell, so any module that can be called with a state counts. `sample (batch, ...)`
+    is one step of its input, and `handed` a state that it was called with.
     """
     module = unwrap(module)
     adapter = _adapter_of(module)
@@ -229,33 +230,33 @@ def as_layer(module: nn.Module, sample: Tensor | None = None, handed: Any = None
 
 
 def cell_along(model: nn.Module, x: Tensor) -> Layer | None:
-    """Return a model as a cell, where it is one itself and `x (batch, time, ...)` is a sequence to step it along."""
+    """Return a model that is itself a cell as a layer, if `x (batch, time, ...)` is a sequence to step it along."""
     inner = unwrap(model)
     if not isinstance(x, Tensor) or x.dim() <= (2 if x.is_floating_point() else 1) or not x.numel():
         return None
     if not layers(inner) and len(needed_arguments(inner)) == 2:
-        with suppress(NotRecurrent, StateMismatch):  # a real step may teach what none that is made up does
+        with suppress(NotRecurrent, StateMismatch):  # a real step may work where invented ones failed
             as_layer(inner, x[:, 0])
     found = layers(inner)
     return found[0] if len(found) == 1 and found[0].module is inner and not found[0].fused else None
 
 
 def is_around_cells(module: nn.Module) -> bool:
-    """Say whether a module that holds cells is a cell itself, by its sizes or by trial: it adds to what they do."""
+    """Say whether a module that holds cells is a cell itself, by its sizes or by trial: it adds something to theirs."""
     if hasattr(module, "hidden_size") or hasattr(module, "initial_state") or learned_of(module) is not None:
         return True
     return looks_unsized(module) and len(needed_arguments(module)) == 2 and learn(module) is not None
 
 
 def gathered(module: nn.Module) -> nn.Module:
-    """Return a cell that takes its state in one argument: a module itself, or around one that takes it in several."""
+    """Return a cell that takes its state in one argument: the module itself, or a wrapper if it takes several."""
     return GatheredCell(module) if _is_spread_cell(module) else module
 
 
 def register(kind: type[nn.Module], adapter: Adapter | None = None) -> None:
-    """Teach the library a type of recurrent module; without an adapter, as a cell of one step.
+    """Teach the library a type of recurrent module; without an adapter, modules of that type are cells of one step.
 
-    The nearest registered type in a module's ancestry counts, and wins over everything known from the start.
+    For a module, the nearest registered type among its base classes counts. Registrations override built-in knowledge.
     """
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise NotRecurrent(
@@ -270,7 +271,7 @@ def register(kind: type[nn.Module], adapter: Adapter | None = None) -> None:
 
 
 def has_own_code(model: nn.Module) -> bool:
-    """Say whether a model holds code of the user's own outside layers that are known: there anything may recur."""
+    """Say whether a model has code of the user's own outside known layers, so that anything may recur there."""
     model = unwrap(model)
     if _adapter_of(model) is not None:
         return False
@@ -289,17 +290,17 @@ def _walk(module: nn.Module, name: str, seen: set[nn.Module], *, guess: bool = T
     seen.add(module)
     adapter = _adapter_of(module) or (_own(module) if guess and _is_own_cell(module) else None)
     if adapter is None and guess and not name:
-        adapter = _own_by_trial(module)  # the cell itself; one within a model is seen by what it does
+        adapter = _own_by_trial(module)  # for the model itself; cells inside a model are found by watching a call
     if adapter is not None:
         yield Layer(name, module, adapter)
-        return  # what a cell is made of is its own business
+        return  # do not list the modules that a cell is built from
     for child_name, child in module._modules.items():
         if child is not None:
             yield from _walk(unwrap(child), f"{name}.{child_name}" if name else child_name, seen, guess=guess)
 
 
 def _own_by_trial(module: nn.Module) -> Adapter | None:
-    """Return how a module itself is called, where it is a cell that does not say so by `hidden_size` and one state."""
+    """Return the adapter of a module that is a cell without a `hidden_size` or without a single state argument."""
     if _holds_known(module) or not (
         learned_of(module) is not None or (units_of(module) is None and looks_unsized(module))
     ):
@@ -313,7 +314,7 @@ def _own_by_trial(module: nn.Module) -> Adapter | None:
 
 
 def _learn_spread(module: nn.Module, sample: Tensor | None) -> None:
-    """Learn the size of a cell that takes its state in several arguments, and does not say it."""
+    """Learn the size of a cell that takes its state in several arguments and does not say its size."""
     if units_of(module) is None and is_spread(module, sized=False) and not _holds_known(module):
         learn(GatheredCell(module), sample, parts=len(parts_of(module)))
 
@@ -346,8 +347,8 @@ def _is_own_cell(module: nn.Module) -> bool:
         return False
     inside = [child for child in module.modules() if child is not module]
     if any(getattr(_adapter_of(child), "fused", False) for child in inside):
-        return False  # it runs whole sequences: a model, and the layer in it is what counts
-    # A decoder with a GRUCell in it also has a hidden_size and takes a hidden state: there the inner cell counts.
+        return False  # it runs whole sequences, so it is a model; the layer in it counts
+    # A decoder that holds a GRUCell may also have a hidden_size and take a hidden state: the inner cell counts.
     if hasattr(module, "initial_state"):
         return starts_by_number(module)
     return not any(_adapter_of(child) or _is_own_cell(child) for child in inside)

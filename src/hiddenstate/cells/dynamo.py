@@ -1,4 +1,4 @@
-"""Keeping our own code out of torch.compile: it keeps things on the side, which a graph would bake in."""
+"""Keeping our own code out of torch.compile: a graph would freeze the bookkeeping that it does."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _marks: WeakSet[Callable[[], None]] = WeakSet()
 
 
 def uncompiled(fn: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that runs out of Dynamo's sight: a graph that is being compiled breaks there."""
+    """Return a function that Dynamo does not trace: a graph that is being compiled breaks there."""
 
     @wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if "torch._dynamo" not in sys.modules:  # nothing is compiled yet, and it takes a second to load
+        if "torch._dynamo" not in sys.modules:  # nothing has been compiled yet, and importing it takes a second
             return fn(*args, **kwargs)
         if not disabled:
             mark()
@@ -35,12 +35,12 @@ def uncompiled(fn: Callable[P, T]) -> Callable[P, T]:
 
     disabled: list[Callable[P, T]] = []
     _marks.add(mark)
-    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # the mark by which Dynamo leaves it alone
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # Dynamo skips functions with this mark
     return call
 
 
 def mark_uncompiled() -> None:
-    """Mark all such functions, if Dynamo is loaded: some versions of it look into them where that is done too late."""
+    """Mark all these functions if Dynamo is loaded: if marked too late, some of its versions trace them anyway."""
     if "torch._dynamo" in sys.modules:
         for mark in list(_marks):
             mark()
@@ -49,7 +49,7 @@ def mark_uncompiled() -> None:
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Run what torch.compile has wrapped as it was written."""
+    """Run code that torch.compile has wrapped as it was written."""
     before = torch._dynamo.eval_frame._stance if "torch._dynamo" in sys.modules else None
     if before is None:
         yield
@@ -59,6 +59,6 @@ def eager() -> Iterator[None]:
 
 
 def _looked_at() -> bool:
-    """Say whether Dynamo looks at what is run in this thread; that it is loaded does not mean that it does."""
+    """Say whether Dynamo traces this thread now; that it is loaded does not mean so."""
     watching = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
     return watching is None or watching() is not None

@@ -1,4 +1,4 @@
-"""What a cell begins with: as it says, makes or was seen to take it, and what it may be where nothing says so."""
+"""The first state of a cell: what the cell says, makes or was seen to take, or else candidates to try."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from .layer import weights_like
 from .native import Form, Native, flatten, rebuild
 from .signature import arguments, named_like_state
 
-Candidate: TypeAlias = tuple[Native, dict[str, int]]  # a native state of three rows, and the axes they are on
+Candidate: TypeAlias = tuple[Native, dict[str, int]]  # a native state of three rows, and the batch axis of each part
 
-ROWS = 3  # neither 1, which broadcasts, nor 2, which `h, c = state` would take apart along the batch
+ROWS = 3  # not 1, which broadcasts, and not 2, which `h, c = state` would unpack along the batch
 
-# What people call the method that makes a first state.
+# Usual names of a method that makes a first state.
 FIRST_STATES: tuple[str, ...] = ("init_hidden", "initHidden", "init_state", "initial_state", "init_hidden_state")
 FIRST_STATES += ("initialize_hidden_state", "get_initial_state", "get_init_state", "begin_state", "zero_state")
 FIRST_STATES += ("init_hiddens", "init_states", "initState", "initial_hidden")
-# What people call the size of a state; sizes of any other name, and those of weights, are tried after these.
+# Usual names for the size of a state. Sizes with any other name, and those of weights, are tried after these.
 _NAMES: tuple[str, ...] = ("hidden_dim", "n_hidden", "hidden", "num_hidden", "num_hiddens", "hidden_units", "n_units")
 _NAMES += ("num_units", "units", "nhid", "n_hid", "hid_dim", "hid_size", "h_dim", "state_size", "state_dim", "rnn_size")
-_MOST = 24  # sizes that are tried
+_MOST = 24  # sizes to try at most
 
 
 class LearnedState(NamedTuple):
     """What was seen of the state of a cell that does not say its size."""
 
     form: Form
-    axes: dict[str, int]  # part -> where its rows are
-    shapes: dict[str, tuple[int, ...]]  # part -> that of one row
-    start: str | None  # the method that makes a first state; None where it begins with zeros
+    axes: dict[str, int]  # part -> its batch axis
+    shapes: dict[str, tuple[int, ...]]  # part -> the shape of one row
+    start: str | None  # the method that makes a first state; None if the state starts as zeros
 
 
 _learned: WeakKeyDictionary[nn.Module, LearnedState] = WeakKeyDictionary()
 
 
 def remember(module: nn.Module, candidate: Candidate, start: str | None = None) -> None:
-    """Remember a state that a cell was seen to take and give back, and which of its methods makes it."""
+    """Remember a state that a cell was seen to take and return, and the name of the method that makes it."""
     native, axes = candidate
     parts, form = flatten(native)
     shapes = {name: tuple(part.movedim(axes[name], 0).shape[1:]) for name, part in parts.items()}
@@ -49,12 +49,12 @@ def remember(module: nn.Module, candidate: Candidate, start: str | None = None) 
 
 
 def learned_of(module: nn.Module) -> LearnedState | None:
-    """Return what was seen of a cell's state, whatever it says of itself; None where nothing was."""
+    """Return what was seen of a cell's state, whatever the cell says itself; None if nothing was."""
     return _learned.get(module)
 
 
 def units_of(module: nn.Module) -> int | None:
-    """Return how many units the state of a cell has: as it says, or as was learned; None where nobody knows."""
+    """Return the number of units of a cell's state, as the cell says or as learned; None if unknown."""
     units = getattr(module, "hidden_size", None)
     if is_int(units):
         return units
@@ -63,7 +63,7 @@ def units_of(module: nn.Module) -> int | None:
 
 
 def own_start(module: nn.Module) -> str | None:
-    """Return the name of the method that makes a cell's first state; None where it begins with zeros."""
+    """Return the name of the method that makes a cell's first state; None if its state starts as zeros."""
     if hasattr(module, "initial_state"):
         return "initial_state"
     learned = _learned.get(module)
@@ -71,12 +71,12 @@ def own_start(module: nn.Module) -> str | None:
 
 
 def call_initial_state(module: nn.Module, batch: int) -> Any:
-    """Call a cell's own `initial_state`, or what makes its first state under another name."""
+    """Call a cell's `initial_state`, or the method that makes its first state under another name."""
     return _call(module, own_start(module) or "initial_state", batch)
 
 
 def _call(module: nn.Module, name: str, *rows: int) -> Any:
-    """Call a method that makes a first state, with device and dtype where it insists on them."""
+    """Call a method that makes a first state; pass a device and a dtype if it requires them."""
     method: Callable[..., Any] = getattr(module, name)
     device, dtype = weights_like(module)
     extra = {"device": device, "dtype": dtype}
@@ -86,9 +86,9 @@ def _call(module: nn.Module, name: str, *rows: int) -> Any:
 
 
 def looks_unsized(module: nn.Module) -> bool:
-    """Say whether a module may be a cell though it does not say its size: it takes an input and something like a state.
+    """Say whether a module may be a cell without a known size: it takes an input and an argument named like a state.
 
-    A method that makes a first state tells as much as the name of an argument.
+    A method that makes a first state counts as much as the name of an argument.
     """
     taken = arguments(type(module))
     if len(taken) < 2 or type(module).__module__.startswith("torch.") or hasattr(module, "initial_state"):
@@ -97,7 +97,7 @@ def looks_unsized(module: nn.Module) -> bool:
 
 
 def needed_arguments(module: nn.Module) -> list[str]:
-    """Return the arguments without which a module cannot be called."""
+    """Return the arguments that a module cannot be called without."""
     try:
         parameters = inspect.signature(module.forward).parameters.values()
     except (TypeError, ValueError):
@@ -106,7 +106,7 @@ def needed_arguments(module: nn.Module) -> list[str]:
 
 
 def guesses(module: nn.Module, hidden: int) -> list[Candidate]:
-    """Return the states that a module of `hidden` units may take: one tensor or two, by itself or stacked."""
+    """Return states that a module of `hidden` units may take: one tensor or two, plain or stacked."""
     device, dtype = weights_like(module)
     layers = getattr(module, "num_layers", 1)
     deep = (layers if isinstance(layers, int) else 1) * (2 if getattr(module, "bidirectional", False) is True else 1)
@@ -125,10 +125,10 @@ def guesses(module: nn.Module, hidden: int) -> list[Candidate]:
 def candidates(
     module: nn.Module, sample: Tensor | None, *, parts: int | None = None, handed: Any = None
 ) -> tuple[list[tuple[Candidate, str | None]], list[int]]:
-    """Return states that a cell may take which says nothing of them, with the method that made each, and their sizes.
+    """Return candidate states for a cell that says nothing of them, with the method that made each, and their sizes.
 
-    What it was handed counts first, then what it makes itself, then zeros of sizes that it names or has in its
-    weights. `parts`: of how many tensors the state is, where that is known.
+    First come states that the cell was called with, then those that it makes itself, then zeros. The sizes of the zeros
+    come from the cell's attributes and weights. `parts` is the number of tensors in the state, if known.
     """
     made = {name: states for name in _methods(module) if (states := _made(module, name))}
     sizes = list(dict.fromkeys(_sizes(module, sample, made)))[:_MOST]
@@ -148,19 +148,19 @@ def _methods(module: nn.Module) -> list[str]:
 
 
 def _made(module: nn.Module, name: str) -> list[Any]:
-    """Return what a method makes for two, three and `ROWS` rows, or for none where it takes no number."""
+    """Return what a method makes for two, three and `ROWS` rows, or without rows if it takes no number."""
     for rows in ((2, 3, ROWS), ()):
         try:
             made = [_call(module, name, each) for each in rows] or [_call(module, name)]
             if all(flatten(each)[0] for each in made):
                 return made
-        except Exception:  # whatever a user's method raises means that it is not called like this
+        except Exception:  # the user's method cannot be called like this
             continue
     return []
 
 
 def _with_axes(made: list[Any]) -> Iterator[Candidate]:
-    """Yield a first state of `ROWS` rows with the axes that grew with their number; nothing where none did."""
+    """Yield a first state of `ROWS` rows, with the axes that grew with the number of rows; nothing if none did."""
     if len(made) < 3:
         return
     two, three = (flatten(each)[0] for each in made[:2])
@@ -177,10 +177,10 @@ def _with_axes(made: list[Any]) -> Iterator[Candidate]:
 
 
 def _as_handed(native: Any, rows: int) -> Iterator[Candidate]:
-    """Yield zeros in the form of a state that a call of so many rows was handed; nothing where it shows no rows."""
+    """Yield zeros in the form of a state that a call of `rows` rows was given; nothing if no axis has these rows."""
     try:
         parts, form = flatten(native)
-    except Exception:  # something else than tensors
+    except Exception:  # not made of tensors
         return
     axes = {name: list(part.shape).index(rows) for name, part in parts.items() if rows in part.shape}
     if parts and len(axes) == len(parts):
@@ -190,7 +190,7 @@ def _as_handed(native: Any, rows: int) -> Iterator[Candidate]:
 
 
 def _sizes(module: nn.Module, sample: Tensor | None, made: Mapping[str, list[Any]]) -> Iterator[int]:
-    """Yield what may be the size of the state, the likeliest first."""
+    """Yield possible sizes of the state, the likeliest first."""
     for states in made.values():
         yield from (part.shape[-1] for part in flatten(states[0])[0].values() if part.dim())
     named = {name: value for name, value in vars(module).items() if is_int(value) and value > 0}
@@ -205,5 +205,5 @@ def _sizes(module: nn.Module, sample: Tensor | None, made: Mapping[str, list[Any
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Say whether this is a whole number."""
+    """Say whether this is an integer, and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""One calling convention: what follows a model is what it is called with, by position or name; or `call=` says how."""
+"""The calling convention of public functions: the arguments after the model are its inputs; `call=` overrides that."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .layer import unwrap_to_call
 from .signature import named_like_state
 
 T = TypeVar("T")
-_AXES = ("time_axis", "batch_axis")  # options that say how the user means his input
+_AXES = ("time_axis", "batch_axis")  # options by which the user describes the input
 
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """The names of the arguments of a call; the last `keywords` of them are handed in by name."""
+    """The names of the arguments of a call; the last `keywords` of them are passed by keyword."""
 
-    names: tuple[str, ...]  # "" where forward does not tell
+    names: tuple[str, ...]  # "" for an argument whose name is unknown
     keywords: int = 0
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...]) -> Any:
@@ -37,20 +37,20 @@ class Calling:
         return model(*positional, **named)
 
     def parted(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments as they are handed in: by position, and by name."""
+        """Return positional and keyword arguments, as they are passed."""
         first = len(args) - self.keywords
         return args[:first], dict(zip(self.names[len(self.names) - self.keywords :], args[first:], strict=True))
 
 
 def calling(model: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Calling:
-    """Return how a model is called with these inputs."""
+    """Return how a model is called with these inputs: which name each has, and how many go by keyword."""
     named = list(taken_by_position(model))
     told = [named[place] if place < len(named) else "" for place in range(len(inputs))]
     return Calling((*told, *kwargs), len(kwargs))
 
 
 def taken_by_position(model: nn.Module) -> dict[str, inspect.Parameter]:
-    """Return what forward takes by position, by name."""
+    """Return the parameters that forward takes by position, by their names."""
     try:
         taken = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):
@@ -59,9 +59,9 @@ def taken_by_position(model: nn.Module) -> dict[str, inspect.Parameter]:
 
 
 def refuse_clashes(model: nn.Module, inputs: tuple[Any, ...], told: Mapping[str, Any]) -> None:
-    """Refuse an option of ours that forward takes too, and was not given: whose it is cannot be known."""
+    """Raise if an option of ours has the name of an argument that forward takes and did not get: it is ambiguous."""
     if type(model).__module__.startswith(f"{__package__.partition('.')[0]}."):
-        return  # a layer of ours means the same by it
+        return  # a layer of ours gives it the same meaning
     try:
         taken = list(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):
@@ -76,18 +76,18 @@ def refuse_clashes(model: nn.Module, inputs: tuple[Any, ...], told: Mapping[str,
 
 
 class Called(nn.Module):
-    """A model that is called by a function of the user's, with what that function reads as arguments."""
+    """A model that is called through a function of the user's; its arguments are what that function reads."""
 
     def __init__(self, model: nn.Module, function: Callable[..., Any], variables: tuple[str, ...] | None) -> None:
-        """Take the model as it is; `variables` are those that the function reads, None where it takes arguments."""
+        """Take the model as it is. `variables` are the names that the function reads; None if it takes arguments."""
         super().__init__()
-        self.__class__ = type(type(model).__name__, (type(self),), {})  # messages name the user's model, not this one
+        self.__class__ = type(type(model).__name__, (type(self),), {})  # messages show the name of the user's model
         self.model = model
         self.training = model.training
         self._function, self._variables = function, variables
 
     def forward(self, *args: Any) -> Any:
-        """Call the model as the user does."""
+        """Call the model through the user's function."""
         if self._variables is None:
             return self._function(self.model, *args)
         return _rebound(self._function, dict(zip(self._variables, args, strict=True)))(self.model)
@@ -96,10 +96,10 @@ class Called(nn.Module):
 def called(
     model: nn.Module, inputs: tuple[Any, ...], call: Callable[..., Any], *, name: str = "hs.diagnose"
 ) -> tuple[Called, tuple[Any, ...], Calling]:
-    """Return a model that is called by `call`, its arguments, and how they are called.
+    """Return a model that is called through `call`, its arguments, and how these are passed.
 
-    They are `inputs`, for `call(model, *inputs)`; for a function of the model alone, the tensors that it reads from
-    around it. `name` is what the user called.
+    For `call(model, *inputs)`, the arguments are `inputs`. For a function of the model alone, they are the tensors
+    that it reads from the scopes around it. `name` is the public function, for error messages.
     """
     if inputs:
         try:
@@ -119,16 +119,16 @@ def called(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenCall:
-    """A call as the user gave it, whose sequence can be replaced or cut."""
+    """A call as the user gave it; the sequence among its arguments can be replaced or cut."""
 
-    model: nn.Module  # called as `model(*args)`: the user's own, or one that calls it as he says
+    model: nn.Module  # called as `model(*args)`: the user's own, or a wrapper that calls it as the user asked
     args: tuple[Any, ...]
-    names: tuple[str, ...]  # of the arguments, "" where nothing tells
-    main: Path = ()  # where the sequence is among them, () where there is none
-    given: tuple[tuple[Any, ...], Mapping[str, Any], Callable[..., Any] | None] = ((), {}, None)  # by the user
+    names: tuple[str, ...]  # of the arguments, "" if unknown
+    main: Path = ()  # the path to the sequence among the arguments, () if there is none
+    given: tuple[tuple[Any, ...], Mapping[str, Any], Callable[..., Any] | None] = ((), {}, None)  # inputs, kwargs, call
 
     def ask(self, function: Callable[..., T], **options: Any) -> T:
-        """Return what another function of ours says of the same call."""
+        """Return the result of another public function for the same call."""
         if not isinstance(self.model, Called):
             return function(self.model, *self.args, **options)
         inputs, kwargs, call = self.given
@@ -144,25 +144,25 @@ class GivenCall:
 
     @property
     def x(self) -> Any:
-        """The sequence; None where none of the arguments is a tensor."""
+        """The sequence; None if no argument is a tensor."""
         return dict(ends(self.args)).get(self.main)
 
     @property
     def alone(self) -> bool:
-        """Whether the sequence is all that the model is called with."""
+        """Whether the sequence is the only argument."""
         return self.main == (0,) and len(self.args) == 1 and not isinstance(self.model, Called)
 
     def __call__(self, x: Any) -> Any:
-        """Call the model with another sequence, and with all else as it was given."""
+        """Call the model with another sequence, and with all other arguments as they were given."""
         return self.model(*mapped(self.args, lambda path, end: x if path == self.main else end))
 
     def lengths(self, axes: InputAxes) -> Tensor | None:
-        """Return the real steps of each row, where an argument tells them: numbers, or a mask of ones before zeros."""
+        """Return the real steps of each row, if an argument holds them as numbers or as a mask."""
         found = self._lengths(axes)
         return None if found is None else found[1]
 
     def piece(self, axes: InputAxes, steps: slice) -> tuple[Any, ...]:
-        """Return the arguments for some steps: whatever runs along time is cut, and lengths count what is left."""
+        """Return the arguments for some of the steps: all that run along time are cut, and lengths are adjusted."""
         x, told = self.x, self._lengths(axes)
         begin, end, _ = steps.indices(x.shape[axes.time])
 
@@ -178,7 +178,7 @@ class GivenCall:
         return made
 
     def states(self) -> list[int]:
-        """Return which arguments are states: named like one, or behind one and of its shape; the sequence is none."""
+        """Return the places of arguments that are states: named like one, or shaped like one and placed behind one."""
         found: list[int] = []
         for place, value in enumerate(self.args[: len(self.names)]):
             behind = bool(found) and found[-1] == place - 1 and _same_shapes(value, self.args[place - 1])
@@ -187,7 +187,7 @@ class GivenCall:
         return found
 
     def _along(self, path: Path, value: Tensor, x: Tensor, axes: InputAxes) -> bool:
-        """Say whether an argument has the rows and the steps of the sequence, where that has them."""
+        """Say whether an argument has the rows and steps of the sequence along the axes of those."""
         if path[0] in self.states() or value.dim() <= max(axes.time, axes.batch or 0):
             return False
         same_rows = axes.batch is None or value.shape[axes.batch] == x.shape[axes.batch]
@@ -225,9 +225,9 @@ def given_call(
     call: Callable[..., Any] | None,
     options: Mapping[str, Any],
 ) -> GivenCall:
-    """Return the call that a user gave to a `function` of ours, which has these `options` of its own.
+    """Return the call that a user described to the public function `function`, which has `options` of its own.
 
-    Keyword inputs go where forward takes them by position; what it takes by name alone is handed in by name.
+    Keyword inputs become positional ones if forward takes them by position; keyword-only ones stay keyword inputs.
     """
     inner, name = unwrap_to_call(model), _public_name(function)
     inputs, kwargs = (
@@ -262,7 +262,7 @@ def _public_name(function: Callable[..., Any]) -> str:
 
 
 def _refuse_options_by_position(model: nn.Module, inputs: tuple[Any, ...], *, most: int, said: tuple[str, str]) -> None:
-    """Refuse a plain number that forward has no place for: an option of ours, which are given by name."""
+    """Raise if more positional inputs came than forward takes: probably an option of ours without its keyword."""
     if not most or len(inputs) <= most or not isinstance(inputs[most], int | float):
         return
     if any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(model.forward).parameters.values()):
@@ -274,7 +274,7 @@ def _refuse_options_by_position(model: nn.Module, inputs: tuple[Any, ...], *, mo
 
 
 def _read(given: GivenCall, options: Mapping[str, Any]) -> GivenCall:
-    """Tell which argument is the sequence; part its rows from its steps where a state tells that they share an axis."""
+    """Find the sequence among the arguments, and split its first axis if a state shows that it joins steps and rows."""
     given = _with_main(given)
     x, places = given.x, given.states() if given.main else []
     if not isinstance(x, Tensor) or x.dim() > 2 or any(options.get(each) is not None for each in _AXES):
@@ -306,7 +306,7 @@ def _flat(end: Tensor, parted: tuple[int, int]) -> bool:
 
 
 def _with_main(given: GivenCall) -> GivenCall:
-    """Tell which argument is the sequence, where one may be: one that is no state."""
+    """Find the sequence among the arguments that are not states, if there are any."""
     found = {
         path: end
         for path, end in ends(given.args)
@@ -317,7 +317,7 @@ def _with_main(given: GivenCall) -> GivenCall:
 
 
 def sequence_among(found: Mapping[Path, Any]) -> Path:
-    """Return which of some tensors is the sequence: the first with the axes of one that does not only mark steps."""
+    """Return the path of the sequence: the first tensor shaped like one that is not a mask."""
 
     def rank(path: Path) -> int:
         end = found[path]
@@ -333,13 +333,13 @@ def sequence_among(found: Mapping[Path, Any]) -> Path:
 
 
 def is_mask(end: Tensor) -> bool:
-    """Say whether a tensor marks rows and steps with 0 and 1."""
+    """Say whether a tensor holds only 0 and 1, one for each row and step."""
     single = end.dim() == 2 or (end.dim() == 3 and end.shape[2] == 1)
     return end.dtype == torch.bool or (single and bool(((end == 0) | (end == 1)).all()))
 
 
 def _is_state(name: str, value: Any) -> bool:
-    """Say whether an argument is a state: by its name, or as a pair of tensors that are as large."""
+    """Say whether an argument is a state: by its name, or since it is a pair of tensors of the same shape."""
     parts = list(tensors(value).values())
     if not parts or not all(part.is_floating_point() and part.dim() > 1 for part in parts):
         return False
@@ -353,14 +353,14 @@ def _same_shapes(one: Any, other: Any) -> bool:
 
 
 def _counts(value: Any) -> bool:
-    """Say whether these are whole numbers on one axis."""
+    """Say whether this is a tensor of whole numbers with one axis."""
     if isinstance(value, Tensor):
         return value.dim() == 1 and value.numel() > 0 and not value.is_floating_point() and value.dtype != torch.bool
     return numbers(value)
 
 
 def _variables(call: Callable[..., Any]) -> dict[str, Any]:
-    """Return what a function reads from around it, or has as defaults, and holds tensors."""
+    """Return the variables with tensors in them that a function reads from enclosing scopes or has as defaults."""
     if not isinstance(call, FunctionType):
         return {}
     around = inspect.getclosurevars(call)
@@ -373,7 +373,7 @@ def _variables(call: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _rebound(call: Callable[..., Any], values: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return the same function with other values for what it reads from around it."""
+    """Return the same function with other values for the variables it reads from enclosing scopes."""
     assert isinstance(call, FunctionType)
     cells = zip(call.__code__.co_freevars, call.__closure__ or (), strict=True)
     closure = tuple(CellType(values[name]) if name in values else cell for name, cell in cells)

@@ -1,4 +1,4 @@
-"""A recurrent layer: how its kind is called (`Adapter`), where it is in a model (`Layer`), one call of it (`Call`)."""
+"""A recurrent layer: how its kind is called (`Adapter`), its place in a model (`Layer`), one call of it (`Call`)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a layer's state is made of."""
+    """The shape of a layer's state: its parts, their sizes, and the numbers of layers and directions."""
 
     parts: tuple[str, ...]
     sizes: Mapping[str, int] = field(default_factory=dict)  # part -> units
     layers: int = 1
     directions: int = 1
-    projection: int = 0  # units of h where they are fewer than those of c, else 0
+    projection: int = 0  # units of h if the layer projects it to fewer than c has, else 0
     input_size: int | None = None
     batch_first: bool = True
 
@@ -43,18 +43,18 @@ class Spec:
 class Adapter(ABC):
     """How one kind of recurrent module is called, and what its state looks like.
 
-    Subclass it and teach it with `hiddenstate.register(Type, adapter)`. An adapter holds no state of its own:
-    every method is handed the module.
+    Subclass this and call `hiddenstate.register(Type, adapter)`. An adapter keeps no state of its own: each method gets
+    the module as an argument.
     """
 
     kind: str = "cell"
     fused: bool = False  # one call runs all steps of a sequence, rather than one step
-    state_name: str | None = None  # what all modules of the kind call the argument that takes their state
-    recurrence: Recurrence | None = None  # what was seen in a watched call, where the kind is not known by its type
+    state_name: str | None = None  # the name of the state argument, if it is the same in all modules of the kind
+    recurrence: Recurrence | None = None  # what a watched call showed, if the kind is not known by its type
 
     @abstractmethod
     def spec(self, module: nn.Module) -> Spec:
-        """Say what the state is made of."""
+        """Return the parts and sizes of the state."""
 
     @abstractmethod
     def initial(self, module: nn.Module, batch: int) -> State:
@@ -62,25 +62,25 @@ class Adapter(ABC):
 
     @abstractmethod
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
-        """Name the parts of a native state; `batch`, where known, tells the rows of the call it belongs to."""
+        """Name the parts of a native state. `batch` is the number of rows of its call, if known."""
 
     @abstractmethod
     def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Native:
-        """Return the form the module itself takes; without rows when the call is not batched."""
+        """Return the state in the form that the module takes; if the call is not batched, without a batch axis."""
 
     @abstractmethod
     def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
         """Split what a call returned into its output and its native state."""
 
     def join(self, module: nn.Module, output: Any, native: Native) -> Any:
-        """Return what a call with this output and native state returns; `split` takes it apart again.
+        """Return what a call with this output and native state would return: the inverse of `split`.
 
-        Only sequences are put together from pieces: nobody asks it of a layer that is not fused.
+        Only fused layers are run in pieces, so only their results have to be joined.
         """
         return output, native
 
     def rows(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
-        """Return how many rows a call has, and whether it is batched at all."""
+        """Return the number of rows of a call, and whether its input has a batch axis."""
         x = first_input(module, args, kwargs)
         if isinstance(x, PackedSequence):
             return int(x.batch_sizes[0]), True
@@ -89,24 +89,24 @@ class Adapter(ABC):
         return x.shape[1 if self.fused and not self.spec(module).batch_first else 0], True
 
     def given(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Native | None:
-        """Return the native state a call was given, or None."""
+        """Return the native state among a call's arguments, or None."""
         return given_state(module, (args, kwargs), self.state_name)
 
     def give(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], native: Native
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return a call's arguments with this native state among them."""
+        """Return the call's arguments with this native state among them."""
         return give_state(module, (args, kwargs), native, self.state_name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """A recurrent module found in a model: its place, its kind, and how its state is made."""
+    """A recurrent module in a model: its name there, the module, and the adapter for its kind."""
 
-    name: str  # where it is in the model, "" where the model itself is the layer
+    name: str  # the path of the module in the model, "" if the model itself is the layer
     module: nn.Module
     adapter: Adapter
-    iterates: bool = False  # a cell that was seen to be stepped without time
+    iterates: bool = False  # a cell that a watched call stepped for something else than time
 
     @property
     def kind(self) -> str:
@@ -115,12 +115,12 @@ class Layer:
 
     @property
     def label(self) -> str:
-        """Its name in a sentence."""
+        """The layer's name in a sentence."""
         return self.name or "the model itself"
 
     @property
     def seen(self) -> Recurrence | None:
-        """What was seen in a watched call, where the layer is not known by its type."""
+        """What a watched call showed, if the layer is not known by its type."""
         return self.adapter.recurrence
 
     @property
@@ -130,12 +130,12 @@ class Layer:
 
     @property
     def spec(self) -> Spec:
-        """What the state is made of."""
+        """The parts of the state, their sizes, and the numbers of layers and directions."""
         return self.adapter.spec(self.module)
 
     @property
     def tracks(self) -> tuple[str, ...]:
-        """One name for each layer and direction, as torch names its own weights."""
+        """One name for each layer and direction, in the style of torch's own weights."""
         if not self.fused:
             return (self.name or "l0",)
         prefix = f"{self.name}." if self.name else ""
@@ -155,7 +155,7 @@ class Layer:
             raise self._naming(error) from None
 
     def to_native(self, state: State, *, batched: bool = True) -> Native:
-        """Return a State in the module's own form."""
+        """Return a State in the form that the module takes."""
         try:
             return self.adapter.to_native(self.module, state, batched=batched)
         except StateMismatch as error:
@@ -173,17 +173,17 @@ class Layer:
         return self.adapter.join(self.module, output, native)
 
     def rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
-        """Return how many rows a call has, and whether it is batched at all."""
+        """Return the number of rows of a call, and whether its input has a batch axis."""
         return self.adapter.rows(self.module, args, kwargs)
 
     def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Native | None:
-        """Return the native state a call was given, or None."""
+        """Return the native state among a call's arguments, or None."""
         return self.adapter.given(self.module, args, kwargs)
 
     def give(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], native: Native
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return a call's arguments with this native state among them."""
+        """Return the call's arguments with this native state among them."""
         try:
             return self.adapter.give(self.module, args, kwargs, native)
         except NotRecurrent as error:
@@ -191,29 +191,29 @@ class Layer:
 
     @property
     def starts_itself(self) -> bool:
-        """Whether it may be called without a state, and then makes its own."""
+        """Whether the module may be called without a state, and then makes its own."""
         taken = state_argument(type(self.module), self.adapter.state_name)
         return self.seen is not None or (taken is not None and taken.optional)
 
     def call(self, x: Any, native: Native | None = None, **options: Any) -> tuple[Any, Native]:
-        """Call the module with an input and a state in its own form; return its output and the state it ends in."""
-        # Without a state the argument is left out: whoever hooks the layer may want to give one.
+        """Call the module with an input and a native state; return its output and the native state it ends in."""
+        # If there is no state, leave the argument out: a hook on the layer may want to supply one.
         args, kwargs = ((x,), options) if native is None else self.give((x,), options, native)
         return self.split(self.module(*args, **kwargs))
 
     def takes_state_second(self, x: Any, native: Native) -> bool:
-        """Say whether `module(x, native)` is how it is handed a state."""
+        """Say whether the module takes its state as the second positional argument: `module(x, native)`."""
         args, kwargs = self.give((x,), {}, native)
         values = (*args, *kwargs.values())
         in_order = all(name in arguments(type(self.module))[1:2] for name in kwargs)
         return len(values) == 2 and values[1] is native and in_order
 
     def part(self, name: str) -> str:
-        """Return the name of one of its parts in a State of the whole model."""
+        """Return the name that one of the parts has in a State of the whole model."""
         return f"{self.name}.{name}" if self.name else name
 
     def unnamed(self, error: Exception) -> BaseException:
-        """Return an error of this layer without its name, for a sentence that says it already."""
+        """Return an error without this layer's name in front, for a sentence that names the layer already."""
         plain = error.__context__
         return plain if isinstance(plain, HiddenStateError) and str(self._naming(plain)) == str(error) else error
 
@@ -223,9 +223,9 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """What went into a recurrent layer and what came out, whatever the layer's own layout and its caller's spelling.
+    """One call of a recurrent layer: its arguments and its result, in one layout whatever the layer's own is.
 
-    The arguments and the result are kept as they were; everything else is read off them when it is asked for.
+    The arguments and the result are stored unchanged; the properties below read from them when asked.
 
     >>> gru = torch.nn.GRU(3, 4)
     >>> call = Call(hs.layers(gru)[0], (), {"hx": torch.zeros(1, 2, 4), "input": torch.randn(5, 2, 3)})
@@ -236,31 +236,31 @@ class Call:
     layer: Layer
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
-    result: Any = None  # what the layer returned; None before it did
+    result: Any = None  # what the layer returned; None before it has
 
     @property
     def input(self) -> Tensor | PackedSequence:
-        """The sequence or step, as the layer was given it."""
+        """The sequence or step that the layer was given, unchanged."""
         return first_input(self.layer.module, self.args, self.kwargs)
 
     @property
     def rows(self) -> int:
-        """How many sequences the call runs."""
+        """The number of sequences in the call."""
         return self.layer.rows(self.args, self.kwargs)[0]
 
     @property
     def batched(self) -> bool:
-        """Whether its input has an axis for them."""
+        """Whether the input has a batch axis."""
         return self.layer.rows(self.args, self.kwargs)[1]
 
     @property
     def x(self) -> Tensor:
-        """The input as `(batch, time, ...)`; a step has a time of 1, a packed sequence is padded with zeros."""
+        """The input as `(batch, time, ...)`. A step has a time of 1; a packed sequence is padded with zeros."""
         return self._rows_first(self.input)
 
     @property
     def steps(self) -> int:
-        """How many steps the call makes."""
+        """The number of steps in the call."""
         if not self.layer.fused:
             return 1
         x = self.input
@@ -270,7 +270,7 @@ class Call:
 
     @property
     def lengths(self) -> Tensor | None:
-        """The steps of each row `(batch,)`, on the CPU, where the input was packed."""
+        """The number of steps of each row, `(batch,)`, on the CPU; None unless the input was packed."""
         x = self.input
         if not isinstance(x, PackedSequence):
             return None
@@ -279,12 +279,12 @@ class Call:
 
     @property
     def given_native(self) -> Any:
-        """The state it was handed in the layer's own form, or None."""
+        """The state that the layer was given, in its own form, or None."""
         return self.layer.given(self.args, self.kwargs)
 
     @property
     def given(self) -> State | None:
-        """The state it was handed, or None."""
+        """The state that the layer was given, or None."""
         native = self.given_native
         return None if native is None else self.layer.to_state(native, batch=self.rows)
 
@@ -295,33 +295,33 @@ class Call:
 
     @property
     def output(self) -> Tensor:
-        """The output as `(batch, time, ...)`; a step has a time of 1, a packed sequence is padded with zeros."""
+        """The output as `(batch, time, ...)`, laid out as `x` is."""
         return self._rows_first(self.output_native)
 
     @property
     def state_native(self) -> Any:
-        """The state it ended in, in the layer's own form."""
+        """The state that the call ended in, in the layer's own form."""
         return self.layer.split(self.result)[1]
 
     @property
     def state(self) -> State:
-        """The state it ended in."""
+        """The state that the call ended in."""
         return self.layer.to_state(self.state_native, batch=self.rows)
 
     def handed(self, state: State, *, batched: bool | None = None) -> Call:
-        """Return the same call with this state among its arguments; `batched`, where that is known already."""
+        """Return this call with `state` among its arguments; pass `batched` if it is known already."""
         native = self.layer.to_native(state, batched=self.batched if batched is None else batched)
         return Call(self.layer, *self.layer.give(self.args, self.kwargs, native))
 
     def fed(self, x: Tensor | PackedSequence) -> Call:
-        """Return the same call with another input, in the layout of this one."""
+        """Return this call with another input, which has the layout of the present one."""
         if self.args:
             return Call(self.layer, (x, *self.args[1:]), self.kwargs)
         name = next(name for name, value in self.kwargs.items() if value is self.input)
         return Call(self.layer, (), {**self.kwargs, name: x})
 
     def returned(self, result: Any) -> Call:
-        """Return the same call with what came out."""
+        """Return this call with its result."""
         return Call(self.layer, self.args, self.kwargs, result)
 
     def _rows_first(self, value: Any) -> Tensor:
@@ -337,12 +337,12 @@ class Call:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the user's own model inside what torch.compile, DDP, FSDP and checkpointing wrap around it."""
+    """Return the user's own model from within the wrappers of torch.compile, DDP, FSDP and checkpointing."""
     return _wrapping(model)[-1]
 
 
 def _wrapping(model: nn.Module) -> list[nn.Module]:
-    """Return a model and what it is wrapped around, one within the other."""
+    """Return a model followed by the models it wraps, from the outside in."""
     found = [model]
     while (held := _WRAPPERS.get(type(model).__name__)) and isinstance(inner := model._modules.get(held), nn.Module):
         found.append(model := inner)
@@ -350,9 +350,9 @@ def _wrapping(model: nn.Module) -> list[nn.Module]:
 
 
 def unwrap_to_call(model: nn.Module, *, weights: bool = False) -> nn.Module:
-    """Return what `unwrap` does, for calls of our own; refuse a model that nobody but its wrapper may call.
+    """Return `unwrap(model)` for calls of our own; raise if only the wrapper may call the model.
 
-    With `weights`, also one whose weights come and go with each call: they are to be read, and gradients taken to them.
+    With `weights`, raise also if the weights are gathered only during calls, since they or their gradients are needed.
     """
     *wrappers, inner = _wrapping(model)
     name = type(inner).__name__
@@ -373,7 +373,7 @@ def unwrap_to_call(model: nn.Module, *, weights: bool = False) -> nn.Module:
 
 _FLAT = "FullyShardedDataParallel"
 
-# What is wrapped around users' models, and where the model is in it. By name: to import them all takes long.
+# Wrappers around users' models, and the attribute that holds the model. By name, since importing them all is slow.
 _WRAPPERS = {
     "DistributedDataParallel": "module",
     "DataParallel": "module",
@@ -384,7 +384,7 @@ _WRAPPERS = {
 
 
 def weights_like(module: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Return where and in which dtype a module's weights are, for states that should match them."""
+    """Return the device and dtype of a module's weights, for states that should match them."""
     for tensor in chain(module.parameters(), module.buffers()):
         if tensor.is_floating_point() or tensor.is_complex():
             return tensor.device, tensor.dtype

@@ -1,7 +1,8 @@
-"""Hearing the calls of a model's recurrent layers, and stepping in where that is wanted.
+"""Listeners that are told of the calls of a model's recurrent layers, and may change them.
 
-While somebody listens to a module, its `forward` is an object of ours, so that `layer(...)` and `layer.forward(...)`
-are heard alike. Nothing of it is left when the last listener has gone, nor is it in copies or pickles of the model.
+While a module has a listener, its `forward` attribute is an object of ours, so that `layer(...)` and
+`layer.forward(...)` are both heard. The attribute goes when the last listener leaves. Copies and pickles of the model
+never contain it.
 """
 
 from __future__ import annotations
@@ -26,67 +27,67 @@ from .dynamo import mark_uncompiled, uncompiled
 from .layer import Call, Layer, unwrap
 from .signature import Arguments
 
-Proceed: TypeAlias = Callable[[Call], Call]  # runs a call, and returns it with its result
+Proceed: TypeAlias = Callable[[Call], Call]  # runs the rest of a call, and returns the call with its result
 Around: TypeAlias = Callable[[Arguments, Callable[[Arguments], Any]], Any]
 
 
 class Rank(IntEnum):
-    """Who is told of a call first, and so is outermost: all others happen within what it runs."""
+    """The order of listeners, outermost first: each one wraps the calls of those after it."""
 
-    CARRY = 0  # hands states over; runs marked sequences piece by piece
+    CARRY = 0  # hands states in; runs marked sequences piece by piece
     OBSERVE = 1
     ACCELERATE = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OuterCall:
-    """A call of a model from outside: of the model itself, or of a module in it that holds layers or is one."""
+    """A call from outside the model: of the model itself, or of a module in it that holds layers or is one."""
 
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    given: Arguments = ((), {})  # what the caller gave, before others who listen put something in
+    given: Arguments = ((), {})  # the caller's arguments, before any listener changed them
 
 
 class Listener:
-    """Somebody who hears the calls of a model's recurrent layers; a subclass says what happens around them."""
+    """A listener to the calls of a model's recurrent layers. Subclasses override what they want to wrap."""
 
     rank = Rank.OBSERVE
-    title = ""  # what users know it by, where that is not the name of its class
+    title = ""  # the name that users know it by, if that is not the name of its class
 
     @property
     def observes(self) -> bool:
-        """Whether it only looks on, so that a cell may run by a schedule and be shown its steps afterwards."""
+        """Whether it only observes; then a cell may run by a schedule and show its steps afterwards."""
         return False
 
     def model_call(self, entry: OuterCall, run: Callable[[], Any]) -> Any:
-        """Wrap a call of the model, or of a module in it, from outside: return what `run()` returns."""
+        """Wrap a call of the model, or of a module in it, from outside. Return the result, usually `run()`."""
         return run()
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
-        """Wrap a call of a layer: return `proceed(call)`, or the call with another result."""
+        """Wrap a call of a layer. Return `proceed(call)`, or the call with another result."""
         return proceed(call)
 
     def recompute(self, call: Call, proceed: Proceed) -> Call:
-        """Wrap the second run of a layer that activation checkpointing makes within a backward pass."""
+        """Wrap a layer's second run, which activation checkpointing makes within a backward pass."""
         return proceed(call)
 
 
 @dataclass(slots=True, eq=False)
 class Handle:
-    """Ends the listening; safe to repeat."""
+    """Stops a listener with `remove`, which may be called repeatedly."""
 
     seats: list[tuple[_Forward, _Seat]]
 
     def remove(self) -> None:
-        """Take away all that was put in the modules."""
+        """Remove the listener from all modules it was added to."""
         seats, self.seats = self.seats, []
         for forward, seat in seats:
             _leave(forward, seat)
 
 
 def listen(model: nn.Module, found: Iterable[Layer], listener: Listener) -> Handle:
-    """Let `listener` hear the calls of `model`, and of `found`, its layers.
+    """Tell `listener` of the calls of `model` and of its layers `found`, until the handle is removed.
 
     >>> class Count(Listener):
     ...     calls = 0
@@ -110,12 +111,12 @@ def listen(model: nn.Module, found: Iterable[Layer], listener: Listener) -> Hand
 
 
 def around(module: nn.Module, wrap: Around, *, rank: Rank = Rank.OBSERVE) -> Handle:
-    """Run `wrap((args, kwargs), run)` in place of every call of any module; `run` is the call itself."""
+    """Call `wrap((args, kwargs), run)` instead of the module at each of its calls; `run` is the call itself."""
     return Handle([_enter(module, _Seat(rank, wrap))])
 
 
 def listeners(module: nn.Module) -> list[Listener]:
-    """Return who listens to a module."""
+    """Return the listeners of a module."""
     stand_in = module.__dict__.get("forward")
     if not isinstance(stand_in, _Forward):
         return []
@@ -123,7 +124,7 @@ def listeners(module: nn.Module) -> list[Listener]:
 
 
 def attributes(module: nn.Module) -> dict[str, Any]:
-    """Return a module's own attributes, without what stands there while somebody listens."""
+    """Return a module's own attributes, without those that are ours while it has listeners."""
     own = module.__dict__
     if not isinstance(own.get("forward"), _StandIn):
         return own
@@ -133,12 +134,12 @@ def attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def recomputing() -> bool:
-    """Say whether a backward pass is running: then a layer is called by activation checkpointing, once more."""
+    """Say whether a backward pass is running: a layer that is called in it is run again by activation checkpointing."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def under_checkpointing() -> bool:
-    """Say whether what runs now runs for activation checkpointing, which will run it once more."""
+    """Say whether the code that runs now is under activation checkpointing, which will run it again."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.endswith(CHECKPOINT):
@@ -151,44 +152,44 @@ CHECKPOINT = os.path.join("torch", "utils", "checkpoint.py")
 
 
 def may_be_recomputed(*, grad_before: bool) -> bool:
-    """Say whether a call may be run again in a backward pass; `grad_before`: the model was called with gradients on."""
-    if torch.is_grad_enabled():  # one form of checkpointing steps in where tensors are saved for backward
+    """Say whether a backward pass may run a call again. `grad_before`: gradients were on when the model was called."""
+    if torch.is_grad_enabled():  # one kind of checkpointing hooks into the saving of tensors for the backward pass
         return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-    return grad_before and under_checkpointing()  # the other one runs the model without gradients first
+    return grad_before and under_checkpointing()  # the other kind first runs the model without gradients
 
 
-_numbers = itertools.count()  # who begins to listen gets one, higher than all before
+_numbers = itertools.count()  # each listener gets the next number, so later ones have higher numbers
 
 
 class Watcher(Protocol):
-    """A trace, or taps: it sees each operation of a call of the model."""
+    """A trace or a tap: it sees each operation in a call of the model."""
 
-    ours: bool  # whether what runs just now is our own work
+    ours: bool  # whether the operations that run now are this library's own work
 
 
 class Heeds(Watcher, Protocol):
-    """Somebody who wants to be told of every operation of the model, as the model calls it."""
+    """An object that wants to know each operation as the model calls it."""
 
     def heed(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any, frame: FrameType) -> None:
-        """Take note of an operation that was called from a frame."""
+        """Take note of an operation that was called from `frame`."""
 
 
 @runtime_checkable
 class Tells(Watcher, Protocol):
-    """A watcher that tells somebody else of what it sees."""
+    """A watcher that passes what it sees on to another object."""
 
     way: Heeds | None
 
 
 class _ThreadHearing(threading.local):
-    """Who hears the calls of this thread."""
+    """Which listeners and watchers are active in this thread."""
 
     def __init__(self) -> None:
-        self.since: int | None = None  # within `unheard`: those who began to listen before this number hear nothing
-        self.but: int | None = None  # except for those of this rank
+        self.since: int | None = None  # within `unheard`: listeners with numbers below this one hear nothing
+        self.but: int | None = None  # except listeners of this rank
         self.watchers: tuple[Watcher, ...] = ()
-        self.given: Arguments = ((), {})  # what the module that is called just now was given
-        self.under_way: set[int] = set()  # listeners that are within a call of their model
+        self.given: Arguments = ((), {})  # the arguments of the innermost module call
+        self.under_way: set[int] = set()  # ids of listeners that are within a call of their model
 
 
 _here = _ThreadHearing()
@@ -196,9 +197,9 @@ _here = _ThreadHearing()
 
 @contextmanager
 def unheard(but: int | None = None) -> Iterator[None]:
-    """Let nobody who listens already hear what is called inside, in this thread: it is no run of the user's.
+    """Make calls in this thread silent for the present listeners, since they are not the user's calls.
 
-    Those of rank `but` still do: what is called may need the state that is carried.
+    Listeners of rank `but` still hear them: the call may need the carried state.
     """
     before = _here.since, _here.but
     _here.since, _here.but = next(_numbers), but
@@ -209,23 +210,23 @@ def unheard(but: int | None = None) -> Iterator[None]:
 
 
 def all_hear() -> bool:
-    """Say whether everybody who listens hears what is called in this thread just now."""
+    """Say whether no listener is silenced in this thread."""
     return _here.since is None
 
 
 def watchers() -> tuple[Watcher, ...]:
-    """Return who sees the operations of this thread."""
+    """Return the watchers of this thread's operations."""
     return _here.watchers
 
 
 def tells_now() -> Tells | None:
-    """Return the watcher of this thread's operations that tells others of them, if there is one."""
+    """Return the first watcher of this thread that passes on what it sees, or None."""
     return next((each for each in _here.watchers if isinstance(each, Tells)), None)
 
 
 @contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
-    """Let `watcher` be told, as long as this lasts, when operations are our own work."""
+    """Tell `watcher`, within this context, which operations are this library's own work."""
     before = _here.watchers
     _here.watchers = (*before, watcher)
     try:
@@ -236,7 +237,7 @@ def watching(watcher: Watcher) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seat:
-    """One of those who hear a module, with what they do around its calls."""
+    """The place of one listener at a module: its rank, its number, and how it wraps a call."""
 
     rank: Rank
     wrap: Around
@@ -275,24 +276,24 @@ def _from_outside(listener: Listener, entry: OuterCall, run: Callable[[], Any]) 
 
 
 class _StandIn:
-    """Something of ours among a module's own attributes; a copy of the module gets what it stands for instead."""
+    """An attribute of ours that stands in for a module's own; a copy of the module gets the module's own."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.module, self.name = module, name
-        self.before = module.__dict__.get(name)  # where the user has put something in this place too
+        self.before = module.__dict__.get(name)  # set if the user replaced this attribute on the instance
         self.real: Any = getattr(module, name, None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (self.module, self.name)
 
-    def __getattr__(self, name: str) -> Any:  # a signature, a docstring: those of what it stands for
+    def __getattr__(self, name: str) -> Any:  # the signature, docstring and so on of the attribute it stands in for
         if name in ("real", "__deepcopy__"):
             raise AttributeError(name)
         return getattr(self.real, name)
 
 
 class _Forward(_StandIn):
-    """The `forward` of a module that is heard."""
+    """The `forward` of a module that has listeners."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module, "forward")
@@ -311,7 +312,7 @@ class _Forward(_StandIn):
             _here.given = before
 
     def _within(self, seats: tuple[_Seat, ...], arguments: Arguments) -> Any:
-        """Run the rest of a call; tell all watchers whether that is our own work, or the model's."""
+        """Run the rest of a call, and tell all watchers whether this library or the model runs it."""
         watchers, ours = _here.watchers, bool(seats)
         if not watchers:
             return self._next(seats, arguments)
@@ -331,10 +332,10 @@ class _Forward(_StandIn):
 
 
 class _GetState(_StandIn):
-    """The `__getstate__` of a module that is heard: what copies and pickles are made of, without what is ours."""
+    """The `__getstate__` of a module that has listeners: copies and pickles get the module without our attributes."""
 
     def __call__(self) -> Any:
-        # Before Python 3.11 there is no such method, and the attributes are the state.
+        # Before Python 3.11 objects have no `__getstate__`; their attributes are the state.
         state = self.module.__dict__ if self.real is None else self.real()
         if not isinstance(state, dict):
             return state
@@ -344,7 +345,7 @@ class _GetState(_StandIn):
 
 
 class _Replica(_StandIn):
-    """Refuses what `nn.DataParallel` does to a module for each of its devices."""
+    """Raises when `nn.DataParallel` copies the module to its devices."""
 
     def __call__(self) -> Any:
         heard_by = {listener.title or type(listener).__name__ for listener in listeners(self.module)}
@@ -375,7 +376,7 @@ def _leave(forward: _Forward, seat: _Seat) -> None:
         forward.seats = tuple(other for other in forward.seats if other is not seat)
         own = forward.module.__dict__
         if forward.seats or own.get("forward") is not forward:
-            return  # where somebody has put a forward of their own around ours, ours lets everything pass
+            return  # the user has wrapped our forward in another one: leave ours in place, without listeners
         for name in ("forward", *_STAND_INS):
             before = own.pop(name).before if isinstance(own.get(name), _StandIn) else None
             if before is not None:
@@ -383,7 +384,7 @@ def _leave(forward: _Forward, seat: _Seat) -> None:
 
 
 def _holders(model: nn.Module, found: Iterable[Layer]) -> list[nn.Module]:
-    """Return the modules of a model through which its layers are reached, the model itself first."""
+    """Return the modules on the paths from a model to its layers, the model itself first."""
     inside = {layer.module for layer in found}
     known: dict[nn.Module, bool] = {}
 
@@ -391,7 +392,7 @@ def _holders(model: nn.Module, found: Iterable[Layer]) -> list[nn.Module]:
         if module in inside:
             return True
         if module not in known:
-            known[module] = False  # also ends the search where modules hold each other
+            known[module] = False  # set before the search, which so ends if modules hold each other
             known[module] = any([holds(child) for child in module._modules.values() if child is not None])
         return known[module]
 

@@ -1,4 +1,4 @@
-"""A module's own form of state (tensor, nested tuple or dict) to named parts, and back."""
+"""Turning a module's own form of state (a tensor, nested tuple or dict) into named parts, and back."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..errors import StateMismatch
 from ..state import Path, ends, mapped
 
 Native: TypeAlias = Any  # a tensor, or a nested tuple, list, dict or dataclass of tensors
-Form: TypeAlias = Any  # the same nesting with part names in place of tensors
+Form: TypeAlias = Any  # the same nesting with part names instead of tensors
 
 
 def flatten(native: Native) -> tuple[dict[str, Tensor], Form]:
-    """Return the named parts of a native state, and the form that `rebuild` needs.
+    """Return the named parts of a native state, and the form by which `rebuild` restores it.
 
     >>> parts, form = flatten((torch.ones(2, 3), torch.zeros(2, 3)))
     >>> form
@@ -41,12 +41,12 @@ def flatten(native: Native) -> tuple[dict[str, Tensor], Form]:
 
 
 def rebuild(form: Form, parts: Mapping[str, Any]) -> Native:
-    """Return the native state of this form with these parts."""
+    """Return the native state with this form and these parts."""
     return mapped(form, lambda _, name: parts[name])
 
 
 def matches(form: Form, native: Native) -> bool:
-    """Say whether `native` is nested as `form` is; lists and tuples count as the same."""
+    """Say whether `native` has the nesting of `form`; lists and tuples count as the same."""
     if isinstance(form, str):
         return isinstance(native, Tensor)
     if isinstance(form, Mapping):
@@ -66,7 +66,7 @@ def matches(form: Form, native: Native) -> bool:
 
 
 def names(form: Form) -> list[str]:
-    """Return the part names of a form, in order."""
+    """Return the part names in a form, in order."""
     return [name for _, name in ends(form)]
 
 

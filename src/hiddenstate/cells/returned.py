@@ -1,4 +1,4 @@
-"""What a step returns: its next state alone, behind its output, or before it, as courses on RNNs write it."""
+"""What a step returns: its next state alone, after its output, or before it, as tutorials on RNNs write it."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _WHICH = {"prev", "previous", "next", "new", "old", "last", "t", "0", "1", "x", 
 
 
 def parted(module: nn.Module, form: Form, result: Any) -> tuple[Any, Native] | None:
-    """Tell output and next state of a result apart by the form of the state; None where it has neither place.
+    """Split a result into output and next state by the form of the state; return None if no place in it has that form.
 
-    The output of a step that returns its state alone is None. Of two that could both be it, the one behind is the
-    state, unless the names in the return statement say that the state stands first: `return h, y`.
+    If a step returns its state alone, its output is None. If two places fit, the later one is the state, unless the
+    names in the return statement show that the state comes first: `return h, y`.
     """
     if matches(form, result):
         return None, result
     if not isinstance(result, tuple | list) or len(result) != 2:
         return None
     first, behind = matches(form, result[0]), matches(form, result[1])
-    nested = not isinstance(form, str)  # so many tensors, one in another, are no output by chance
+    nested = not isinstance(form, str)  # an output is unlikely to have the nesting of the state by chance
     if first and ((nested and not behind) or state_before_output(module)):
         return result[1], result[0]
     return (result[0], result[1]) if behind else None
 
 
 def parted_of_several(module: nn.Module, result: Any, count: int) -> tuple[Any, tuple[Tensor, ...]] | None:
-    """The same of a cell whose state is in several arguments: `(h, c)`, `(output, h, c)`, `(output, (h, c))`, ..."""
+    """Do the same for a cell with several state arguments: `(h, c)`, `(output, h, c)`, `(output, (h, c))`, ..."""
     if not isinstance(result, tuple | list):
         return None
     if len(result) == count and all(isinstance(part, Tensor) for part in result):
@@ -54,7 +54,7 @@ def parted_of_several(module: nn.Module, result: Any, count: int) -> tuple[Any, 
 
 
 def state_before_output(module: nn.Module) -> bool:
-    """Say whether all that a module's forward returns has its state first and its output last, as the names have it."""
+    """Say whether, by its names, every return statement of a forward has the state first and the output last."""
     kind = type(module)
     forward = getattr(kind, "forward", None)
     return forward is not None and _state_first(forward, arguments(kind)[1:])
@@ -64,7 +64,7 @@ def state_before_output(module: nn.Module) -> bool:
 def _state_first(forward: Callable[..., Any], taken: tuple[str, ...]) -> bool:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
-    except (OSError, TypeError, SyntaxError):  # without a source
+    except (OSError, TypeError, SyntaxError):  # no source code
         return False
     several = [each.value.elts for each in _returns(tree.body[0]) if isinstance(each.value, ast.Tuple)]
     known = {word for name in taken for word in _words(name)} - _WHICH
@@ -82,7 +82,7 @@ def _stands_first(before: list[ast.expr], last: ast.expr, known: set[str], own: 
 
 
 def _returns(node: ast.AST) -> Iterator[ast.Return]:
-    """Yield the return statements of a function, but not those of functions within it."""
+    """Yield the return statements of a function, without those of functions inside it."""
     for inner in ast.iter_child_nodes(node):
         if isinstance(inner, ast.Return):
             yield inner
@@ -104,7 +104,7 @@ def _is_output(name: str, known: set[str]) -> bool:
 
 
 def _is_head(part: ast.expr, states: set[str], own: str) -> bool:
-    """Say whether it is made on the spot of the new state alone, by a layer that is called as a head is: self.fc(h)."""
+    """Say whether an expression applies a head to the new state alone, as in `self.fc(h)`."""
     inside = list(ast.walk(part))
     called = [each.func for each in inside if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)]
     heads = [each.attr for each in called if isinstance(each.value, ast.Name) and each.value.id == own]

@@ -1,4 +1,4 @@
-"""Layers made of what was seen to recur in a call of the model, rather than known by their type."""
+"""Layers that are known by what a watched call showed, not by their type."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .native import Native
 def seen_layers(
     model: nn.Module, by_type: Sequence[Layer], known: Sequence[Layer], found: Found
 ) -> tuple[list[Layer], Found]:
-    """Return the layers that types and a watched call tell of together; where names only hint, the call decides.
+    """Return the layers that types and a watched call show together; where only names suggest a cell, the call decides.
 
-    `by_type` has modules that bear the names of a cell in place of what they hold; `known` has what is known for sure.
+    `by_type` lists modules named like cells instead of the layers they hold; `known` lists the layers known for sure.
     """
     seen, sure = _named(model, found), {layer.module for layer in known}
     cells = {layer.module: layer for layer in seen if isinstance(layer.adapter, SeenCell)}
@@ -41,9 +41,9 @@ def seen_layers(
                 kept.append(layer)
                 parts.add(layer.module)
         elif layer.name and all(other.module in cells or other.module in sure for other in inside):
-            kept.append(layer)  # a cell that is made of others
+            kept.append(layer)  # a cell that is built from other cells
             parts |= {other.module for other in inside}
-        else:  # it only bears the names of a cell: what recurs is something in it
+        else:  # it is only named like a cell: the recurrence is inside it
             kept += [other for other in known if _within(other, layer)]
     kept = [replace(layer, iterates=layer.name in found.iterated) for layer in kept]
     found = replace(found, unsure=(*found.unsure, *doubts))
@@ -58,11 +58,11 @@ def _named(model: nn.Module, found: Found) -> list[Layer]:
     modules = dict(model.named_modules(remove_duplicate=False))
     for recurrence in found.recurrences:
         if recurrence.kind == "iteration" and recurrence.module in found.iterated:
-            continue  # listed by its type already
+            continue  # already listed by its type
         module = modules.get(recurrence.module, model)
         placed = all(part.argument and part.result is not None for part in recurrence.parts)
         is_cell = recurrence.kind == "cell" and placed
-        # Whether a loop is in time, or goes on from what was kept, may change from call to call: not so its name.
+        # From call to call, a loop may or may not be in time or continue kept state; its name must not depend on that.
         word = "loop" if recurrence.steps >= _REPEATS and recurrence.kind != "cache" else recurrence.kind
         number = recurrence.line.rpartition(":")[2]
         name = recurrence.module if is_cell else ".".join(filter(None, (recurrence.module, word + number)))
@@ -77,11 +77,11 @@ def _within(layer: Layer, outer: Layer) -> bool:
 
 
 def _same_state(guess: Layer, seen: Layer) -> bool:
-    """Say whether a guess is of as many parts as were seen, each with its rows and sizes as they were."""
+    """Say whether a guessed layer has the parts, batch axes and sizes that were seen."""
     try:
         with torch.no_grad():
             state = guess.initial(_ROWS)
-    except Exception:  # a guess that cannot even start
+    except Exception:  # the guess cannot even make a first state
         return False
     parts = seen.seen.parts if seen.seen is not None else ()
     axes = list(state.batch_axis.values())
@@ -96,12 +96,12 @@ _ROWS = 2
 
 
 class SeenAdapter(Adapter):
-    """A loop, an iteration, an attribute or a cache: found and recorded, but nothing that could be called by itself."""
+    """A loop, an iteration, an attribute or a cache: it can be listed and recorded, but not called by itself."""
 
     recurrence: Recurrence
 
     def __init__(self, recurrence: Recurrence) -> None:
-        """Read names, axes and sizes off what was seen."""
+        """Read names, axes and sizes from what was seen."""
         self.kind, self.recurrence = recurrence.kind, recurrence
         self.parts = tuple(part.name for part in recurrence.parts)
         self.axes = {part.name: part.batch_axis for part in recurrence.parts}
@@ -109,15 +109,15 @@ class SeenAdapter(Adapter):
         self._dtypes = {part.name: part.dtype for part in recurrence.parts}
 
     def spec(self, module: nn.Module) -> Spec:
-        """Say what crosses."""
+        """Return the parts that cross from one repetition to the next, with their sizes."""
         return Spec(parts=self.parts, sizes={name: self._of_row(name).numel() for name in self.parts})
 
     def initial(self, module: nn.Module, batch: int) -> State:
-        """Refuse: only the model itself knows."""
+        """Raise: only the model itself knows this state."""
         raise NotRecurrent(self._refusal(module))
 
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
-        """Name the parts of a dict of them; where no part has rows that could be told, all is shown as one row."""
+        """Name the parts of a dict; if no part has a known batch axis, they are shown as a single row."""
         unknown = [name for name in self.parts if self.axes[name] is None]
         if len(unknown) == len(self.parts):
             return State.alike({name: part.unsqueeze(0) for name, part in native.items()}, 0)
@@ -126,7 +126,7 @@ class SeenAdapter(Adapter):
         return State(native, {name: axis for name, axis in self.axes.items() if axis is not None})
 
     def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Native:
-        """Return the parts by name, as `give` takes them."""
+        """Return a dict of the parts, as `give` takes them."""
         if state.keys() != set(self.parts):
             raise StateMismatch(
                 f"the state has the parts {', '.join(state)}, "
@@ -136,7 +136,7 @@ class SeenAdapter(Adapter):
         return dict(state) if known else {name: part.squeeze(0) for name, part in state.items()}
 
     def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
-        """Refuse: a call of the module returns no state."""
+        """Raise: a call of the module returns no state."""
         raise NotRecurrent(self._refusal(module))
 
     def _of_row(self, name: str) -> Tensor:
@@ -153,19 +153,19 @@ class SeenAdapter(Adapter):
 
 
 class SeenCell(SeenAdapter):
-    """A module that was called again and again, with something that it gave before handed back in."""
+    """A module that was called repeatedly with a value among its arguments that it had returned before."""
 
     def __init__(self, recurrence: Recurrence) -> None:
-        """Remember where its state goes in and comes out."""
+        """Remember the places of the state among arguments and results."""
         super().__init__(recurrence)
         self._into = {part.name: _place(part) for part in recurrence.parts}
         self._out = {part.name: tuple(part.result or ()) for part in recurrence.parts}
         self._starts = {part.name: part.initial for part in recurrence.parts}
-        # How a result nests the state, with the names of the parts in place of tensors.
+        # The nesting of the state in a result, with the names of the parts instead of tensors.
         self._nesting: Any = _nesting(recurrence.returned, self._out)
 
     def initial(self, module: nn.Module, batch: int) -> State:
-        """Return zeros where the model was seen to start from zeros, or from nothing."""
+        """Return zeros if the model was seen to start from zeros or without a state; else raise."""
         if any(first is not None and bool(first.any()) for first in self._starts.values()):
             raise NotRecurrent(
                 f"{type(module).__name__} was seen to start from a state that the model itself makes, and it is not "
@@ -181,7 +181,7 @@ class SeenCell(SeenAdapter):
         return self.to_state(module, parts)
 
     def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
-        """Take the parts from where they come out; the output is the first tensor that is none of them."""
+        """Take the parts from their places in the result; the output is the first tensor that is not a part."""
         found = tensors(result)
         missing = [name for name, place in self._out.items() if place not in found]
         if missing:
@@ -194,7 +194,7 @@ class SeenCell(SeenAdapter):
         return (others[0] if others else next(iter(native.values()))), native
 
     def rows(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
-        """Count them in the state, or in the first tensor where there is none yet."""
+        """Count rows in the state; if there is none yet, in the first tensor among the arguments."""
         native = self.given(module, args, kwargs)
         for name, axis in self.axes.items():
             if native is not None and axis is not None:
@@ -203,7 +203,7 @@ class SeenCell(SeenAdapter):
         return (x.shape[0], True) if x is not None and x.dim() else (1, False)
 
     def given(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Native | None:
-        """Return the parts that a call was handed; None where it has none of them, or not all."""
+        """Return the parts among a call's arguments; None unless all of them are there."""
         found = tensors((args, kwargs))
         native = {name: found[place] for name, place in self._into.items() if place in found}
         return native if len(native) == len(self._into) else None
@@ -211,14 +211,14 @@ class SeenCell(SeenAdapter):
     def give(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], native: Native
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Put the parts where they go in."""
+        """Put the parts at their places among the arguments."""
         values = {place: native[name] for name, place in self._into.items()}
         if self.given(module, args, kwargs) is not None:
             found: tuple[tuple[Any, ...], dict[str, Any]] = mapped((args, kwargs), lambda at, end: values.get(at, end))
             return found
         inputs, named = list(args), dict(kwargs)
         arguments = _by_argument(values)
-        if len(arguments) == 1 and self._nesting is not None:  # as the module itself nests what it gives
+        if len(arguments) == 1 and self._nesting is not None:  # nest them as the module's own result does
             arguments = {next(iter(arguments)): mapped(self._nesting, lambda _, name: native[name])}
         for (side, first), inner in arguments.items():
             if side == 1:
@@ -229,7 +229,7 @@ class SeenCell(SeenAdapter):
 
 
 def _nesting(result: Any, places: Mapping[str, Path]) -> Any:
-    """Return the container in a result that holds the state and nothing else, with names in place of tensors."""
+    """Return the container in a result that holds exactly the state, with part names instead of tensors."""
     prefix: Path = ()
     while len(places) > 1 and len({place[: len(prefix) + 1] for place in places.values()}) == 1:
         prefix = next(iter(places.values()))[: len(prefix) + 1]
@@ -248,7 +248,7 @@ def _place(part: Part) -> Path:
 
 
 def _by_argument(values: Mapping[Path, Tensor]) -> dict[tuple[int, Any], Any]:
-    """Nest tensors by the places they go to: tuples where the steps are numbers, dicts where they are names."""
+    """Nest tensors by their places: tuples for integer keys, dicts for names."""
     groups: dict[tuple[int, Any], dict[Path, Tensor]] = {}
     for (side, first, *rest), tensor in values.items():
         groups.setdefault((side, first), {})[tuple(rest)] = tensor

@@ -1,4 +1,4 @@
-"""What a module's forward takes: which of its arguments is the sequence or step, and which the state."""
+"""Reading the signature of a module's forward: which argument is the sequence or step, and which the state."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _REST = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)  # *args, **kwargs
 
-# What a second argument is called when it is a state; endings count too: `prev_state`, `lstm_hidden`.
+# Names of a second argument that is a state. Endings count too: `prev_state`, `lstm_hidden`.
 _STATE_NAMES = {"state", "states", "hidden", "hiddens", "h", "hx", "hc", "prev", "previous", "carry", "memory", "mem"}
 _STATE_NAMES |= {"h0", "h_0", "h_prev", "hprev", "h_t", "ht", "h_tm1", "hidden_states", "past", "last", "context_state"}
-# What a step of the input is called. Only where it stands behind a state is this asked.
+# Names of a step of the input. They matter only for an argument that comes after a state.
 _INPUT_NAMES = {
     "x",
     "xt",
@@ -38,12 +38,12 @@ _INPUT_NAMES = {
     "emb",
     "embedded",
 }
-# What the arguments after it are called, where a state comes in several.
+# Names of the arguments after the first state argument, if the state is spread over several.
 _FURTHER = ("c", "c0", "c_0", "cx", "c_t", "ct", "c_prev", "cprev", "c_tm1", "cell", "cells", "prev_c", "s", "m", "n")
 
 
 def named_like_state(name: str) -> bool:
-    """Say whether an argument of this name is a state."""
+    """Say whether an argument with this name is a state."""
     name = name.lower().strip("_")
     return (
         name in _STATE_NAMES
@@ -53,14 +53,15 @@ def named_like_state(name: str) -> bool:
 
 
 def named_like_further(name: str) -> bool:
-    """Say whether an argument of this name is one of several that hold a state."""
+    """Say whether an argument with this name is one of several that hold a state."""
     return named_like_state(name) or name.lower() in _FURTHER
 
 
 def state_first(module: nn.Module) -> NotRecurrent | None:
-    """Return why a module cannot be stepped as a cell whose forward takes its state before its input; None for others.
+    """Return an error if forward takes its state before its input, so that it cannot be stepped as a cell; else None.
 
-    Called as `(x, state)` it would be handed one for the other, and where both are equally wide nothing would tell.
+    If such a module were called as `(x, state)`, each would be mistaken for the other, silently if they are equally
+    wide.
     """
     taken = [each.name for each in _parameters(type(module)) if each.default is Parameter.empty]
     if len(taken) != 2 or not named_like_state(taken[0]) or named_like_further(taken[1]):
@@ -76,15 +77,15 @@ def state_first(module: nn.Module) -> NotRecurrent | None:
 
 
 class StateArgument(NamedTuple):
-    """Where a forward takes its state."""
+    """Which argument of a forward is the state."""
 
-    name: str | None  # None: by position alone
-    place: int | None  # among those by position; None: by name alone
-    optional: bool  # whether a call without it starts by itself
+    name: str | None  # None: positional only
+    place: int | None  # its place among the positional arguments; None: keyword only
+    optional: bool  # whether the module can be called without it
 
 
 def arguments(kind: type[nn.Module]) -> tuple[str, ...]:
-    """Return the names of the arguments that a module's forward takes by position."""
+    """Return the names of the arguments that a forward takes by position."""
     forward = _forward(kind)
     return () if forward is None else _positional(forward)
 
@@ -95,11 +96,11 @@ def _positional(forward: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def state_argument(kind: type[nn.Module], name: str | None = None) -> StateArgument | None:
-    """Return where a module's forward takes its state, None where it takes none, or several that could be it.
+    """Return which argument of a forward is the state; None if no argument is, or if several could be.
 
-    Of a kind that calls it `name`, it is the argument of that name; in a subclass without one, the only argument that
-    looks like a state. Of any other kind it is the second, as in `forward(x, state)`; where that one may be left out
-    and does not look like a state, it is the one that does, as in `forward(x, mask=None, state=None)`.
+    With `name`, it is the argument of that name; a subclass without one has a single argument that looks like a state.
+    Without `name`, it is the second argument, as in `forward(x, state)`. If the second one is optional and does not
+    look like a state, it is the one that does, as in `forward(x, mask=None, state=None)`.
     """
     forward = _forward(kind)
     return None if forward is None else _state_argument(forward, name)
@@ -122,14 +123,14 @@ def _state_argument(forward: Callable[..., Any], name: str | None) -> StateArgum
     kinds = {each.kind for each in taken}
     if not kinds & {*_REST}:
         return None
-    # Whatever else it is given it hands on, so it is called as its kind is.
+    # It passes *args or **kwargs on to its base class, so it is called as the base class is.
     before = sum(each.kind in _BY_POSITION for each in taken)
     place = max(1, before) if Parameter.VAR_POSITIONAL in kinds else None
     return StateArgument(name if Parameter.VAR_KEYWORD in kinds else None, place, optional=True)
 
 
 def _likely(taken: tuple[Parameter, ...]) -> list[Parameter]:
-    """Return the arguments that look like a state, or one of several; a switch, `return_state=False`, does not."""
+    """Return the arguments that look like a state or a part of one; a switch such as `return_state=False` does not."""
     named = [each for each in taken[1:] if each.kind not in _REST and named_like_further(each.name)]
     return [each for each in named if each.default is None or each.default is Parameter.empty]
 
@@ -141,10 +142,10 @@ def _argument(taken: tuple[Parameter, ...], state: Parameter) -> StateArgument:
 
 
 def first_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | PackedSequence:
-    """Return the sequence or step that a call was given."""
+    """Return the sequence or step among the arguments of a call."""
     if args:
         x = args[0]
-    else:  # a forward that only hands on is called as torch's own layers are
+    else:  # a forward of *args and **kwargs only: it is called like torch's own layers
         first = next((each.name for each in _parameters(type(module))[:1] if each.kind not in _REST), "input")
         x = kwargs.get(first)
     if not isinstance(x, Tensor | PackedSequence):
@@ -156,7 +157,7 @@ def first_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def given_state(module: nn.Module, call: Arguments, name: str | None = None) -> Any:
-    """Return the state among the arguments of a call, None where there is none."""
+    """Return the state among the arguments of a call, or None."""
     taken, (args, kwargs) = state_argument(type(module), name), call
     if taken is None:
         return None
@@ -166,7 +167,7 @@ def given_state(module: nn.Module, call: Arguments, name: str | None = None) -> 
 
 
 def give_state(module: nn.Module, call: Arguments, state: Any, name: str | None = None) -> Arguments:
-    """Return the arguments of a call with a state among them."""
+    """Return the arguments of a call with `state` among them."""
     taken, (args, kwargs) = state_argument(type(module), name), call
     place = None if taken is None else taken.place
     if taken is not None and place is not None and len(args) >= place and (len(args) > place or taken.name is None):
@@ -196,7 +197,7 @@ def _parameters(kind: type[nn.Module]) -> tuple[Parameter, ...]:
 def _forward(kind: type[nn.Module]) -> Callable[..., Any] | None:
     try:
         forward: Callable[..., Any] = kind.forward
-    except AttributeError:  # scripted modules have none to look at
+    except AttributeError:  # a scripted module has no forward in Python
         return None
     return forward
 

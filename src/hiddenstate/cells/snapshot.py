@@ -1,4 +1,4 @@
-"""Leaving no trace: all that a call may change in a model, kept beforehand and put back afterwards."""
+"""Snapshots of a model: all that a call may change is saved before it and restored after it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from .._torch_names import lookup
 
 _is_wrapped = lookup("torch._C._functorch.is_functorch_wrapped_tensor")
-_DEPTH = 5  # of containers and plain objects within attributes
-_SMALL = 64  # entries of a container outside the model that may be a state, and is no dataset
-# Libraries whose objects hold a world of their own, and no state of the model.
+_DEPTH = 5  # levels of containers and plain objects to look into
+_SMALL = 64  # a container outside the model with at most so many entries may be state; a larger one is data
+# Libraries whose objects are large and hold no state of the model.
 _FOREIGN = {
     *("torch", "builtins", "numpy", "collections", "hiddenstate", "threading", "logging", "weakref"),
     *("lightning", "pytorch_lightning", "lightning_fabric", "wandb", "tensorboard", "torchmetrics", "transformers"),
@@ -29,24 +29,24 @@ _FOREIGN = {
 
 
 class Snapshot:
-    """Everything in a model that a call may change: attributes, containers, tensors, gradients, modes, hooks.
+    """A copy of everything that a call may change in a model: attributes, containers, tensors, gradients, modes, hooks.
 
-    With `weights`, also the values of parameters and of their gradients, which nothing but training writes into.
+    With `weights`, it also copies the values of parameters and their gradients, which only training changes.
     """
 
     def __init__(self, model: nn.Module, *others: nn.Module, weights: bool = True) -> None:
-        """Look at `model`, and at modules that it uses without having registered them."""
+        """Save `model`, and modules that it uses without having registered them."""
         self._weights = weights
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._lists: list[tuple[Any, list[Any]]] = []
-        self._tensors: list[tuple[Tensor, Tensor, int, bool]] = []  # content, and how often it had been written
+        self._tensors: list[tuple[Tensor, Tensor, int, bool]] = []  # with a copy of the content and the version counter
         self._grads: list[tuple[Tensor, Tensor | None, Tensor | None, bool]] = []
-        self._streams: list[tuple[Callable[[Any], Any], Any]] = []  # how to put a random stream back, and its state
+        self._streams: list[tuple[Callable[[Any], Any], Any]] = []  # a function that restores a stream, its state
         self._bindings: list[
             tuple[Callable[[Any], Any], Any]
-        ] = []  # how to bind a variable of a forward again, and to what
-        self._modes: list[tuple[nn.Module, bool]] = []  # of scripted modules, which keep theirs out of sight
-        self.lost: list[str] = []  # what a call may use up for good: iterators, open files
+        ] = []  # a function that rebinds a variable outside a forward, and its value
+        self._modes: list[tuple[nn.Module, bool]] = []  # of scripted modules, which do not keep theirs in an attribute
+        self.lost: list[str] = []  # what a call may use up for good, such as iterators and open files
         self._seen: set[int] = set()
         for root in (model, *others):
             for module in root.modules():
@@ -62,8 +62,8 @@ class Snapshot:
         self._sharded = [_ShardedModule(module) for module in members if is_sharded(module)]
 
     def restore(self) -> None:
-        """Put everything back."""
-        for sharded in self._sharded:  # first, since nobody else may exchange the weights of such a module
+        """Restore everything."""
+        for sharded in self._sharded:  # first: nothing else may exchange the weights of such a module
             sharded.restore()
         for kept, content in self._dicts:
             if len(kept) != len(content) or any(kept.get(key, kept) is not value for key, value in content.items()):
@@ -80,7 +80,7 @@ class Snapshot:
         for tensor, value, version, counted in self._tensors:
             if not counted or tensor._version != version:
                 _write(tensor, value)
-                if version >= 0 and tensor._version != version:  # a graph may need the tensor as it is
+                if version >= 0 and tensor._version != version:  # a graph may need the old version
                     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
         for tensor, grad, slope, requires in self._grads:
             if tensor.is_leaf and tensor.requires_grad != requires:
@@ -124,8 +124,8 @@ class Snapshot:
             self._grads.append((tensor, grad, None, tensor.requires_grad))
             return
         with torch.no_grad():
-            # Kernels such as batch_norm's write into buffers without counting it; into parameters nothing does.
-            # What torch.func has wrapped has no numbers that could be compared.
+            # Kernels such as batch_norm's write to buffers without counting it; nothing writes to parameters so.
+            # Tensors that torch.func has wrapped have no values to compare.
             wrapped = _is_wrapped is not None and _is_wrapped(tensor)
             counted = wrapped or (isinstance(tensor, nn.Parameter) and not tensor.is_inference())
             version = -1 if tensor.is_inference() else tensor._version
@@ -135,9 +135,9 @@ class Snapshot:
 
 
 class _ShardedModule:
-    """A module that `fully_shard` has taken over: its whole weights stand in it at times, else this rank's part.
+    """A module under `fully_shard`, which holds either its whole weights or this rank's share of them.
 
-    It knows itself which, so one must not be put in the place of the other but by its own means.
+    The module tracks which of the two it holds, so only its own methods may switch between them.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -146,7 +146,7 @@ class _ShardedModule:
         self._before = self._now()
 
     def restore(self) -> None:
-        """Let stand in the module what stood there."""
+        """Make the module hold the weights that it held before, whole or sharded."""
         for turn in (self._module.reshard, self._module.unshard):
             if any(now is not before for now, before in zip(self._now(), self._before, strict=True)):
                 turn()
@@ -156,13 +156,13 @@ class _ShardedModule:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Say whether `fully_shard` has taken a module over."""
-    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)  # who has one has loaded it
+    """Say whether a module is under `fully_shard`."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)  # a model under it has imported it
     return kind is not None and isinstance(module, kind)
 
 
 def _own_members(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield a sharded module and what is in it, but for what is sharded by itself."""
+    """Yield a sharded module and the modules in it, without those that are sharded separately."""
     yield module
     for child in module._modules.values():
         if child is not None and not is_sharded(child):
@@ -170,19 +170,19 @@ def _own_members(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _methods(kind: type) -> Iterator[Any]:
-    """Yield the functions of a class of the user's own."""
+    """Yield the functions of a class that is not torch's or ours."""
     for own in kind.__mro__:
         if own.__module__.partition(".")[0] not in _FOREIGN:
             yield from (each for each in vars(own).values() if hasattr(each, "__code__"))
 
 
 def _beside(forward: Any) -> Iterator[Any]:
-    """Yield what a forward reaches without its module and may change: `seen=[]`, closures, containers in its file."""
+    """Yield objects outside the module that a forward may change: defaults (`seen=[]`), closures, globals."""
     yield from getattr(forward, "__defaults__", None) or ()
     code, names = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
     found = [names[name] for name in (code.co_names if code is not None else ()) if name in names]
     for cell in getattr(forward, "__closure__", None) or ():
-        with suppress(ValueError):  # a variable that nothing was put into yet
+        with suppress(ValueError):  # a closure variable that is not set yet
             found.append(cell.cell_contents)
     for thing in found:
         small = isinstance(thing, dict | list | set | deque) and len(thing) <= _SMALL
@@ -191,20 +191,20 @@ def _beside(forward: Any) -> Iterator[Any]:
 
 
 def _bindings(forward: Any) -> list[tuple[Callable[[Any], Any], Any]]:
-    """Return the variables outside a forward that it binds: `global`, `nonlocal`."""
+    """Return the outer variables that a forward assigns to: `global` and `nonlocal`."""
     code, names = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
     bound = {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL"} if code else set()
     found: list[tuple[Callable[[Any], Any], Any]] = [
         (partial(names.__setitem__, name), names[name]) for name in bound if name in names
     ]
     for cell in getattr(forward, "__closure__", None) or ():
-        with suppress(ValueError):  # a variable that nothing was put into yet
+        with suppress(ValueError):  # a closure variable that is not set yet
             found.append((partial(setattr, cell, "cell_contents"), cell.cell_contents))
     return found
 
 
 def _stream(thing: Any) -> tuple[Callable[[Any], Any], Any] | None:
-    """Return how to put back a random stream of a model's own, and the state it is in."""
+    """Return a function that restores a model's own random stream, and its present state."""
     if isinstance(thing, random.Random):
         return thing.setstate, thing.getstate()
     if isinstance(thing, np.random.RandomState):
@@ -218,7 +218,7 @@ def _stream(thing: Any) -> tuple[Callable[[Any], Any], Any] | None:
 
 
 def plain_object(thing: Any) -> bool:
-    """Say whether this is an object of a user's own class, which may hold tensors in its attributes."""
+    """Say whether this is an object of a user's own class, whose attributes may hold tensors."""
     if isinstance(thing, nn.Module | type | FunctionType | MethodType) or not hasattr(thing, "__dict__"):
         return False
     home = type(thing).__module__.partition(".")[0]
@@ -234,7 +234,7 @@ def _write(tensor: Tensor, value: Tensor) -> None:
 
 @contextmanager
 def untouched(module: nn.Module) -> Iterator[None]:
-    """Put back everything a trial call may change: attributes, buffers, modes, hooks and the random streams."""
+    """Restore, on leaving, everything a trial call may change: attributes, buffers, modes, hooks, random streams."""
     snapshot = Snapshot(module, weights=False)
     with random_streams_kept():
         try:
@@ -245,7 +245,7 @@ def untouched(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def random_streams_kept() -> Iterator[None]:
-    """Put the random streams of torch, numpy and Python back afterwards."""
+    """Restore the random streams of torch, numpy and Python on leaving."""
     state, numpy_state = random.getstate(), np.random.get_state()
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if cuda else []):
@@ -257,20 +257,20 @@ def random_streams_kept() -> Iterator[None]:
 
 
 def random_streams() -> list[Tensor]:
-    """Return where torch's random streams stand: the processor's, and those of the GPUs in use."""
+    """Return the states of torch's random streams: the CPU's, and those of the GPUs in use."""
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if cuda else [])]
 
 
 def put_random_streams(states: list[Tensor]) -> None:
-    """Put torch's random streams where they stood."""
+    """Set torch's random streams to these states."""
     torch.set_rng_state(states[0])
     for index, state in enumerate(states[1:]):
         torch.cuda.set_rng_state(state, index)
 
 
 def seed(number: int) -> None:
-    """Set all random streams."""
+    """Seed all random streams."""
     random.seed(number)
     np.random.seed(number)
     torch.default_generator.manual_seed(number)

@@ -1,4 +1,4 @@
-"""Cells that take their state in several arguments, `forward(x, h, c) -> (h, c)`, as many are written out."""
+"""Cells that take their state in several arguments: `forward(x, h, c) -> (h, c)`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .signature import arguments, named_like_further, named_like_state
 
 
 def is_spread(module: nn.Module, *, sized: bool = True) -> bool:
-    """Say whether a module looks like a cell that takes its state in several arguments; `sized`: of a known size."""
+    """Say whether a module looks like a cell with several state arguments; with `sized`, it must also say its size."""
     taken = arguments(type(module))[1:]
     if len(taken) < 2 or (sized and units_of(module) is None):
         return False
@@ -25,22 +25,22 @@ def is_spread(module: nn.Module, *, sized: bool = True) -> bool:
 
 
 class GatheredCell(nn.Module):
-    """The same cell with its state in one argument, `forward(x, (h, c)) -> (output, (h, c))`."""
+    """Wraps such a cell to take its state in one argument: `forward(x, (h, c)) -> (output, (h, c))`."""
 
     def __init__(self, cell: nn.Module) -> None:
-        """Take the cell as it is."""
+        """Take the cell, unchanged."""
         super().__init__()
         self.cell = cell
         self.train(cell.training)
 
     @property
     def hidden_size(self) -> int | None:
-        """The units of each part, where they are known."""
+        """The units of each part, if known."""
         return units_of(self.cell)
 
     @property
     def input_size(self) -> int | None:
-        """How many features it takes, where the cell says so."""
+        """The number of input features, if the cell says so."""
         size = getattr(self.cell, "input_size", None)
         return size if isinstance(size, int) else None
 
@@ -54,12 +54,12 @@ class GatheredCell(nn.Module):
 
 
 class SpreadAdapter(Adapter):
-    """How such a cell is called, and what its state looks like."""
+    """The adapter of a cell that takes its state in several arguments."""
 
     kind = "cell"
 
     def spec(self, module: nn.Module) -> Spec:
-        """Read the sizes off an initial state of one row."""
+        """Read the sizes from an initial state of one row."""
         with torch.no_grad():
             sizes = {name: part.numel() for name, part in self.initial(module, 1).items()}
         size = getattr(module, "input_size", None)
@@ -70,7 +70,7 @@ class SpreadAdapter(Adapter):
         return self.to_state(module, _initial(module, batch))
 
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
-        """Name the parts as the arguments are, of two h and c."""
+        """Name the parts as the arguments are named; two parts are called h and c."""
         return State(dict(zip(parts_of(module), native, strict=True)))
 
     def to_native(self, module: nn.Module, state: State, *, batched: bool = True) -> Native:
@@ -83,11 +83,11 @@ class SpreadAdapter(Adapter):
         return tuple(state[name] for name in parts_of(module))
 
     def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
-        """Tell the next state from an output before it by the number of tensors."""
+        """Split the result by the number of tensors: those at the end are the next state."""
         return _split(module, result)
 
     def given(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Native | None:
-        """Return the parts that a call was given, or None."""
+        """Return the state parts among a call's arguments, or None."""
         named = dict(zip(arguments(type(module)), args, strict=False)) | kwargs
         parts = tuple(named.get(name) for name in arguments(type(module))[1:])
         return None if any(part is None for part in parts) else parts
@@ -95,7 +95,7 @@ class SpreadAdapter(Adapter):
     def give(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], native: Native
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return a call's arguments with these parts among them."""
+        """Return the call's arguments with these parts among them."""
         first, *others = arguments(type(module))
         x = args[0] if args else kwargs[first]
         return (x, *native), {name: value for name, value in kwargs.items() if name != first and name not in others}
@@ -115,7 +115,7 @@ def _initial(module: nn.Module, batch: int) -> tuple[Tensor, ...]:
 
 
 def _split(module: nn.Module, result: Any) -> tuple[Any, tuple[Tensor, ...]]:
-    """Return output and next state of what such a cell returned, or say what is needed."""
+    """Return output and next state from a result of such a cell, or raise."""
     found = parted_of_several(module, result, len(parts_of(module)))
     if found is not None:
         return found

@@ -1,4 +1,4 @@
-"""Calling a model with a sequence alone: a state that its forward insists on is handed in as well."""
+"""Calling a model with a sequence alone: states that its forward requires are made and passed along."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ from .listener import unheard
 from .signature import named_like_state
 from .snapshot import untouched
 
-Given: TypeAlias = "tuple[Any, ...]"  # what is handed in beside the sequence
-Making: TypeAlias = Callable[[int], Given]  # from a number of rows
+Given: TypeAlias = "tuple[Any, ...]"  # the arguments after the sequence
+Making: TypeAlias = Callable[[int], Given]  # makes them for a number of rows
 
 _CELL_STATES = ("c", "c0", "c_0", "cx", "c_t", "c_prev", "cell", "cells", "cell_0")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StartedModel:
-    """A model that is called with a sequence, and with the states that its forward insists on beside it."""
+    """A model that is called with a sequence alone; the states that its forward requires are passed along."""
 
     model: nn.Module
-    make: Making | None = None  # the first states; None where none are needed, or None is taken for each
-    blank: Given = ()  # what stands for them then
-    onward: tuple[Layer, ...] = ()  # whose states may be handed in in place of first ones
+    make: Making | None = None  # makes the first states; None if none are needed, or if the model takes None for them
+    blank: Given = ()  # the arguments to pass in that case
+    onward: tuple[Layer, ...] = ()  # the layers whose states may be passed instead of first ones
     rows_axis: int = 0
 
     @property
     def hands_over(self) -> bool:
-        """Whether states that are carried have to be handed in with the call."""
+        """Whether carried states have to be passed as arguments of the call."""
         return self.make is not None
 
     def __call__(self, x: Tensor, states: Mapping[str, State] | None = None) -> Any:
-        """Call the model; `states` are those of its layers to go on from, by name, in place of first ones."""
+        """Call the model; `states`, by layer name, are passed instead of first states."""
         if self.make is not None and states and all(layer.name in states for layer in self.onward):
             return self.model(x, *_spread(self.onward, lambda layer: states[layer.name], len(self.blank)))
         return self.model(x, *self.beside(x))
 
     def beside(self, x: Tensor) -> Given:
-        """Return the first states that go with a sequence."""
+        """Return the first states to pass with a sequence."""
         return self.blank if self.make is None else self.make(x.shape[self.rows_axis])
 
     def goes_on(self) -> bool:
-        """Say whether pieces can be run: with states that its layers ended in, where none would not do."""
+        """Say whether the model can run a sequence in pieces: if it requires states, its layers' states must do."""
         return self.make is None or bool(self.onward)
 
 
 def started(model: nn.Module, x: Tensor) -> StartedModel:
-    """Return `model` as something that is called with `x` alone; refuse one that insists on what is no state.
+    """Return `model` as a function of `x` alone; raise if its forward requires something that is not a state.
 
-    A state that is insisted on is None where the model takes that, as those do that pass it on to a layer; else the
-    model's own first state (`init_hidden(batch)`), or that of its layers.
+    For each required state the model gets None, if it accepts that (as models do that pass it on to a layer), else its
+    own first state (`init_hidden(batch)`), else the first states of its layers.
 
     >>> class Net(torch.nn.Module):
     ...     def __init__(self):
@@ -93,10 +93,10 @@ def started(model: nn.Module, x: Tensor) -> StartedModel:
     why = ""
     with untouched(inner), unheard(), torch.no_grad():
         inner.eval()
-        for piece in (x[:5, :7] if x.dim() > 1 else x[:7], x):  # a model may take so many steps and no others
+        for piece in (x[:5, :7] if x.dim() > 1 else x[:7], x):  # a model may only take certain numbers of steps
             try:
                 inner(piece, *blank)
-            except Exception as error:  # a trial: whatever a user's model raises means that it takes no None
+            except Exception as error:  # a trial call: the user's model does not accept None
                 why = " ".join(f"{type(error).__name__}: {error}".split())
             else:
                 return StartedModel(model, blank=blank)
@@ -115,7 +115,7 @@ def started(model: nn.Module, x: Tensor) -> StartedModel:
 
 
 def needed_states(model: nn.Module) -> list[str]:
-    """Return the states that a model's forward insists on beside its sequence, none where it insists on more."""
+    """Return the names of the states that a forward requires after its sequence; none if it requires anything else."""
     names = _insists_on(model)
     return names if all(map(_is_state, names)) else []
 
@@ -125,7 +125,7 @@ def _is_state(name: str) -> bool:
 
 
 def _insists_on(model: nn.Module) -> list[str]:
-    """Return the arguments of a model's forward, besides the first, that have no default."""
+    """Return the arguments of a forward that have no default, without the first one."""
     try:
         parameters = list(inspect.signature(model.forward).parameters.values())
     except (TypeError, ValueError):
@@ -135,13 +135,13 @@ def _insists_on(model: nn.Module) -> list[str]:
 
 
 def _accepted(model: nn.Module, x: Tensor, count: int) -> list[tuple[Making, tuple[Layer, ...], int]]:
-    """Return the ways of making first states that the model takes: the model's own first, then its layers'."""
+    """Return the ways of making first states that the model accepts: its own method first, then its layers'."""
     found = []
     for make, onward in _makings(model, count):
         for axis in _row_axes(model, x):
             try:
                 model(x, *make(x.shape[axis]))
-            except Exception:  # a trial
+            except Exception:  # a trial call
                 continue
             found.append((make, onward, axis))
             break
@@ -180,7 +180,7 @@ def _as_many(states: Any, count: int) -> Given:
 
 
 def _spread(some: tuple[Layer, ...], state_of: Callable[[Layer], State], count: int) -> Given:
-    """Return the states of some layers as so many arguments: one for each layer, for each part, or one for all."""
+    """Return the states of some layers as `count` arguments: one per layer, one per part, or one for all."""
     natives = [layer.to_native(state_of(layer)) for layer in some]
     if len(natives) == count:
         return tuple(natives)

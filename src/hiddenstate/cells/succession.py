@@ -1,4 +1,4 @@
-"""The calls of one layer as they come: which go on from one before, which start anew, and what is handed on wrongly."""
+"""The succession of one layer's calls: which continue earlier ones, which start anew, which get a wrong state."""
 
 from __future__ import annotations
 
@@ -12,80 +12,80 @@ from ..state import tensors
 from .handed_on import EndState, lies, memory_of, nearest
 from .layer import Call
 
-OPEN = 16  # runs that are kept open beside each other; the one that rested longest ends
-_TURNS = 64  # the same of sequences that are fed in turns: they start alike, or somebody holds what they ended in
-_COMPARED = 8  # of these, whose numbers are compared with those of a state that was changed on the way
-_PASSED = 256  # states from which a run has gone on, and which begin another one when they are handed in again
-_AGAIN = 3  # calls in a row with the same state that are told
+OPEN = 16  # runs that are open at the same time; beyond that, the one that was idle longest ends
+_TURNS = 64  # the same for sequences fed in turns: runs that started alike, or whose end state somebody still holds
+_COMPARED = 8  # runs whose values are compared with a state that was changed on the way
+_PASSED = 256  # states that a run has continued from: if one of them comes in again, a new run begins
+_AGAIN = 3  # consecutive calls with the same state that are reported
 
 
 @dataclass(slots=True, eq=False)
 class _SameStart:
-    """Calls in a row from one and the same state, one step each, from which no call has gone on."""
+    """Consecutive one-step calls from the same state, from none of which a call has continued."""
 
     calls: int = 1
 
 
 @dataclass(slots=True, eq=False)
 class OpenRun:
-    """A run of a layer that a call may go on with: what its last call ended in, and what its first was handed."""
+    """A run of a layer that a call may continue: the state its first call was given, and the one its last ended in."""
 
     begun: tuple[Tensor, ...]
-    last: EndState | None = None  # None before its first call has ended
-    number: int = -1  # of the model call that it was in last
+    last: EndState | None = None  # None until its first call has ended
+    number: int = -1  # of the model call that contained its last call
     steps: int = 0  # that it made in that model call
-    again: _SameStart | None = None  # where its first call, the only one so far, was handed what others were
+    again: _SameStart | None = None  # set if it is one call so far, which started from the same state as others
 
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """What is wrong with how a loop outside the model hands states on."""
+    """What is wrong with how a loop outside the model passes states on."""
 
-    seen: str  # what the layer was: "called 5 times with …"
+    seen: str  # how the layer was called: "called 5 times with …"
     cause: str
     way_out: str
     calls: int
-    mixes_rows: bool = False  # one row's state went to all, rather than none
-    too_many: bool = False  # nothing is wrong but that there are more runs in turns than are followed
+    mixes_rows: bool = False  # whether one row's state went to all rows, rather than no state to the next call
+    too_many: bool = False  # not a mistake: there are more runs in turns than this library follows
 
     def __str__(self) -> str:
-        """Return it as the rest of a sentence about the layer, and one more."""
+        """Return the rest of a sentence that begins with the layer's name, and a second sentence."""
         return f"{self.seen}. Usually {self.cause}: {self.way_out}"
 
 
 @dataclass(slots=True, eq=False)
 class Succession:
-    """The calls of one layer: each goes on with the run whose end it is handed, or begins another one.
+    """The calls of one layer. A call continues the run whose end state it is given, or begins a new run.
 
-    Several runs may be open at a time, as in a model that steps one cell along two sentences in one loop.
+    Several runs may be open at a time, as when a model steps one cell along two sentences in the same loop.
     """
 
-    open: list[OpenRun] = field(default_factory=list)  # the one with the latest call last
-    handed: bool = False  # whether some call was handed a state
-    passed_on: int = 0  # calls that went on from another
-    one_row: int = 0  # of these: how many were handed one row's state for all rows
+    open: list[OpenRun] = field(default_factory=list)  # the one with the latest call comes last
+    handed: bool = False  # whether any call was given a state
+    passed_on: int = 0  # calls that continued an earlier one
+    one_row: int = 0  # of these, calls that were given one row's state for all rows
     _passed: deque[ref[Tensor]] = field(default_factory=lambda: deque(maxlen=_PASSED))
-    _given: tuple[Tensor, ...] | None = None  # what the call before was handed, where it came from outside
-    _again: _SameStart = field(default_factory=_SameStart)  # the calls before this one that were handed the same
-    _told: list[_SameStart] = field(default_factory=list)  # earlier ones that may have to be told
-    _lost: list[_SameStart] = field(default_factory=list)  # one for each run of theirs that ended, as there were many
-    _parted: int = 0  # calls that may well go on from a run that is lost
+    _given: tuple[Tensor, ...] | None = None  # the state given to the call before, if it came from outside
+    _again: _SameStart = field(default_factory=_SameStart)  # the latest calls that were given the same state
+    _told: list[_SameStart] = field(default_factory=list)  # earlier such calls that may have to be reported
+    _lost: list[_SameStart] = field(default_factory=list)  # one for each of their runs that was closed to make room
+    _parted: int = 0  # calls that may continue a run that was closed to make room
     _latest: OpenRun | None = None
 
     def goes_on(self, call: Call, number: int) -> bool:
-        """Say whether a call goes on from one before: it is handed the state in which that one ended."""
+        """Say whether a call continues an earlier one: it is given the state in which that one ended."""
         return self.run_of(call, number).last is not None
 
     def run_of(self, call: Call, number: int) -> OpenRun:
-        """Return the run that a call belongs to: one that is open, or one that begins with it.
+        """Return the run that a call belongs to: an open one that it continues, or a new one.
 
-        Within one call of the model a state may have been changed on the way by anything; from outside it has to be
-        recognized. None, zeros, and what a run began with are where a sequence starts.
+        Inside one call of the model, any operation may have changed the state on the way; between calls of the model,
+        the state has to be recognizable. None, zeros, and the state that a run began with start a new run.
         """
         run = None
         try:
             parts, steps = tuple(tensors(call.given_native).values()), call.steps
-        except Exception:  # a layer that is called in a way of its own
+        except Exception:  # a layer with a calling convention of its own
             self._latest = OpenRun(())
             return self._latest
         place = lies(parts) if parts else ()
@@ -103,20 +103,20 @@ class Succession:
             self.one_row += self._one_row(call, parts, run)
             self._goes_on_with(run)
         else:
-            if self._lost and parts and not same and not _no_state(parts):  # may well go on from one that is lost
+            if self._lost and parts and not same and not _no_state(parts):  # may continue a run that was closed
                 self._lost.pop().calls -= 1
                 self._parted += 1
             run = OpenRun(tuple(part.detach().clone() for part in parts), again=self._again if same else None)
             self._again.calls += same
-            if self._again.calls == 2 and same and self._latest is not None:  # the first of them
+            if self._again.calls == 2 and same and self._latest is not None:  # the call before was the first of them
                 self._latest.again = self._again
         self._latest = run
         return run
 
     def ended(self, call: Call, number: int, run: OpenRun | None = None) -> list[OpenRun]:
-        """Remember what a call of this model call ended in; return the runs that nothing can go on with any more.
+        """Remember the state that a call ended in; return the runs that no call can continue any more.
 
-        `run` is the one that the call belongs to; without it, the one that was asked for last.
+        `run` is the run that the call belongs to; without it, the one that `run_of` returned last.
         """
         run = run or self._latest or OpenRun(())
         if run.last is not None:
@@ -127,7 +127,7 @@ class Succession:
         self.open = others
         try:
             run.steps, run.last = before + call.steps, EndState.of(call.state_native)
-        except Exception:  # a layer that is called, or answers, in a way of its own: nothing can go on from it
+        except Exception:  # a layer with conventions of its own: no call can continue this run
             return [run]
         run.number = number
         over = self._over(others) if begins and len(others) >= OPEN else []
@@ -137,7 +137,7 @@ class Succession:
 
     @staticmethod
     def _over(others: list[OpenRun]) -> list[OpenRun]:
-        """Return the runs that end as another begins: those that rested longest, of those that wait for no turn."""
+        """Return the runs to close when another begins: those idle longest, rather not those waiting their turn."""
         waits = [run.again is not None or (run.last is not None and run.last.held) for run in others]
         idle = [run for run, waiting in zip(others, waits, strict=True) if not waiting][: len(others) + 1 - OPEN]
         return idle or others[: max(0, len(others) + 1 - _TURNS)]
@@ -150,16 +150,16 @@ class Succession:
             run.again = None
 
     def _without_state(self, call: Call, number: int) -> OpenRun | None:
-        """Return the run that a call without a state goes on with: of a cell of the user's own, which may keep it."""
+        """Return the run that a call without a state continues, if the user's own cell keeps its state itself."""
         run = self.open[-1] if self.open else None
         if run is None or run.last is None or run.number != number or self.handed or call.layer.kind != "cell":
             return None
         kept = {memory_of(t) for inner in call.layer.module.modules() for t in tensors(vars(inner)).values()}
         by_itself = any(memory_of(part) in kept - {None} for part in run.last.parts)
-        return run if by_itself or not run.last.held else None  # what others hold may still be handed on
+        return run if by_itself or not run.last.held else None  # a state that others hold may still be passed on
 
     def _recognized(self, parts: tuple[Tensor, ...]) -> OpenRun | None:
-        """Return the run whose end state this is, or was made of: in memory, by its graph, or in what it holds."""
+        """Return the run whose end state this is or was made from, judging by memory, graph and values."""
         self.handed = True
         ends = [(run, run.last) for run in reversed(self.open) if run.last is not None]
         places = tuple(memory_of(part) for part in parts)
@@ -170,7 +170,7 @@ class Succession:
         mark, _ = nearest(parts, marked)
         if mark is not None:
             return marked[mark]
-        if _no_state(parts) or self._is_passed(parts):  # zeros have no numbers to be known by
+        if _no_state(parts) or self._is_passed(parts):  # zeros cannot be recognized by their values
             return None
         same = next((run for run, last in ends if last.equals(parts)), None)  # a copy
         return same or next((run for run, last in ends[:_COMPARED] if last.holds(parts)), None)
@@ -179,21 +179,21 @@ class Succession:
         return any(part() is each for part in self._passed for each in parts)
 
     def _changed(self, parts: tuple[Tensor, ...], number: int) -> OpenRun | None:
-        """Return the run whose end state a model has made into this one, in ways that leave nothing to know it by."""
+        """Return the run whose end state the model has turned into this one, leaving nothing to recognize."""
         runs = [(run, run.last) for run in reversed(self.open) if run.number == number and run.last is not None]
         if not runs or _no_state(parts) or self._is_passed(parts) or any(_alike(parts, run.begun) for run, _ in runs):
             return None
         run, last, like = max(((*each, each[1].likeness(parts)) for each in runs), key=lambda each: each[2])
         unlike = like < 0
-        if last.mark is None:  # no graph tells: what is unlike a state that may still be handed on is another start
+        if last.mark is None:  # no graph: a dissimilar state is a new start if the old one may still be passed on
             return None if unlike and last.held else run
         if all(part.grad_fn is None for part in parts):
             return None
-        return None if unlike and nearest(parts, ())[1] else run  # a whole graph without a mark: made of something else
+        return None if unlike and nearest(parts, ())[1] else run  # no mark in the whole graph: another start
 
     def _is_same(self, call: Call, parts: tuple[Tensor, ...], *, on: bool, told: bool) -> bool:
-        """Say whether a call from outside is one step from the state that the call before was handed."""
-        own = not parts and call.layer.kind in ("cell", "recurrent", "layer")  # such a cell may keep a state itself
+        """Say whether a call from outside is one step from the same state as the call before."""
+        own = not parts and call.layer.kind in ("cell", "recurrent", "layer")  # such a cell may keep its state itself
         before, self._given = self._given, tuple(p.detach() for p in parts) if told and not own else None
         if before is not None and self._given is not None and not on and _alike(self._given, before):
             return True
@@ -202,11 +202,11 @@ class Succession:
         return False
 
     def _one_row(self, call: Call, parts: tuple[Tensor, ...], run: OpenRun) -> bool:
-        """Say whether all rows were handed one row of the last state, whose rows differ."""
+        """Say whether every row was given the same row of the last state, although the rows of that state differ."""
         pairs = zip(parts, run.last.parts if run.last is not None else (), strict=False)
         try:
             axes = tuple(call.given.batch_axis.values()) if call.given is not None else ()
-        except Exception:  # a state in a form of its own, whose rows nobody knows
+        except Exception:  # a state in a form of its own, without known rows
             return False
         for (part, last), axis in zip(pairs, axes, strict=False):
             if part.shape == last.shape and axis is not None and part.dim() > axis and part.shape[axis] > 1:
@@ -216,10 +216,10 @@ class Succession:
         return False
 
     def complaint(self, *, over: bool = True) -> Complaint | None:
-        """Say what is wrong with how states are handed on from outside; None where nothing is.
+        """Return what is wrong with how states are passed on from outside; None if nothing is.
 
-        Before all calls were heard, `over=False`, as many that start alike may be sequences fed in turns, which go on
-        later: nothing is said until there are more than could be under way.
+        With `over=False`, more calls may follow, so calls that start alike may be sequences fed in turns which continue
+        later: nothing is reported until there are more of them than can be followed.
         """
         again = max(each.calls for each in (*self._told, self._again))
         if again >= (_AGAIN if over else _TURNS):
@@ -252,7 +252,7 @@ class Succession:
 
 
 def _no_state(parts: tuple[Tensor, ...]) -> bool:
-    """Say whether a state is none, or zeros: what a sequence begins with."""
+    """Say whether a state is None or zeros, as at the start of a sequence."""
     return not any(bool(part.any()) for part in parts)
 
 

@@ -1,4 +1,4 @@
-"""The recurrent modules that torch ships: `nn.RNN`, `nn.LSTM`, `nn.GRU` and their cells."""
+"""Adapters for torch's own recurrent modules: `nn.RNN`, `nn.LSTM`, `nn.GRU` and their cells."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FusedAdapter(Adapter):
         self.kind = kind
 
     def spec(self, module: nn.Module) -> Spec:
-        """Read the spec off the module's own settings."""
+        """Read the spec from the module's own settings."""
         rnn = cast(nn.RNNBase, module)
         projection = getattr(rnn, "proj_size", 0)  # quantized layers have none
         visible = projection or rnn.hidden_size
@@ -41,7 +41,7 @@ class FusedAdapter(Adapter):
         )
 
     def initial(self, module: nn.Module, batch: int) -> State:
-        """Return zeros, as torch starts from."""
+        """Return zeros, which torch starts from."""
         spec = self.spec(module)
         device, dtype = weights_like(module)
         deep = spec.layers * spec.directions
@@ -49,7 +49,7 @@ class FusedAdapter(Adapter):
         return State(zeros, batch_axis=1)
 
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
-        """Name h and c; a state without rows becomes one of a single row."""
+        """Name h and c; a state without a batch axis becomes one of a single row."""
         parts = _named(self.kind == "lstm", native)
         state = State.alike({name: part if part.dim() > 2 else part.unsqueeze(1) for name, part in parts.items()}, 1)
         if not _as_torch_wrote_it(module):
@@ -65,16 +65,16 @@ class FusedAdapter(Adapter):
         return _unnamed(self.kind == "lstm", whole, batched, axis=1)
 
     def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
-        """Unpack output and final state, as every fused layer returns them."""
+        """Unpack output and final state, which every fused layer returns as a pair."""
         if not (isinstance(result, tuple | list) and len(result) == 2):
             raise _without_state(module, result, "(output, state)")
         output, native = result
         if not _as_torch_wrote_it(module):
-            self.to_state(module, native)  # refuses what is no state of this layer
+            self.to_state(module, native)  # raises if this is not a state of the layer
         return output, native
 
     def rows(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
-        """Count rows where the layer has them: by `batch_first`, in a packed sequence, or one when unbatched."""
+        """Count rows along the batch axis: by `batch_first`, or in a packed sequence; an unbatched input is one row."""
         x = first_input(module, args, kwargs)
         if isinstance(x, PackedSequence):
             return int(x.batch_sizes[0]), True
@@ -109,19 +109,19 @@ class TorchCellAdapter(Adapter):
         self._parts = ("h", "c") if self._lstm else ("h",)
 
     def spec(self, module: nn.Module) -> Spec:
-        """Read the spec off the cell's own settings."""
+        """Read the spec from the cell's own settings."""
         cell = cast(nn.RNNCellBase, module)
         sizes = dict.fromkeys(self._parts, cell.hidden_size)
         return Spec(parts=self._parts, sizes=sizes, input_size=cell.input_size)
 
     def initial(self, module: nn.Module, batch: int) -> State:
-        """Return zeros, as torch starts from."""
+        """Return zeros, which torch starts from."""
         spec = self.spec(module)
         device, dtype = weights_like(module)
         return State({p: torch.zeros(batch, size, device=device, dtype=dtype) for p, size in spec.sizes.items()})
 
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
-        """Name h and c; a state without rows becomes one of a single row."""
+        """Name h and c; a state without a batch axis becomes one of a single row."""
         parts = _named(self._lstm, native)
         state = State.alike({name: part if part.dim() > 1 else part.unsqueeze(0) for name, part in parts.items()}, 0)
         if not _as_torch_wrote_it(module):
@@ -147,7 +147,7 @@ class TorchCellAdapter(Adapter):
                 )
 
     def split(self, module: nn.Module, result: Any) -> tuple[Any, Native]:
-        """Take h for the output, as torch's cells return nothing but the state."""
+        """Use h as the output, since torch's cells return nothing but the state."""
         if not self._lstm:
             if not isinstance(result, Tensor):
                 raise _without_state(module, result, "h alone")
@@ -157,11 +157,11 @@ class TorchCellAdapter(Adapter):
         return result[0], tuple(result)
 
     def join(self, module: nn.Module, output: Any, native: Native) -> Any:
-        """Return the state alone, as torch's cells do: the output is the h in it."""
+        """Return the state alone, as torch's cells do: the output is its h."""
         return native
 
     def rows(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, bool]:
-        """Count rows; a step of one axis has none and is a batch of one."""
+        """Count rows; a step with a single axis is one row without a batch axis."""
         x = cast(Tensor, first_input(module, args, kwargs))
         return (x.shape[0], True) if x.dim() > 1 else (1, False)
 
@@ -201,7 +201,7 @@ def _check_parts(module: nn.Module, state: State, parts: tuple[str, ...]) -> Non
 
 
 def _as_torch_wrote_it(module: nn.Module) -> bool:
-    """Say whether a module takes and returns what its kind does; a subclass with a forward of its own may not."""
+    """Say whether a module takes and returns what its kind does; a subclass with its own forward may not."""
     return (getattr(type(module).forward, "__module__", None) or "").startswith("torch.")
 
 

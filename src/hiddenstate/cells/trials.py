@@ -1,4 +1,4 @@
-"""Trial calls that teach what a module's state looks like, with inputs made up from its sizes where there are none."""
+"""Trial calls that show what a module's state looks like; if there are no inputs, they are made up from its sizes."""
 
 from __future__ import annotations
 
@@ -24,32 +24,33 @@ from .snapshot import untouched
 Takes: TypeAlias = Literal["step", "batch first", "time first"]
 
 _STEPS = 5
-_in_vain: WeakSet[nn.Module] = WeakSet()  # for which no step could be made up that they take as a cell
+_in_vain: WeakSet[nn.Module] = WeakSet()  # modules for which no input could be made up that they accept as a cell
 
 
 def _silence(module: nn.Module) -> None:
-    """Take all hooks away, for as long as the module is untouched: nobody asked to see a trial."""
+    """Remove all hooks, inside `untouched`, which restores them: users' hooks should not see a trial."""
     for member in module.modules():
         for store in (member._forward_hooks, member._forward_pre_hooks, member._backward_hooks):
             store.clear()
 
 
 class StateForm(NamedTuple):
-    """What a cell's state looks like: its nesting, where its rows are, and what one call takes."""
+    """What a cell's state looks like: its nesting, its batch axes, and what one call takes."""
 
     form: Form
     axes: dict[str, int]
     takes: Takes = "step"
-    sure: bool = True  # seen, rather than guessed
+    sure: bool = True  # observed, not guessed
 
 
 def try_out(module: nn.Module, natives: Sequence[Candidate], sample: Tensor | None = None) -> StateForm | None:
-    """Return how `module` takes and gives back one of these native states of three rows; None where nothing fits.
+    """Call `module` with each of these native states of three rows; return the form of the first that it gives back.
 
-    Each comes with the axes its rows are on. `sample (batch, ...)` is a real step; without it, sizes are guessed.
+    Each state comes with the batch axes of its parts. `sample (batch, ...)` is a real step; without it, sizes are
+    guessed.
     """
     with untouched(module), unheard(), torch.no_grad():
-        module.eval()  # batch normalization mixes rows in training
+        module.eval()  # in training mode, batch normalization would mix the rows
         _silence(module)
         steps = list(_steps(module, sample))
         for takes in ("step", "batch first", "time first"):
@@ -63,15 +64,16 @@ def try_out(module: nn.Module, natives: Sequence[Candidate], sample: Tensor | No
 def learn(
     module: nn.Module, sample: Tensor | None = None, *, parts: int | None = None, handed: Any = None
 ) -> StateForm | None:
-    """Find out what the state of a cell looks like that does not say its size, and remember it; None in vain.
+    """Find and remember the form of a cell's state, for a cell that does not say its size; return None if it fails.
 
-    It has to give back what it was given, computed anew, and to keep its rows apart: nothing says that it is a cell.
+    Nothing else says that this is a cell, so it must return the state it is given, computed anew, with its rows
+    separate.
 
     Args:
         module: A cell that takes its state in one argument.
         sample: One step of its input, `(batch, ...)`; without it, one is made up.
-        parts: Of how many tensors the state is, where `module` gathers so many arguments of another.
-        handed: A state that a call with this step was handed.
+        parts: The number of tensors in the state, if `module` gathers the state arguments of another cell.
+        handed: A state that a call with this step was given.
     """
     owner = module if parts is None else next(module.children())
     if sample is None and owner in _in_vain:
@@ -79,7 +81,7 @@ def learn(
     if sample is not None and sample.dim() > (2 if sample.is_floating_point() else 1):
         frames = all(part.dim() == sample.dim() > 3 for part in tensors(handed).values())
         if handed is None or not frames:
-            return None  # as much may be a sequence, which other modules than cells take with a state
+            return None  # the input may be a sequence: other modules than cells take a sequence and a state
     with untouched(module), unheard(), torch.no_grad():
         module.eval()
         _silence(module)
@@ -96,7 +98,7 @@ def learn(
 
 
 def _computes_rows(module: nn.Module, x: Tensor, candidate: Candidate) -> bool:
-    """Say whether a step makes a new state, each row of its own row of input and state alone."""
+    """Say whether a step computes a new state, each row of it from its own row of input and state alone."""
     native, axes = candidate
     parts, form = flatten(native)
     before = _trial(module, x, native)
@@ -122,12 +124,12 @@ def _laid_out(x: Tensor, takes: Takes) -> Tensor:
 
 
 def _trial(module: nn.Module, x: Tensor, native: Native) -> tuple[Any, dict[str, Tensor]] | None:
-    """Return output and state of a trial call, where it gives back the form of state that it was given."""
+    """Return output and state of a trial call, if it returns a state of the form it was given."""
     parts, form = flatten(native)
     try:
         args, kwargs = give_state(module, ((x,), {}), native)
         result = module.forward(*args, **kwargs)
-    except Exception:  # a trial: whatever a user's cell raises means that this form is not its own
+    except Exception:  # a trial call: the user's cell does not take this form
         return None
     found = parted(module, form, result)
     if found is None:
@@ -137,7 +139,7 @@ def _trial(module: nn.Module, x: Tensor, native: Native) -> tuple[Any, dict[str,
 
 
 def _rows_apart(module: nn.Module, x: Tensor, candidate: Candidate, takes: Takes) -> bool:
-    """Say whether another first row leaves the other rows' states alone; if not, the rows are not where we think."""
+    """Say whether changing the first row leaves the other rows' states alone; if not, the batch axis is wrong."""
     if not x.is_floating_point():
         return True
     native, axes = candidate
@@ -156,7 +158,7 @@ def _fits(module: nn.Module, x: Tensor, native: Native, takes: Takes) -> bool:
         return False
     output = trial[0]
     if takes == "step":
-        # More axes than one step gives: the rows were taken for the steps of a sequence.
+        # More axes than the output of one step has: the rows were taken for the steps of a sequence.
         return not isinstance(output, Tensor) or x.dim() > 2 or output.dim() < 3
     expected = (ROWS, _STEPS) if takes == "batch first" else (_STEPS, ROWS)
     return isinstance(output, Tensor) and output.dim() > 1 and tuple(output.shape[:2]) == expected
@@ -174,7 +176,7 @@ def _sampled(sample: Tensor) -> Tensor:
 
 
 def read_form(module: nn.Module) -> Form | None:
-    """Read `h, c = state` out of the source, for cells that cannot be tried."""
+    """Read `h, c = state` from the source code, for cells that cannot be called on trial."""
     return None if _unpacked_names(type(module)) is None else ("h", "c")
 
 
@@ -200,11 +202,11 @@ def _read_unpacked(forward: Callable[..., Any], name: str) -> tuple[str, str] | 
 
 
 def starts_by_number(module: nn.Module) -> bool:
-    """Say whether a cell's own `initial_state` can be called with a number of rows; some want an input."""
+    """Say whether a cell's `initial_state` can be called with a number of rows; some require an input instead."""
     try:
         with untouched(module), torch.no_grad():
             return bool(flatten(call_initial_state(module, 2))[0])
-    except Exception:  # whatever a user's method raises means no
+    except Exception:  # it cannot
         return False
 
 
@@ -212,9 +214,9 @@ _NAMES = ("input_size", "in_features", "input_dim", "n_in", "input_dims")
 
 
 def invented_inputs(module: nn.Module, *shape: int, units: Sequence[int] = ()) -> Iterator[Tensor]:
-    """Yield inputs `(*shape, feature)`, or tokens `(*shape)`, that a module may take, the likeliest first.
+    """Yield inputs `(*shape, feature)`, or tokens `(*shape)`, that a module may accept, the likeliest first.
 
-    `units` are the sizes that its state may have, where it does not say so.
+    `units` are possible sizes of its state, if it does not say its size.
     """
     device, dtype = weights_like(module)
     generator = torch.Generator().manual_seed(0)
@@ -229,11 +231,11 @@ def invented_inputs(module: nn.Module, *shape: int, units: Sequence[int] = ()) -
         else:
             yield torch.randn(*shape, size, generator=generator, dtype=torch.float64).to(device, dtype)
     if not tables:
-        yield torch.zeros(shape, dtype=torch.int64, device=device)  # tokens that are looked up in some other way
+        yield torch.zeros(shape, dtype=torch.int64, device=device)  # tokens that are looked up without an nn.Embedding
 
 
 def _sizes(module: nn.Module, units: Sequence[int]) -> Iterator[tuple[int, bool]]:
-    """Yield sizes and whether each is that of a vocabulary."""
+    """Yield sizes, and for each whether it is the size of a vocabulary."""
     hidden = units_of(module)
     for inner in module.modules():
         if isinstance(inner, nn.Embedding):
@@ -241,7 +243,7 @@ def _sizes(module: nn.Module, units: Sequence[int]) -> Iterator[tuple[int, bool]
         for size in (getattr(inner, name, None) for name in _NAMES):
             if isinstance(size, int):
                 yield size, False
-    for size in units if hidden is None else (hidden,):  # products with x and h side by side
+    for size in units if hidden is None else (hidden,):  # weights that multiply x and h side by side
         for inner in module.modules():
             if isinstance(inner, nn.Linear):
                 yield inner.in_features - size, False

@@ -1,4 +1,4 @@
-"""Watching a call as the user makes it, for all who want to know what recurs in it."""
+"""Watching a call that the user makes, once for all who want to know what recurs in it."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ Then: TypeAlias = Callable[[Layers], None]
 
 @dataclass(slots=True)
 class _Waiting:
-    """Those who want to know what recurs in a call."""
+    """The functions to tell what recurs in a call."""
 
     tell: list[Then]
-    knows: bool  # the one who watches it knows the model from earlier calls, and may look at less of it
+    knows: bool  # the call is watched in less detail, since earlier calls of the model were watched
 
 
 class _ThreadWatches(threading.local):
-    """The calls that are watched in this thread."""
+    """The calls that are being watched in this thread."""
 
     def __init__(self) -> None:
-        self.waiting: dict[nn.Module, _Waiting] = {}  # by model whose call is watched just now
+        self.waiting: dict[nn.Module, _Waiting] = {}  # by the model whose call is being watched
 
 
 _here = _ThreadWatches()
 
 
 def watched(entry: OuterCall, run: Callable[[], Any], then: Then, *, before: Layers | None = None) -> Any:
-    """Run the rest of a call of a model and return its result; tell `then` which layers were found in it.
+    """Run the rest of a model's call and return its result; call `then` with the layers that were found in it.
 
-    However many want to know, the call is made once, and watched once for all who know as little of the model.
-    `before` is what an earlier call told.
+    However many ask, the call is made once. It is watched once for all who ask without knowing the model from before;
+    `before` is what an earlier call showed.
     """
     model = entry.module
     outer = _here.waiting.get(model)
@@ -63,36 +63,36 @@ def watched(entry: OuterCall, run: Callable[[], Any], then: Then, *, before: Lay
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Begun:
-    """A call of a model whose loops began with something else than what they start from by themselves."""
+    """A call whose loops started from other values than the model's own."""
 
     result: Any
     found: Layers
-    own: Mapping[OwnStart, Tensor]  # what the model itself made for it
-    replaced: Set[OwnStart]  # where something else was read
-    ends: Mapping[OwnStart, Tensor]  # what was made last where a part is made, where that is one place
+    own: Mapping[OwnStart, Tensor]  # the start values that the model itself made
+    replaced: Set[OwnStart]  # the starts for which another value was read
+    ends: Mapping[OwnStart, Tensor]  # the last value of each part that is made in a single place
 
 
 def watched_from(
     entry: OuterCall, run: Callable[[], Any], *, starts: Iterable[OwnStart], put: Put, before: Layers | None
 ) -> Begun:
-    """Let the rest of a call go on, with what `put` returns in the place of each of `starts`, and watch it."""
-    from .behavior import Overriding  # much code, which few need at once
+    """Run and watch the rest of a call, replacing each of `starts` by what `put` returns for it."""
+    from .behavior import Overriding  # imported late: it is much code, and few callers need it
 
     plan = before.seen.plan if before is not None and before.seen is not None else None
-    known = plan is not None and bool(plan.runs)  # then all that is made is seen, however short the call
+    known = plan is not None and bool(plan.runs)  # then the taps see all states, however short the call is
     mode, told = Overriding(entry.module, starts, put, ends=not known), list[Layers]()
-    # Beneath the trace, which so sees the call as the model's code has it.
+    # Run beneath the trace, which then sees the call as the model's code has it.
     result = mode.beneath(run, lambda inner: watched(entry, inner, told.append, before=before), tapped=known)
     return Begun(result, told[0], mode.met, mode.read, mode.ends)
 
 
 def when_reached(model: nn.Module, found: Layers, tell: Callable[[str], None]) -> list[Handle]:
-    """Call `tell` with the name of a module that the watched call did not reach, once a later call reaches it.
+    """Call `tell` with the name of each module that the watched call did not reach, when a later call reaches it.
 
-    Only modules with code of the user's own count: there anything may recur.
+    Only modules with code of the user's own count, since anything may recur in them.
     """
     called = found.seen.called if found.seen is not None else frozenset()
-    closed = [f"{layer.name}." for layer in found if layer.seen is None]  # what is inside is its own business
+    closed = [f"{layer.name}." for layer in found if layer.seen is None]  # do not look inside known layers
     handles = []
     for name, module in model.named_modules() if called else ():
         if not name or module in called or not has_own_code(module) or name.startswith(tuple(closed)):
@@ -110,12 +110,12 @@ def _reached(tell: Callable[[str], None], name: str, arguments: Arguments, run: 
 
 
 def foreseen(entry: OuterCall) -> Layers | None:
-    """Return what a call will show, by a call of our own ahead of it; None where that raises, as the call itself will.
+    """Return what a call will show, by making the call ahead of it ourselves; None if that raises.
 
-    For whoever has to know it before: the state that a cell is handed first, or which of two modules is the cell.
+    This is for whoever must know beforehand: the state that a cell is first given, or which of two modules is the cell.
     """
     try:
         with unheard():
             return layers_of_call(entry.module, (entry.args, entry.kwargs))
-    except Exception:  # the call itself will raise it once more, where the user made it
+    except Exception:  # the user's own call will raise it again, where the user made it
         return None

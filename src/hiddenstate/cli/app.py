@@ -1,4 +1,4 @@
-"""The commands. Each reads what it is given, calls one function of the library, and prints what came back."""
+"""The commands. Each parses its arguments, calls one function of the library, and prints the result."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _show(error: BaseException, *, debug: bool) -> None:
-    """Print an error on stderr: in one line, after the user's own traceback where their code is at fault."""
+    """Print an error on stderr in one line; if the user's code raised it, after their part of the traceback."""
     if debug:
         traceback.print_exception(error)
     elif isinstance(error, TheirCodeFailed) and error.__cause__ is not None:
@@ -80,13 +80,13 @@ def _show(error: BaseException, *, debug: bool) -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    """Return the message of an error without line breaks, or its type where it has none."""
-    said = getattr(error, "format_message", error.__str__)()  # of a usage error, this names the option too
+    """Return the message of an error without line breaks; its type if it has no message."""
+    said = getattr(error, "format_message", error.__str__)()  # a usage error then names its option, too
     return " ".join(str(said).split()) or type(error).__name__
 
 
 def _their_part(trace: TracebackType | None) -> TracebackType | None:
-    """Leave out the frames in front that are ours or the import system's."""
+    """Return a traceback without the first frames, which belong to this library or to the import system."""
     here = trace
     while here is not None:
         name = here.tb_frame.f_code.co_filename

@@ -20,11 +20,11 @@ from ..unrolling import accelerate
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One way of calling the model, beside the plain call."""
+    """One way of calling the model, compared with the plain call."""
 
     name: str
-    ratio: float  # median over the rounds; 1 is the plain call
-    low: float  # the middle half of the rounds
+    ratio: float  # the median over the rounds, relative to the plain call
+    low: float  # the lower end of the middle half of the rounds
     high: float
     milliseconds: float
 

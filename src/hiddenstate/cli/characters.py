@@ -1,4 +1,4 @@
-"""A small character model on text that ships with Python: what the demo trains."""
+"""A small character model on text that ships with Python, for the demo."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from ..carry import Carry, Chunk, Streams
 
-STEPS = 16  # of a chunk: all that a model without a carried state can look back to
+STEPS = 16  # of a chunk: a model without a carried state cannot look back further
 ROWS = 32
 
 
 class CharacterModel(nn.Module):
-    """An ordinary model: it knows nothing of carried state."""
+    """An ordinary model, which knows nothing of carried state."""
 
     def __init__(self, symbols: int, units: int = 128) -> None:
         """Make a model for an alphabet of `symbols` characters."""
@@ -33,10 +33,10 @@ class CharacterModel(nn.Module):
 
 
 class Text:
-    """Python's own help texts, one number for each character."""
+    """Python's own help texts, with one number for each character."""
 
     def __init__(self) -> None:
-        """Read them; the last twentieth is kept apart, to judge a model on text that it has not seen."""
+        """Read the texts; the last twentieth is held out to evaluate a model on unseen text."""
         whole = "\n".join(topics.topics[name] for name in sorted(topics.topics))
         self.symbols = sorted(set(whole))
         self._number = {symbol: place for place, symbol in enumerate(self.symbols)}
@@ -53,18 +53,18 @@ class Text:
         return [self.symbols[number] for number in numbers.tolist()]
 
     def prose(self, rows: int, steps: int) -> Tensor:
-        """Return those pieces of the unseen text that have the most letters in them, (rows, steps): no tables."""
+        """Return the pieces of the unseen text with the most letters, (rows, steps), so that they contain no tables."""
         letters = torch.tensor([symbol.isalpha() for symbol in self.symbols])
         pieces = self.unseen[: len(self.unseen) // steps * steps].view(-1, steps)
         return pieces[letters[pieces].sum(1).argsort(descending=True, stable=True)[:rows]]
 
 
 def train(model: nn.Module, text: Tensor, updates: int, *, carried: bool, tell: Callable[[], None]) -> None:
-    """Train in chunks that go on where the last one stopped; without `carried`, each starts from zeros."""
+    """Train in chunks that continue where the last one stopped; without `carried`, each chunk starts from zeros."""
     optimizer = torch.optim.Adam(model.parameters(), 4e-3)
     with Carry(model) as carry:
         for chunk in islice(_again_and_again(text), updates):
-            if not carried or bool(chunk.starts.any()):  # at the start of an epoch all rows begin anew
+            if not carried or bool(chunk.starts.any()):  # at the start of an epoch, all rows start anew
                 carry.reset()
             loss = _loss(model, chunk)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -75,7 +75,7 @@ def train(model: nn.Module, text: Tensor, updates: int, *, carried: bool, tell: 
 
 
 def judge(model: nn.Module, text: Tensor, *, carried: bool) -> float:
-    """Return the mean loss on unseen text, in nats a character."""
+    """Return the mean loss on unseen text, in nats per character."""
     total = count = 0.0
     with Carry(model) as carry, torch.no_grad():
         for chunk in Streams(text.chunk(ROWS), ROWS, STEPS, targets="next"):

@@ -1,4 +1,4 @@
-"""`hiddenstate demo`: what the library is for, shown on a model that trains in half a minute."""
+"""`hiddenstate demo`: what the library does, shown on a model that trains in half a minute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..recording import record
 from ..reporting import report
 from .characters import STEPS, CharacterModel, Text, judge, train
 
-_SHOWN = 160  # characters of unseen text that the report looks at
+_SHOWN = 160  # characters of unseen text in the report
 
 _NEXT = {
     "hiddenstate diagnose package.module:make_model": "what is wrong with its state",
@@ -32,7 +32,7 @@ _NEXT = {
 def show_all(folder: Path, updates: int, console: Console) -> None:
     """Train with and without a carried state, look inside, diagnose, plant a bug, and write the report."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a model this small is no faster on more, and on a busy machine far slower
+    torch.set_num_threads(1)  # more threads do not speed up a small model, and slow it down on a busy machine
     try:
         _show_all(folder, updates, console)
     finally:
@@ -57,7 +57,7 @@ def _carry(text: Text, updates: int, console: Console) -> CharacterModel:
     losses, model = {}, CharacterModel(len(text.symbols))
     with Progress(*columns, console=console) as bars:
         for carried in (False, True):
-            torch.manual_seed(0)  # the same start and the same text for both
+            torch.manual_seed(0)  # both models start alike and read the same text
             model = CharacterModel(len(text.symbols))
             task = bars.add_task("state carried  " if carried else "state forgotten", total=updates)
             train(model, text.seen, updates, carried=carried, tell=lambda task=task: bars.advance(task))  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What a command is given: a model as `package.module:factory`, inputs as files or as text."""
+"""Loading what a command is given: a model as `package.module:factory`, inputs as files or as text."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ..errors import BadInput, HiddenStateError
 
 Loaded = tuple[nn.Module, tuple[Any, ...]]
 
-# What DataParallel, DDP and torch.compile put in front of a weight's name.
+# The prefixes that DataParallel, DDP and torch.compile add to the names of weights.
 _PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+")
 
 
 class TheirCodeFailed(HiddenStateError, RuntimeError):
-    """The user's own module or factory raised; what it raised is the cause."""
+    """The user's own module or factory raised an error, which is the cause of this one."""
 
 
 def load_model(name: str, weights: str | None = None) -> Loaded:
-    """Return the model that `package.module:factory` names, and the inputs where the factory returns some with it."""
+    """Return the model that `package.module:factory` names, with its inputs if the factory returns some."""
     made: Any = load_object(name, "a model")
     if not isinstance(made, nn.Module):
         if not callable(made):
@@ -47,7 +47,7 @@ def load_model(name: str, weights: str | None = None) -> Loaded:
 
 
 def load_weights(model: nn.Module, file: str) -> None:
-    """Put the weights of a checkpoint into a model: all of them, or a refusal that names what does not fit."""
+    """Load the weights of a checkpoint into a model; raise and name what does not fit, unless all fit."""
     path = Path(file)
     if not path.is_file():
         raise BadInput(f"there is no file {path}.")
@@ -70,7 +70,7 @@ def load_weights(model: nn.Module, file: str) -> None:
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
-    """Return the state dict in a file: tensors only, whatever else a checkpoint may hold."""
+    """Return the state dict in a file. Only tensors are read, whatever else a checkpoint may contain."""
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
@@ -86,7 +86,7 @@ def _some(names: list[str]) -> str:
 
 
 def load_object(name: str, what: str) -> Any:
-    """Return what `package.module:name` or `path/to/file.py:name` leads to."""
+    """Return the object that `package.module:name` or `path/to/file.py:name` names."""
     place, colon, attribute = name.rpartition(":")
     if not colon or not place or not attribute:
         raise BadInput(f"{what} is named package.module:name or file.py:name, but this is {name!r}.")
@@ -109,7 +109,7 @@ def _module(place: str) -> ModuleType:
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
-        # The module itself is not there; one that it imports is another matter.
+        # The module itself is missing; a missing import inside it is reported differently.
         if error.name and (place == error.name or place.startswith(f"{error.name}.")):
             raise BadInput(f"there is no module named {error.name!r}, looked for from {Path.cwd()}.") from None
         raise TheirCodeFailed(f"importing {place} failed: {type(error).__name__}: {error}") from error
@@ -124,7 +124,7 @@ def _file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # classes in it are looked up by the name of their module
+    sys.modules[path.stem] = module  # its classes are looked up by the name of their module
     if str(path.parent.resolve()) not in sys.path:
         sys.path.insert(0, str(path.parent.resolve()))
     try:
@@ -145,7 +145,7 @@ def _called(factory: Callable[[], Any], name: str) -> Any:
             f"model, and name that."
         ) from None
     except ValueError:
-        pass  # some built-in callables have no signature to look at
+        pass  # some built-in callables have no signature
     try:
         return factory()
     except Exception as error:
@@ -153,7 +153,7 @@ def _called(factory: Callable[[], Any], name: str) -> Any:
 
 
 def load_inputs(files: Sequence[str], model: nn.Module, *, batch_axis: int = 0) -> tuple[Tensor, ...]:
-    """Return the tensors in these files, floating ones in the dtype and all on the device of the model."""
+    """Return the tensors in these files on the device of the model, floating-point ones in its dtype."""
     like = next((w for w in model.parameters() if w.is_floating_point()), torch.zeros(()))
     tensors = [_read(name, batch_axis) for name in files]
     return tuple(x.to(like.device, like.dtype if x.is_floating_point() else torch.int64) for x in tensors)
@@ -191,14 +191,14 @@ def _numpy(path: Path) -> Tensor:
 
 
 def _csv(path: Path) -> Tensor:
-    """Read one sequence: a line for each step, a column for each feature, with or without a line of names."""
+    """Read one sequence: a line for each step, a column for each feature, with or without a header."""
     lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     if not lines:
         raise BadInput(f"{path} is empty.")
     try:
         [float(cell) for cell in lines[0].split(",")]
     except ValueError:
-        del lines[0]  # names
+        del lines[0]  # the header
     if not lines:
         raise BadInput(f"{path} has no lines with numbers.")
     return torch.from_numpy(numpy.loadtxt(lines, delimiter=",", ndmin=2))
@@ -216,7 +216,7 @@ def _safetensors(path: Path, key: str) -> Tensor:
 
 
 def load_text(text: str, encode: str | None, model: nn.Module, *, batch_axis: int = 0) -> tuple[Tensor, list[str]]:
-    """Return `text` as token numbers, one row, and a string for each; as UTF-8 bytes where no encoder is named."""
+    """Return `text` as one row of token numbers, and a string for each; without an encoder, tokens are UTF-8 bytes."""
     if not text:
         raise BadInput("--text is empty: there is no step to run.")
     if encode is None:

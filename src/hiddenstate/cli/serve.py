@@ -135,5 +135,5 @@ def serve(
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Return the options that are not None or empty."""
+    """Return the options without those that are None or empty."""
     return {name: value for name, value in options.items() if value is not None and value != []}

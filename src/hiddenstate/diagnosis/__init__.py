@@ -1,4 +1,4 @@
-"""Verdicts: what is wrong with a model's state, how we know, and what to change."""
+"""Diagnosis: what is wrong with a model's state, how we know, and what to change."""
 
 from .diagnose import diagnose
 from .episodes import Episode

@@ -1,4 +1,4 @@
-"""What arguments are called: which name a path has, and which are states by theirs."""
+"""Names of arguments: the name of a path, and which names mean a state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examination: all rules, one after the other, and what is told of what they saw."""
+"""`diagnose`: asks all rules in turn, and decides which of their symptoms to report."""
 
 from __future__ import annotations
 

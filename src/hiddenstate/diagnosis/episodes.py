@@ -1,4 +1,4 @@
-"""Findings along a training run: when each began, when it was gone, and who is told."""
+"""Episodes: when each finding of a training run began and ended, and who is told."""
 
 from __future__ import annotations
 

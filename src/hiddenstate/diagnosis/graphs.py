@@ -1,4 +1,4 @@
-"""Graphs from call to call: whether one reaches into those of calls whose backward pass has run."""
+"""Graphs from call to call: whether one reaches into the graph of a call whose backward pass has run."""
 
 from __future__ import annotations
 

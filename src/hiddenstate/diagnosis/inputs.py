@@ -1,4 +1,4 @@
-"""What a model is called with: where the rows and the steps are in it, and how to change single ones."""
+"""The inputs of a model: where their rows and steps are, and how to change single ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of a look: its numbers, and what is wrong with them."""
+"""Judging a look: its numbers, and what is wrong with them."""
 
 from __future__ import annotations
 

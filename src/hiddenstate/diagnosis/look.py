@@ -1,4 +1,4 @@
-"""One look at one training call: what each layer did, how gradients came back, and what to make of it."""
+"""A look at one training call: what each layer did, how gradients came back, and the numbers made from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What recurs in code of the user's own, for a Monitor: loops, cells to listen to, and what is not seen."""
+"""Watching recurrence in the user's own code for a Monitor: loops, cells to listen to, and what is not seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Padding: where masks among the arguments say that it is, and inputs with more of it."""
+"""Padding: where masks among the arguments say it is, and inputs with more of it."""
 
 from __future__ import annotations
 

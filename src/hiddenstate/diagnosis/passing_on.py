@@ -1,4 +1,4 @@
-"""What the layers of one call pass on to each other: an encoder's state, and whether all of it arrives."""
+"""What the layers of one call pass to each other: an encoder's state, and whether all of it arrives."""
 
 from __future__ import annotations
 

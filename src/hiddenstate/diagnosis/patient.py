@@ -1,4 +1,4 @@
-"""The model under examination: how it is called, and calls of it that leave no trace."""
+"""The patient: a model under examination, and calls of it that leave no trace."""
 
 from __future__ import annotations
 

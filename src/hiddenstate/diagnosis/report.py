@@ -1,4 +1,4 @@
-"""What the doctor hands back: findings, each one verdict, gravest first, for people and for programs."""
+"""The doctor's report: findings, gravest first, for people and for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a state begins anew: whether training sets it back at the steps at which the rollout before it did."""
+"""Watching resets: whether training resets the state at the steps at which the rollout before it did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rule of the doctor is, and what it reports."""
+"""A rule of the doctor, and the symptom that it reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few rows of what a layer was given, run again by themselves: how its gates stand, how far back it reaches."""
+"""Samples: a few rows of a layer's input, run again to see how its gates stand and how far back it reaches."""
 
 from __future__ import annotations
 

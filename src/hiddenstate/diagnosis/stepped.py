@@ -1,4 +1,4 @@
-"""A cell or layer by itself: recognized by what it is handed, stepped along a sequence that is given or invented."""
+"""A cell or layer given by itself: recognized by its arguments, and stepped along a given or invented sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a measured number becomes a finding: every limit in one place, each of them adjustable."""
+"""Thresholds: every limit at which a number becomes a finding, each adjustable."""
 
 from __future__ import annotations
 

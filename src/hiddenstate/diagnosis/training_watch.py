@@ -1,4 +1,4 @@
-"""What only a training run shows: what is never updated, gradients changed too late, states that validation leaves."""
+"""Watching a training run for what only it shows: parameters never updated, late gradient changes, leaked states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a Monitor's numbers and findings go: CSV and JSON lines here; others need only these three methods."""
+"""Writers of a Monitor's numbers and findings: CSV and JSON lines; others only need these three methods."""
 
 from __future__ import annotations
 

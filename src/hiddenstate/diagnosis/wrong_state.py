@@ -1,4 +1,4 @@
-"""A state whose shape a layer does not take: which axis is missing, too many, or of another size."""
+"""Explaining a state whose shape a layer does not take: which axis is missing, extra, or of another size."""
 
 from __future__ import annotations
 

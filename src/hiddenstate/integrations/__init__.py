@@ -1,4 +1,4 @@
-"""Other people's libraries: where a Monitor writes to, and a callback for Lightning."""
+"""Other libraries: writers for a Monitor, and a callback for Lightning."""
 
 from .lightning import monitor_callback
 from .writers import TensorBoardWriter, WandbWriter

@@ -1,4 +1,4 @@
-"""A Monitor as a callback of a Lightning Trainer."""
+"""A Lightning callback that runs a Monitor."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ..errors import MissingExtra
 def monitor_callback(every: int = 50, **options: Any) -> Any:
     """Return a Lightning callback that watches the trained module with `hs.Monitor(..., every=every, **options)`.
 
-    Numbers go to the trainer's loggers; `callback.monitor` is the Monitor, also after training.
+    The numbers go to the trainer's loggers. `callback.monitor` is the Monitor; it stays available after training.
     """
     Callback = _callback_type()
 
     class MonitorCallback(Callback):  # type: ignore[misc, valid-type]
-        """Watches while a Trainer fits."""
+        """Watches the module while a Trainer fits it."""
 
         monitor: Monitor | None = None
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            """Attach, and name parameters that no optimizer holds."""
+            """Attach the Monitor, and report parameters that no optimizer holds."""
             optimizers = trainer.optimizers
             own = optimizers[0] if len(optimizers) == 1 else None
             writers = [*options.get("writers", ()), _TrainerWriter(trainer)]
@@ -34,7 +34,7 @@ def monitor_callback(every: int = 50, **options: Any) -> Any:
                 self.monitor.close()
 
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-            """Detach as well where training fails."""
+            """Detach the Monitor if training fails."""
             self.on_train_end(trainer, pl_module)
 
     return MonitorCallback()

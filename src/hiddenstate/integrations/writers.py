@@ -1,4 +1,4 @@
-"""Writers of a Monitor that hand numbers and findings to TensorBoard or Weights & Biases."""
+"""Writers that pass a Monitor's numbers and findings to TensorBoard or Weights & Biases."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..recording import Recording
 
 
 class TensorBoardWriter:
-    """Numbers as scalars, findings as text, in a `torch.utils.tensorboard.SummaryWriter` that you have."""
+    """Writes numbers as scalars and findings as text to your `torch.utils.tensorboard.SummaryWriter`."""
 
     def __init__(self, writer: Any, prefix: str = "hiddenstate/") -> None:
-        """Write to `writer`, under names that begin with `prefix`; closing it stays yours."""
+        """Write to `writer` under names that begin with `prefix`. Closing the writer is up to you."""
         self._writer, self._prefix = writer, prefix
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -40,17 +40,17 @@ class TensorBoardWriter:
             self._writer.add_figure(f"{self._prefix}{track}", figure, step)
 
     def close(self) -> None:
-        """Write out what is waiting."""
+        """Flush the writer."""
         self._writer.flush()
 
 
 class WandbWriter:
-    """Numbers as metrics, findings as a metric for each code that is 1 while it lasts, in a run of W&B."""
+    """Writes numbers as metrics to a run of W&B; a finding is a metric that is 1 while it lasts."""
 
     def __init__(self, run: Any, prefix: str = "hiddenstate/") -> None:
-        """Write to `run`, as `wandb.init` returns it; finishing it stays yours."""
+        """Write to `run`, as `wandb.init` returns it. Finishing the run is up to you."""
         self._run, self._prefix = run, prefix
-        # W&B counts its own steps and refuses to go back, so ours goes along as a number of its own.
+        # W&B counts its own steps and cannot go back, so our step is logged as a separate number.
         self._step = f"{prefix}step"
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -64,4 +64,4 @@ class WandbWriter:
         self._run.summary[code] = str(episode)
 
     def close(self) -> None:
-        """Leave the run to its owner."""
+        """Do nothing: the run belongs to the caller."""

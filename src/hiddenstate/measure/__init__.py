@@ -1,4 +1,4 @@
-"""Numbers: what states do, how long they remember, and which way their dynamics lead.
+"""Measures: numbers about what states do, how long they remember, and where their dynamics lead.
 
     saturation, dead_units, statistics, dimension     of states
     compare, probe, novelty, automaton, attention     of what states mean
@@ -7,7 +7,7 @@
     runs_of, survey                                   states of a data set, batch by batch, and all of them in one pass
     tracked                                           a bar beside work that takes long
 
-Each returns a frozen dataclass that prints as a sentence. Each is loaded when it is first asked for.
+Each function returns a frozen dataclass that prints as a sentence. Each is loaded when it is first used.
 """
 
 import sys
@@ -74,7 +74,7 @@ __all__ = [
     "tracked",
 ]
 
-# A function lives in the file that is called like it, its result beside it.
+# Each function is in the file with its name, and its result class beside it.
 _HOMES = {
     "AttentionWeights": "attention",
     "Automaton": "automaton",
@@ -98,10 +98,10 @@ _HOMES = {
 
 
 class _Measure(ModuleType):
-    """This part, in which a name means the function, also after its file was imported."""
+    """This module, in which a measure's name means the function, even after its file was imported."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        # Python hangs a file that it has loaded onto its package, under the very name of the function in it.
+        # When Python imports a submodule, it sets it as an attribute of the package, under the name of the function.
         if isinstance(value, ModuleType) and name in __all__:
             value = getattr(value, name)
         super().__setattr__(name, value)
@@ -109,10 +109,10 @@ class _Measure(ModuleType):
 
 sys.modules[__name__].__class__ = _Measure
 
-if not TYPE_CHECKING:  # a checker that saw this would believe in every name
+if not TYPE_CHECKING:  # with __getattr__ visible, a type checker would accept any name
 
     def __getattr__(name: str) -> object:
-        """Load what is first asked for, so that importing the library stays quick."""
+        """Load a measure when it is first used, so that importing the library stays quick."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module

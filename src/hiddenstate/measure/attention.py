@@ -1,4 +1,4 @@
-"""Where a model looks: weights over its steps, taken from one call of a model that nobody changed."""
+"""Attention: weights over steps, found in one call of an unmodified model."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ..recording import record
 from ..state import shown_in_short
 from .system import at_rest
 
-_ALIKE = 1e-6  # a difference between looks that is rounding
+_ALIKE = 1e-6  # smaller differences between weights are rounding
 _KERNELS = ("scaled_dot_product_attention", "multi_head_attention_forward")
-_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))  # code that is not the user's
+_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))  # folders of code that is not the user's
 
 
 @shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionWeights:
-    """Weights over time that one line of code made: not negative, and 1 together."""
+    """Weights over time that one line of code made: not negative, and summing to 1."""
 
-    weights: Tensor  # (batch, query, time): one query for a head, one for each step of a decoder, or head and step
+    weights: Tensor  # (batch, query, time): one query for a head, one per step of a decoder, or per head and step
     where: str  # file and line of the code that made them
     made_by: str  # the operation
 
@@ -52,15 +52,15 @@ def attention(
 ) -> tuple[AttentionWeights, ...]:
     """Return all weights over time that one call of `model` makes, in the order of the code that makes them.
 
-    The call is watched: a value that is not negative, and is 1 when summed over an axis as long as the recurrent
-    layers' steps, is a set of weights, whether it comes from a softmax, from exp and a sum, or from torch's own
-    attention. What a line of code makes time after time, as a decoder does, is stacked.
+    The call is watched. A value counts as a set of weights if it is not negative, and sums to 1 over an axis as long as
+    the recurrent layers' steps. It may come from a softmax, from exp and a sum, or from torch's own attention. Values
+    that a line of code makes repeatedly, as a decoder does, are stacked.
 
     Args:
-        model: Any model with recurrent layers; it is called in eval mode, without gradients, and comes back untouched.
-        *inputs: What it is called with.
-        call: How it is called, where that is not by its forward: `call=lambda model: model.decode(x)`.
-        **kwargs: What it is called with by name.
+        model: Any model with recurrent layers. It is called in eval mode, without gradients, and comes back unchanged.
+        *inputs: What the model is called with.
+        call: How to call the model, if not through its forward: `call=lambda model: model.decode(x)`.
+        **kwargs: What the model is called with by name.
 
     >>> class Reader(torch.nn.Module):
     ...     def __init__(self):
@@ -96,13 +96,13 @@ def attention(
 
 
 class _Weights(TorchFunctionMode):
-    """Keeps what sums to one along time, by the line of code that made it."""
+    """Keeps values that sum to one along time, by the line of code that made them."""
 
     def __init__(self, batch: int, times: set[int]) -> None:
         super().__init__()
         self.batch, self.times = batch, times
         self.seen: dict[tuple[str, tuple[int, ...]], tuple[str, list[Tensor]]] = {}
-        self.values: list[Tensor] = []  # to see that a view or a copy is nothing new
+        self.values: list[Tensor] = []  # to recognize views and copies of weights that are kept already
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -114,7 +114,7 @@ class _Weights(TorchFunctionMode):
         return result
 
     def found(self) -> Iterator[AttentionWeights]:
-        """Yield the weights of each place, calls stacked as queries."""
+        """Yield the weights made at each place, with repeated ones stacked as queries."""
         for (where, _), (name, calls) in self.seen.items():
             yield AttentionWeights(torch.cat(calls, dim=1), where, name)
 
@@ -130,7 +130,7 @@ class _Weights(TorchFunctionMode):
             weights = value.detach().movedim(axis, -1)
             rows = [place for place, size in enumerate(weights.shape[:-1]) if size == self.batch]
             if not rows or bool(((weights == 0) | (weights == 1)).all()):
-                return  # a mask, or one step picked: nothing is weighed
+                return  # a mask or a selected step, not weights
             self._keep(weights.movedim(rows[0], 0).reshape(self.batch, -1, value.shape[axis]), name)
             return
 
@@ -138,16 +138,16 @@ class _Weights(TorchFunctionMode):
         known = [look for old in self.values if old.shape[2] == weights.shape[2] for look in old.unbind(1)]
         looks = weights.unbind(1)
         place = (_user_line(), tuple(weights.shape))
-        # A decoder may well look twice at the same; torch's own attention comes by twice for one look.
+        # A decoder may make equal weights twice; torch's own attention passes here twice for one set of weights.
         again = place in self.seen and self.seen[place][0] == name and name not in _KERNELS
         if not again and all(any(torch.allclose(look, old.to(look), atol=1e-7) for old in known) for look in looks):
-            return  # the same once more: a view, a copy, or several put together
+            return  # a view, a copy, or a concatenation of weights that are kept already
         self.values.append(weights.clone())
         self.seen.setdefault(place, (name, []))[1].append(self.values[-1])
 
 
 def _hidden(name: str, args: Any, kwargs: Any) -> Iterator[Any]:
-    """Yield the weights that torch's own attention keeps to itself, computed once more."""
+    """Yield the weights that torch's own attention does not return, computed again."""
     if name == "scaled_dot_product_attention":
         query, key = args[0], args[1]
         mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)

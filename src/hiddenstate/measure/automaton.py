@@ -1,4 +1,4 @@
-"""States as a finite automaton: clusters, and which token leads from one to the next."""
+"""States as a finite automaton: clusters of states, and the tokens that lead from one to the next."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ..state import shown_in_short
 from .clustering import Clusters, k_means
 from .series import ManyStates, Series, as_series, refuse_bad
 
-_MOST = 16  # clusters that are tried where none were asked for
-_ENOUGH = 0.01  # of the best accuracy: fewer states that come this close are taken
-_KEPT = 4096  # states that clusters are made of
-_ROWS = 8  # below this many, no row can be spared for judging
+_MOST = 16  # clusters to try at most if no number was given
+_ENOUGH = 0.01  # the least number of clusters whose accuracy is this close to the best is taken
+_KEPT = 4096  # states used for clustering
+_ROWS = 8  # with fewer rows, none is held out
 
 
 @shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class Automaton:
-    """Clusters of states, the table of transitions, and how well it does without the model."""
+    """Clusters of states, the table of transitions, and how well the automaton does without the model."""
 
-    transitions: Tensor  # (clusters + 1, token) int64: the next cluster, -1 where never seen; the last row is the start
-    tokens: tuple[Any, ...]  # what the columns stand for
+    transitions: Tensor  # (clusters + 1, token) int64: the next cluster, -1 if never seen; the last row is the start
+    tokens: tuple[Any, ...]  # the tokens of the columns
     states: Tensor  # (batch, time) int64, the cluster of each state; -1 in the padding
-    agreement: float  # share of steps at which it is, led by the tokens alone, where the model's state is
-    accuracy: float | None  # share of targets told right, led by the tokens alone
+    agreement: float  # the share of steps at which, given only the tokens, it is in the cluster of the model's state
+    accuracy: float | None  # the share of targets it predicts, given only the tokens
     outputs: tuple[Any, ...] | None  # the most frequent target in each cluster, and at the start
-    rows: int  # that it was judged on
-    held_out: bool  # these rows had no part in making it
+    rows: int  # the number of rows it was evaluated on
+    held_out: bool  # whether these rows were held out
 
     @property
     def start(self) -> int:
@@ -41,7 +41,7 @@ class Automaton:
         return len(self.transitions) - 1
 
     def run(self, tokens: Sequence[Any]) -> list[int]:
-        """Return the state after each token; -1 from a transition on that was never seen."""
+        """Return the state after each token; -1 after a transition that was never seen."""
         state, path = self.start, []
         for token in tokens:
             known = state >= 0 and token in self.tokens
@@ -50,7 +50,7 @@ class Automaton:
         return path
 
     def dot(self) -> str:
-        """Return the graph in the language of Graphviz; equal transitions are one arrow."""
+        """Return the graph in the language of Graphviz; transitions between the same states share one arrow."""
         lines = ["digraph {", "  rankdir=LR;"]
         names = [*(str(number) for number in range(self.start)), "start"]
         for number, name in enumerate(names):
@@ -83,18 +83,18 @@ def automaton(
     part: str = "h",
     seed: int = 0,
 ) -> Automaton:
-    """Return the finite automaton that states follow: clustered, with the most frequent transition for each token.
+    """Return the finite automaton that states follow: their clusters, and the most frequent transition for each token.
 
-    A fourth of the rows, chosen at random, is kept back, and the automaton judged on it, led by its tokens alone.
+    A random fourth of the rows is held out; the automaton is evaluated on these rows, given only their tokens.
 
     Args:
         traj: States of several sequences; the rows of many runs are taken together.
-        tokens: What each row read: (batch, time) whole numbers, or a sequence of tokens for each row.
-        clusters: How many states; without it the fewest of 2 to 16 whose accuracy is within 0.01 of the best.
-        targets: A class for each row, told by the state it ends in, or for each row and step.
+        tokens: The tokens of each row: (batch, time) whole numbers, or a sequence of tokens for each row.
+        clusters: The number of states; by default the least from 2 to 16 whose accuracy is within 0.01 of the best.
+        targets: A class for each row, predicted from its last state; or for each row and step.
         lengths: The real steps of each row of a plain tensor.
         part: Which part of a trajectory.
-        seed: Of the clusters, and of the rows that are kept back.
+        seed: The seed of the clusters and of the choice of held-out rows.
 
     >>> bits = torch.randint(2, (40, 12), generator=torch.Generator().manual_seed(0))
     >>> parity = bits.cumsum(1) % 2
@@ -109,7 +109,7 @@ def automaton(
         raise BadInput("how many states? Give clusters=, or targets=, by which the number is chosen.")
     batch = len(series.values)
     judge = torch.ones(batch, dtype=torch.bool)
-    if batch >= _ROWS:  # dealt out at random: rows often come in an order
+    if batch >= _ROWS:  # a random choice, since rows are often sorted
         judge = torch.randperm(batch, generator=torch.Generator().manual_seed(seed)) < batch // 4
     learn = ~judge if batch >= _ROWS else judge
     different = len(torch.unique(series.values[learn][series.valid[learn]], dim=0))
@@ -132,7 +132,7 @@ def _parted(series: Series, learn: Tensor, count: int, seed: int) -> Clusters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fitted:
-    """What an automaton is made of."""
+    """What an automaton is made from."""
 
     series: Series
     codes: Tensor  # (batch, time)
@@ -166,7 +166,7 @@ class _Fitted:
         )
 
     def _table(self, states: Tensor, count: int, tokens: int) -> Tensor:
-        """Return where each token leads most often from each state: (count + 1, token), -1 where it never came."""
+        """Return the most frequent next state of each state and token: (count + 1, token), -1 if never seen."""
         before = torch.cat([torch.full((len(states), 1), count), states[:, :-1]], dim=1)
         used = (states >= 0) & self.learn.unsqueeze(1)
         seen = torch.zeros(count + 1, tokens, count, dtype=torch.int64)
@@ -180,12 +180,12 @@ class _Fitted:
         seen = torch.zeros(count + 1, classes, dtype=torch.int64)
         places = (states[used], self.wanted[used])
         seen.index_put_(places, torch.ones(len(places[0]), dtype=torch.int64), accumulate=True)
-        seen[seen.sum(1) == 0] = seen.sum(0)  # a state in which nobody was asked says what is said most
+        seen[seen.sum(1) == 0] = seen.sum(0)  # a state without targets predicts the most frequent target
         return seen.argmax(1)
 
 
 def _coded(values: Any, series: Series, what: str) -> tuple[Tensor, tuple[Any, ...]]:
-    """Return one code for each row and step, (batch, time), and what the codes stand for."""
+    """Return one code for each row and step, (batch, time), and the values that the codes stand for."""
     batch, time = series.valid.shape
     given = values.tolist() if isinstance(values, Tensor | np.ndarray) else [list(_plain(row)) for row in values]
     lengths = series.lengths.tolist()
@@ -205,7 +205,7 @@ def _coded(values: Any, series: Series, what: str) -> tuple[Tensor, tuple[Any, .
 
 
 def _plain(one: Any) -> Any:
-    """Return tensors and arrays as Python's own numbers, which are equal where they are the same."""
+    """Return tensors and arrays as plain Python numbers, which can be compared."""
     return one.tolist() if isinstance(one, Tensor | np.ndarray | np.generic) else one
 
 

@@ -1,7 +1,7 @@
-"""One step of torch's RNN, GRU and LSTM, and its derivatives, written out.
+"""One step of torch's RNN, GRU and LSTM and its derivatives, as explicit formulas.
 
-Each next part is made of gates, and each gate's slope only scales the rows of that gate's weights: so a derivative by
-the state before is a sum of `slope * W_hh` over the gates, and one by the input the same with `W_ih`.
+Each part of the next state is computed from gates, and the slope of a gate scales the rows of that gate's weights. So
+a derivative by the previous state is a sum of `slope * W_hh` over the gates, and one by the input the same with `W_ih`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Parts = tuple[Tensor, "Tensor | None"]  # h (row, unit), and c for an LSTM
 
 @dataclass(frozen=True, slots=True)
 class GateWeights:
-    """The weights of one layer, as torch lays them out: gates stacked along the first axis."""
+    """The weights of one layer in torch's layout: gates stacked along the first axis."""
 
     w_ih: Tensor  # (gates * unit, feature)
     w_hh: Tensor  # (gates * unit, visible)
     b_ih: Tensor | None
     b_hh: Tensor | None
-    w_hr: Tensor | None  # (visible, unit), the projection of an LSTM
+    w_hr: Tensor | None  # (visible, unit), an LSTM's projection
 
     def double(self) -> GateWeights:
         """Return the same weights in double precision."""
@@ -31,17 +31,17 @@ class GateWeights:
         return GateWeights(self.w_ih.double(), self.w_hh.double(), *biases)
 
     def drive(self, x: Tensor) -> Tensor:
-        """Return what the input alone adds to each gate: (..., gates * unit)."""
+        """Return what the input adds to each gate: (..., gates * unit)."""
         return torch.nn.functional.linear(x, self.w_ih, self.b_ih)
 
     def recur(self, h: Tensor) -> Tensor:
-        """Return what the state before adds to each gate."""
+        """Return what the previous state adds to each gate."""
         return torch.nn.functional.linear(h, self.w_hh, self.b_hh)
 
 
 @dataclass(frozen=True, slots=True)
 class PartDerivatives:
-    """The derivatives of one part of the next state, `h` or `c`, by what it was made of: (row, unit, ·)."""
+    """The derivatives of one part of the next state, `h` or `c`, by its arguments: (row, unit, ·)."""
 
     by_h: Tensor
     by_c: Tensor | None
@@ -66,7 +66,7 @@ class ClosedForm(ABC):
 
     @abstractmethod
     def derivatives(self, weights: GateWeights, drive: Tensor, parts: Parts, *, by_input: bool) -> Derivatives:
-        """Return the derivatives of the next parts, by the input only where asked."""
+        """Return the derivatives of the next parts; those by the input only if asked for."""
 
 
 class RnnForm(ClosedForm):
@@ -91,10 +91,10 @@ class RnnForm(ClosedForm):
 
 
 class GruForm(ClosedForm):
-    """GRU, in torch's form: the reset gate acts behind the recurrent weights of the candidate."""
+    """GRU in torch's form: the reset gate is applied after the candidate's recurrent weights."""
 
     def step(self, weights: GateWeights, drive: Tensor, parts: Parts) -> Parts:
-        """Mix the state before with the candidate."""
+        """Mix the previous state with the candidate."""
         _, update, candidate, _ = self._gates(weights, drive, parts[0])
         return (1 - update) * candidate + update * parts[0], None
 
@@ -121,14 +121,14 @@ class LstmForm(ClosedForm):
     """LSTM, with or without a projection of its h."""
 
     def step(self, weights: GateWeights, drive: Tensor, parts: Parts) -> Parts:
-        """Forget and write into c, then show what the output gate lets through as h."""
+        """Update c with the forget and input gates, then compute h with the output gate."""
         into, forget, candidate, out = self._gates(weights, drive, parts)
         c = forget * _cell(parts) + into * candidate
         h = out * torch.tanh(c)
         return (h if weights.w_hr is None else h @ weights.w_hr.T), c
 
     def derivatives(self, weights: GateWeights, drive: Tensor, parts: Parts, *, by_input: bool) -> Derivatives:
-        """Differentiate c first; h depends on the rest through it."""
+        """Differentiate c first; h depends on most of its arguments through c."""
         before = _cell(parts)
         into, forget, candidate, out = self._gates(weights, drive, parts)
         shown = torch.tanh(forget * before + into * candidate)
@@ -164,13 +164,13 @@ def _scaled(slopes: list[Tensor], weights: Tensor) -> Tensor:
     unit = slopes[0].shape[-1]
     gates = weights.reshape(-1, unit, weights.shape[1])
     total = slopes[0].unsqueeze(-1) * gates[0]
-    for slope, gate in zip(slopes[1:], gates[1:], strict=False):  # c has no slope for the last gate, the output's
+    for slope, gate in zip(slopes[1:], gates[1:], strict=False):  # c does not depend on the last gate, the output gate
         total.addcmul_(slope.unsqueeze(-1), gate)
     return total
 
 
 def _shown(through: Tensor, by_cell: Tensor, d_out: Tensor, weights: Tensor) -> Tensor:
-    """Return the derivative of `out * tanh(c)` from that of c, and the output gate's own."""
+    """Return the derivative of `out * tanh(c)` from the derivatives of c and of the output gate."""
     gate = weights[3 * d_out.shape[-1] :]
     return torch.addcmul(d_out.unsqueeze(-1) * gate, through.unsqueeze(-1), by_cell)
 

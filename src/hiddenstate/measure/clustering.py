@@ -1,4 +1,4 @@
-"""States parted into clusters: k-means, the same on every machine."""
+"""Clustering of states by k-means, with the same result on every machine."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from ..errors import BadInput
 from ..state import shown_in_short
 
 _ROUNDS = 100
-_STARTS = 5  # k-means ends where it began to: the best of several beginnings
+_STARTS = 5  # k-means depends on its start: the best of several is taken
 
 
 @shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class Clusters:
-    """Centers, and to which of them each state belongs."""
+    """Cluster centers, and the cluster of each state."""
 
-    centers: Tensor  # (cluster, unit), of the largest cluster first
+    centers: Tensor  # (cluster, unit), beginning with the largest cluster
     numbers: Tensor  # (state,) int64
-    spread: float  # sum of squared distances from the centers
+    spread: float  # the sum of squared distances from the centers
 
     def nearest(self, states: Tensor) -> Tensor:
-        """Return the number of the cluster whose center is nearest to each of `states (n, unit)`: (n,)."""
+        """Return the number of the nearest center for each of `states (n, unit)`: (n,)."""
         return _nearest(states.to(self.centers), self.centers)[0]
 
 
 def k_means(states: Tensor, clusters: int, *, seed: int = 0) -> Clusters:
-    """Return `states (n, unit)` in as many clusters, fewer where there are fewer different states.
+    """Return `states (n, unit)` in that many clusters; in fewer if there are fewer different states.
 
     >>> k_means(torch.tensor([[0.0], [0.1], [0.2], [9.0]]), 2).numbers
     tensor([0, 0, 0, 1])
@@ -48,7 +48,7 @@ def k_means(states: Tensor, clusters: int, *, seed: int = 0) -> Clusters:
 
 
 def _beginning(values: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
-    """Return centers to begin with, each far from those before it (k-means++)."""
+    """Return starting centers, each far from those before it (k-means++)."""
     chosen = [int(torch.randint(len(values), (1,), generator=generator))]
     for _ in range(1, clusters):
         apart = _nearest(values, values[chosen])[1]

@@ -1,4 +1,4 @@
-"""Which sequences end in states that are alike."""
+"""Comparing sequences by their final states: which end in similar states."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ PoolName = Literal["last", "mean", "max"]
 @shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """The final states of some sequences: a map of them, and how far they are from each other."""
+    """The final states of some sequences: a map of them, and the distances between them."""
 
     coordinates: Tensor  # (batch, components)
-    explained: Tensor  # (components,) share of the variance along each; NaN for t-SNE, which keeps no such account
+    explained: Tensor  # (components,) share of the variance along each; NaN for t-SNE, which does not define it
     distances: Tensor  # (batch, batch) Euclidean, symmetric, zero on the diagonal
     neighbors: Tensor  # (batch, batch - 1) the other rows, nearest first
-    states: Tensor  # (batch, unit) what was compared
+    states: Tensor  # (batch, unit) the compared states
     labels: tuple[Any, ...] | None
-    agreement: float | None  # share of rows whose nearest neighbor has their label; None where no two rows share one
+    agreement: float | None  # share of rows whose nearest neighbor has their label; None if no two rows share one
     method: str
-    clusters: Tensor | None = None  # (batch,) the number of each row's cluster, the largest is 0
-    taken: str = ""  # what was taken for a row's state, where a plain tensor does not tell
+    clusters: Tensor | None = None  # (batch,) the number of each row's cluster; the largest cluster is 0
+    taken: str = ""  # which states were compared, if a plain tensor could be read in several ways
 
     def __str__(self) -> str:
         """Return one line."""
@@ -82,27 +82,27 @@ def compare(
     """Return a map of final states and the distances between them.
 
     Give a trajectory (or states (batch, time, unit) with lengths, or final states (batch, unit), as h_n[-1]), or a
-    model with inputs of any lengths, each run on its own: tensors (time, ...), or whatever `tokenize` turns into
-    them. Each row's last real step counts, or the mean or maximum over its steps. A plain tensor of three axes may be
-    stacked final states, h_n, as well: the result says what was taken, and where labels fit both it is refused. t-SNE
-    needs scikit-learn: `pip install hiddenstate[analysis]`.
+    model with inputs of any lengths, each of which is run separately: tensors (time, ...), or anything that `tokenize`
+    turns into them. Each row's last real step counts, or the mean or maximum over its steps. A plain tensor with three
+    axes may also be stacked final states, h_n: the result says how it was read, and if labels fit both readings, it is
+    an error. t-SNE needs scikit-learn: `pip install hiddenstate[analysis]`.
 
     Args:
         traj: States of several sequences: also a recording of one track or its runs, such as the batches of a data set,
             or a list of final states, one for each sequence.
-        labels: One for each sequence; kept beside the map, and compared with the nearest neighbors.
-        components: The dimensions of the map.
-        model: Makes the states, in eval mode, when there is no `traj`; it comes back untouched.
+        labels: One for each sequence; shown on the map, and compared between nearest neighbors.
+        components: The number of dimensions of the map.
+        model: Makes the states, in eval mode, if there is no `traj`; it comes back unchanged.
         inputs: One for each sequence, without a batch axis.
         tokenize: Turns an input into numbers for the model.
         lengths: The real steps of each row of a plain tensor.
         part: Which part of a trajectory: `h`, `c`, or a gate.
-        track: Which track of the model; by default the last layer's, both directions joined.
+        track: Which track of the model; by default the last layer's, with both directions joined.
         pool: `"last"`, `"mean"` or `"max"` over the steps of a sequence.
         method: `"pca"` or `"tsne"`.
-        clusters: Into so many clusters the whole states are parted, by k-means; the map shows them.
-        time_axis: 0 for a model that takes time first, 1 for one that does not; deduced where it is not told.
-        seed: Of t-SNE and of clusters.
+        clusters: The number of clusters to divide the states into, by k-means; the map shows them.
+        time_axis: 0 for a model that takes time first, 1 for one that takes the batch first; deduced if not given.
+        seed: The seed of t-SNE and of the clusters.
 
     >>> states = torch.tensor([0.0, 1.0, 5.0]).reshape(3, 1, 1).expand(3, 4, 2)
     >>> print(compare(states, labels=["a", "b", "c"], components=1))
@@ -129,7 +129,7 @@ def compare(
     coordinates, explained = _pca(states, components) if method == "pca" else _tsne(states, components, method, seed)
     neighbors = _neighbors(distances)
     agreement = None
-    if names is not None and len(set(map(str, names))) < len(names):  # else no neighbor could share a label
+    if names is not None and len(set(map(str, names))) < len(names):  # otherwise no neighbors share a label
         agreement = sum(names[row] == names[near] for row, near in enumerate(neighbors[:, 0].tolist())) / len(names)
     distances = distances.to(states.dtype)
     parted = None if clusters is None else k_means(states, clusters, seed=seed).numbers
@@ -137,7 +137,7 @@ def compare(
 
 
 def _final_states_of(traj: Any, rows: int | None, lengths: Tensor | None, *, part: str, pool: PoolName) -> Tensor:
-    """Return one state for each row of one run, or of each of many, whose states are held one run at a time."""
+    """Return one state for each row of one run or of many runs; one run is held in memory at a time."""
     listed = isinstance(traj, list) and bool(traj) and isinstance(traj[0], Trajectory)
     if listed or isinstance(traj, Recording | Iterator):
         each = [_final_states(run, part=part, pool=pool) for run, _ in several(traj, part=part)]
@@ -146,7 +146,7 @@ def _final_states_of(traj: Any, rows: int | None, lengths: Tensor | None, *, par
 
 
 def _taken(traj: Any, labels: int | None, pool: PoolName) -> str:
-    """Say what is taken of a plain tensor of three axes, which may be h_n as well; refuse where labels fit both."""
+    """Say how a plain tensor with three axes was read, which may be h_n as well; raise if labels fit both readings."""
     if not isinstance(traj, Tensor) or traj.dim() != 3 or traj.shape[1] < 2:
         return ""
     rows, steps = traj.shape[:2]
@@ -162,7 +162,7 @@ def _taken(traj: Any, labels: int | None, pool: PoolName) -> str:
 
 
 def _with_time(traj: Any, labels: int | None) -> Any:
-    """Return final states as states of one step each, (batch, 1, unit), and all else as it is."""
+    """Return final states as states of one step each, (batch, 1, unit), and anything else unchanged."""
     if isinstance(traj, PackedSequence):
         return traj
     if isinstance(traj, list | tuple) and traj:
@@ -207,7 +207,7 @@ def _final_states(traj: States, lengths: Tensor | None = None, *, part: str, poo
 def _runs(
     model: nn.Module, inputs: Sequence[Any], *, tokenize: Callable[[Any], Any] | None, time_axis: int | None
 ) -> Iterator[Recording]:
-    """Run each input alone, as it is, and yield what was recorded."""
+    """Run each input separately, and yield its recording."""
     model = unwrap_to_call(model)
     if not layers(model):
         raise NotRecurrent(f"{type(model).__name__} has no recurrent layer, so it has no states to compare.")
@@ -238,7 +238,7 @@ def _not_taken(model: nn.Module, x: Tensor, number: int, error: Exception) -> st
 
 
 def _called(model: nn.Module, x: Tensor, time_axis: int | None) -> tuple[Callable[[Tensor], Any], int]:
-    """Return how the model is called with a batch of one, and which axis of that is time; `x (time, ...)`."""
+    """Return a function that calls the model with a batch of one, and the time axis of that; `x` is `(time, ...)`."""
     if is_step(model):
         return partial(unroll, as_layer(model, x[:1]).module, time_axis=1), 1
     several = x.unsqueeze(0).expand(3, *x.shape)
@@ -258,7 +258,7 @@ def _numbers(one: Any, tokenize: Callable[[Any], Any] | None, number: int) -> Te
 
 
 def _end_of(recording: Recording, *, track: str | None, part: str, pool: PoolName) -> Tensor:
-    """Return the state that a run ended in, (1, unit): of a track, or of the last layer, its directions joined."""
+    """Return the state that a run ended in, (1, unit): of a track, or of the last layer with its directions joined."""
     if track is not None:
         return _final_states(recording[track], part=part, pool=pool)
     last = list(recording)[-1]
@@ -278,7 +278,7 @@ def _labels(labels: Sequence[Any] | Tensor | None, rows: int) -> tuple[Any, ...]
 def _pca(states: Tensor, components: int) -> tuple[Tensor, Tensor]:
     centered = states.double() - states.double().mean(0)
     left, sizes, right = torch.linalg.svd(centered, full_matrices=False)
-    # An axis may point either way: the one where its largest weight is positive is the same on every machine.
+    # The sign of an axis is arbitrary: making its largest weight positive gives the same result on every machine.
     heaviest = right.gather(1, right.abs().argmax(1, keepdim=True)).squeeze(1)
     placed = left * sizes * torch.where(heaviest < 0, -1.0, 1.0)
     coordinates = placed.new_zeros(len(states), components)
@@ -302,7 +302,7 @@ def _tsne(states: Tensor, components: int, method: str, seed: int) -> tuple[Tens
         ) from error
     if len(states) < 4:
         raise BadInput(f"t-SNE needs 4 sequences or more, but there are {len(states)}: use method='pca'.")
-    # The smallest rate of scikit-learn's own rule throws a few dozen points far apart.
+    # With the smallest rate of scikit-learn's own rule, a few dozen points fly far apart.
     how = {"perplexity": min(30.0, (len(states) - 1) / 3), "learning_rate": max(len(states) / 48, 5.0)}
     place = TSNE(components, init="pca", random_state=seed, **how).fit_transform
     coordinates = torch.from_numpy(place(states.cpu().numpy())).to(states)

@@ -1,4 +1,4 @@
-"""Input against memory: what each adds to the next state, step by step."""
+"""The contributions of input and memory to the next state, step by step."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _GATES = {
 @shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class Contributions:
-    """The size of what the input adds, and of what the state before adds, at each step; NaN in the padding."""
+    """The size of what the input adds, and of what the previous state adds, at each step; NaN in the padding."""
 
     input: Tensor  # (batch, time) ‖W_ih x‖; by ablation, how far the next state moves without the input
-    memory: Tensor  # (batch, time) ‖W_hh h‖, h the state before; likewise without the state before
+    memory: Tensor  # (batch, time) ‖W_hh h‖ with the previous h; by ablation, how far it moves without that
     by: str  # "weights" for torch's layers and cells, "ablation" for others, which have no such two terms
-    gates: Mapping[str, Contributions] = field(default_factory=dict)  # of each gate of an LSTM or GRU
+    gates: Mapping[str, Contributions] = field(default_factory=dict)  # for each gate of an LSTM or GRU
 
     @property
     def share(self) -> Tensor:
-        """The share of the memory in both sizes together: (batch, time), 0 for the input alone, 1 for the memory."""
+        """The memory's share of both sizes together: (batch, time), 0 for the input alone, 1 for the memory alone."""
         total = self.input + self.memory
         return torch.where(total > 0, self.memory / total, torch.nan)
 
@@ -59,18 +59,18 @@ def contributions(
 ) -> Contributions:
     """Return how much of each step comes from the input, `W_xh·x`, and how much from memory, `W_hh·h`.
 
-    Of torch's layers and cells these are the two terms in front of each activation, without biases (of a GRU's
-    candidate before the reset gate). Any other cell is run without its input, and without its state: how far the next
-    state moves is the size of what was taken away. Both are zeros then, and `by` says so.
+    For torch's layers and cells, these are the two terms inside each activation, without biases (for a GRU's candidate,
+    before the reset gate). Any other cell is run without its input and without its state, which are replaced by zeros:
+    how far the next state moves is the size of what was removed. `by` says which of the two was done.
 
     Args:
         layer: A recurrent layer of one direction, or a cell.
-        x: Its input, as the layer takes it: (time, batch, feature) with `batch_first=False`; of a cell (batch, time,
-            feature).
+        x: Its input in the layer's own layout: (time, batch, feature) with `batch_first=False`; for a cell
+            (batch, time, feature).
         level: Which layer of a stack.
-        state: Where to start from; zeros, or the cell's own start, without it.
+        state: The state to start from; by default zeros, or the cell's own start.
         lengths: The real steps of each row.
-        time_axis: Which axis of x is time, where it is not as the layer's own `batch_first` says.
+        time_axis: Which axis of x is time, if not as the layer's own `batch_first` says.
         batch_axis: Which axis of x holds the rows.
 
     >>> rnn = torch.nn.RNN(1, 1, bias=False, batch_first=True)

@@ -1,4 +1,4 @@
-"""Units that never speak."""
+"""Dead units: units that stay at zero or never move."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .series import ManyStates, pieces, refuse_bad
 @shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class DeadUnits:
-    """The units that stay at zero, and those that stay elsewhere."""
+    """The units that stay at zero, and those that stay at another value."""
 
-    units: Tensor  # (dead,) numbers of the units whose size never exceeds the threshold
+    units: Tensor  # (dead,) indices of the units whose size never exceeds the threshold
     share: float
-    constant: Tensor  # (stuck,) numbers of further units that never move by more than the threshold
+    constant: Tensor  # (stuck,) indices of other units that never move by more than the threshold
     total: int
     threshold: float
 
@@ -33,9 +33,9 @@ class DeadUnits:
 def dead_units(
     traj: ManyStates, threshold: float = 1e-5, *, lengths: Tensor | None = None, part: str = "h"
 ) -> DeadUnits:
-    """Return the units whose size never exceeds `threshold`, at any real step of any row, of one run or of many.
+    """Return the units whose size never exceeds `threshold` at any real step of any row, in one run or in many.
 
-    A unit that is stuck at another value is not among `units` but among `constant`.
+    A unit that is stuck at another value is in `constant`, not in `units`.
 
     >>> states = torch.rand(3, 5, 4).index_fill(2, torch.tensor([1]), 0.0)
     >>> print(dead_units(states))
@@ -52,7 +52,7 @@ def dead_units(
     assert low is not None
     assert high is not None
     silent = torch.maximum(-low, high) <= threshold
-    still = (high - low <= threshold) & (count > 1)  # one step cannot tell
+    still = (high - low <= threshold) & (count > 1)  # with a single step, nothing can move
     units = silent.nonzero().flatten()
     total = len(low)
     return DeadUnits(

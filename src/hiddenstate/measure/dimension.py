@@ -1,4 +1,4 @@
-"""In how many directions states really vary."""
+"""The dimension of states: in how many directions they vary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import BadInput
 from ..state import shown_in_short
 from .series import ManyStates, pieces, refuse_bad
 
-_STATES_PER_UNIT = 10  # from here on a full ball is told within a tenth
+_STATES_PER_UNIT = 10  # with so many states, a full ball is measured with an error below a tenth
 
 
 @shown_in_short
@@ -22,7 +22,7 @@ class Dimension:
 
     value: float  # (Σ λ)² / Σ λ²: 1 for a line, `unit` for a ball
     spectrum: Tensor  # (unit,) eigenvalues of the covariance, falling
-    states: int  # how many were measured
+    states: int  # the number of states measured
 
     def __str__(self) -> str:
         """Return one line."""
@@ -34,11 +34,11 @@ class Dimension:
         )
 
     def _limit(self) -> str:
-        """Say so where there are too few states to fill the dimensions that they may have."""
+        """Return a warning if there are too few states to fill the dimensions that they may have."""
         units = len(self.spectrum)
         if units < 2 or self.states >= _STATES_PER_UNIT * units:
             return ""
-        ball = units * (self.states - 1) / (units + self.states)  # what that many states of a ball give on average
+        ball = units * (self.states - 1) / (units + self.states)  # the mean result for that many states of a full ball
         return (
             f"; a lower bound, since {self.states:,} states of a full ball would show {ball:.1f}: measure more of them"
         )
@@ -47,7 +47,7 @@ class Dimension:
 def dimension(traj: ManyStates, *, lengths: Tensor | None = None, part: str = "h") -> Dimension:
     """Return the participation ratio of all real states: 1 on a line, the number of units in a ball; 0 at one point.
 
-    A few states cannot fill many dimensions: below ten states for each unit the result says how little they could show.
+    A few states cannot fill many dimensions: with fewer than ten states per unit, the result says what they could show.
 
     Many runs of unequal length, `recording.runs("l0")` or an iterator of them, are measured one at a time, as one.
 
@@ -62,17 +62,17 @@ def dimension(traj: ManyStates, *, lengths: Tensor | None = None, part: str = "h
         moved = entries - mean
         if middle is None:
             middle, factor = mean, moved
-        else:  # what lies between the two means counts too
+        else:  # the difference between the two means counts as well
             between = (mean - middle) * math.sqrt(count * new / (count + new))
             factor = torch.cat([factor, moved, between.unsqueeze(0)])
             middle = middle + (mean - middle) * (new / (count + new))
-        if len(factor) > factor.shape[1]:  # its triangle has the same singular values, however many states there were
+        if len(factor) > factor.shape[1]:  # its triangular factor has the same singular values and a bounded size
             factor = torch.linalg.qr(factor, mode="r").R
         count, largest, dtype = count + new, max(largest, float(entries.abs().amax())), series.values.dtype
     if count < 2:
         raise BadInput("one state alone has no dimension: two or more steps or rows are needed.")
     found = torch.linalg.svdvals(factor) ** 2 / (count - 1)  # (min(entry, unit),) falling
-    # Beneath this, what is left is the rounding of the mean, and identical states would seem to vary.
+    # Smaller values are rounding of the mean, which would make identical states seem to vary.
     found = found.where(found > (largest * torch.finfo(dtype).eps) ** 2, 0)
     spectrum = found.new_zeros(factor.shape[1])
     spectrum[: len(found)] = found[: len(spectrum)]

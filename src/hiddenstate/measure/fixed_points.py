@@ -1,4 +1,4 @@
-"""Where a layer's dynamics stand still under a constant input, and whether they stay there."""
+"""Fixed points of a layer under a constant input, and their stability."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from .progress import tracked
 from .system import System, at_rest
 from .torch_system import as_system
 
-_MERGE = 1e-3  # points closer than this in every coordinate are one
-_STEPS = 100  # that a start is relaxed for, or that the layer wanders under random input
+_MERGE = 1e-3  # points that are this close in every coordinate are the same
+_STEPS = 100  # for which a start is relaxed, or the layer wanders under random input
 _CHUNK = 2**23  # numbers in the Jacobians that are held at once
-_PATIENCE = 12  # steps in a row with hardly any gain, after which a start is stuck in a dip that is no zero
+_PATIENCE = 12  # steps in a row without much gain, after which a start is stuck in a minimum that is not zero
 
 
 @shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class FixedPoints:
-    """States that lead to themselves, each once; those with the fewest unstable directions first."""
+    """The states that lead to themselves, once each, beginning with those with the fewest unstable directions."""
 
-    points: Tensor  # (n, S) h of each layer, then c of each layer, then further parts
+    points: Tensor  # (n, S) h of each layer, then c of each layer, then other parts
     stable: Tensor  # (n,) bool: every eigenvalue is inside the unit circle
     eigenvalues: Tensor  # (n, S) complex, of the Jacobian there, largest first
     residuals: Tensor  # (n,) ‖F(s) - s‖
     unstable_directions: Tensor  # (n,) eigenvalues on or outside the unit circle
-    hits: Tensor  # (n,) starts that ended there
+    hits: Tensor  # (n,) the number of starts that ended there
     starts: int
     tolerance: float
-    interrupted: bool = False  # stopped by Ctrl-C: from the starts that had arrived by then
+    interrupted: bool = False  # stopped by Ctrl-C: only the starts that had arrived by then count
 
     def __str__(self) -> str:
         """Return one line, and one for each of the first points."""
@@ -69,12 +69,12 @@ def fixed_points(
     Args:
         layer: A recurrent layer of one direction.
         x: The constant input, (feature,); zeros by default.
-        starts: How many states to start from: a third each at random, relaxed by the layer itself, and visited by it
-            under random input.
-        seed: Of the starts.
+        starts: The number of states to start from. A third each are random, relaxed by the layer itself, and visited by
+            it under random input.
+        seed: The seed of the starts.
         states: States (n, S) to start from instead, for example those of a trajectory.
-        tolerance: The ‖F(s) - s‖ up to which a state counts as fixed.
-        iterations: The most Newton steps of a start.
+        tolerance: A state counts as fixed if its ‖F(s) - s‖ is at most this.
+        iterations: The largest number of Newton steps.
 
     >>> unit = torch.nn.RNN(1, 1, bias=False)
     >>> _ = unit.weight_hh_l0.data.fill_(2.0)
@@ -116,7 +116,7 @@ def fixed_points(
 
 
 def _constant_input(system: System, x: Tensor | None) -> Tensor:
-    """Return the one input (1, feature), or (1,) of a token, that stays; a sequence counts if all its steps agree."""
+    """Return the one constant input, (1, feature), or (1,) for a token; of a sequence, all steps must agree."""
     if x is None:
         return torch.zeros(1, system.features(), dtype=system.input_dtype, device=system.device)
     x = torch.as_tensor(x).detach()
@@ -147,11 +147,11 @@ def _given(system: System, states: Tensor) -> Tensor:
 
 
 def _starting_points(system: System, x: Tensor, count: int, seed: int) -> Tensor:
-    """Return `count` vectors: a third at random, a third relaxed by the layer, a third visited under random input."""
+    """Return `count` vectors: a third random, a third relaxed by the layer, a third visited under random input."""
     generator = torch.Generator().manual_seed(seed)
     third = -(-count // 3)
     visited = _finite(_wander(system, x, third, generator))
-    # A tanh keeps h within ±1; where the layer itself goes further (c, relu), so do the starts.
+    # A tanh keeps h within ±1. If the layer itself goes further (c, relu), so do the starts.
     reach = visited.abs().amax(0).mul(1.5).clamp(1, 1e3) if len(visited) else torch.ones(len(system.smooth)).to(x)
     anywhere = system.initial(2 * third)
     noise = torch.rand(2 * third, system.size, generator=generator, dtype=torch.float64) * 2 - 1
@@ -171,7 +171,7 @@ def _wander(system: System, x: Tensor, count: int, generator: torch.Generator) -
 
 
 def _relax(system: System, x: Tensor, states: Tensor, generator: torch.Generator) -> Tensor:
-    # Each start stops after a number of steps of its own: early ones lie between the attractors, late ones on them.
+    # Each start stops after a different number of steps: early ones are between the attractors, late ones on them.
     stops = torch.randint(1, _STEPS + 1, (len(states),), generator=generator).to(states.device)
     walked = states
     with torch.no_grad():
@@ -186,13 +186,14 @@ def _finite(states: Tensor) -> Tensor:
 
 
 class _Search:
-    """Levenberg–Marquardt on ‖F(s) - s‖² for every start on its own, all in one batch.
+    """Levenberg–Marquardt on ‖F(s) - s‖², for all starts in one batch.
 
-    A Newton step is damped until it leads downhill; near a zero the damping vanishes and each step doubles the digits.
+    A Newton step is damped until it decreases the error. Near a zero, the damping vanishes and each step doubles the
+    number of correct digits.
     """
 
     def __init__(self, system: System, x: Tensor, starts: Tensor, tolerance: float) -> None:
-        """Begin at `starts (start, entry)`, under the constant input `x`."""
+        """Begin at `starts (start, entry)` with the constant input `x`."""
         self.system, self.x, self.tolerance = system, x, tolerance
         self.states = starts.clone()
         self.misses = self._miss(starts)  # (start, S)
@@ -201,7 +202,7 @@ class _Search:
         self.polished = torch.zeros(len(starts), dtype=torch.bool, device=starts.device)
 
     def run(self, iterations: int) -> Iterator[None]:
-        """Take a step with every start that is still on its way; yield after each."""
+        """Make a step from every start that is still on its way; yield after each step."""
         for _ in range(iterations):
             active = (~self.polished & (self.stalled < _PATIENCE)).nonzero().flatten()
             if not len(active):
@@ -212,7 +213,7 @@ class _Search:
             yield
 
     def arrived(self) -> tuple[Tensor, Tensor]:
-        """Return the states that are fixed, and their residuals."""
+        """Return the states that are fixed, with their residuals."""
         residuals = self.misses.norm(dim=1)
         fixed = residuals <= self.tolerance
         return self.states[fixed], residuals[fixed]
@@ -233,7 +234,7 @@ class _Search:
         self.misses[rows[better]] = missed[better]
         self.damping[rows] = torch.where(better, self.damping[rows] / 10, self.damping[rows] * 10).clamp(min=1e-14)
         self.stalled[rows] = torch.where(after < 0.98 * before, 0, self.stalled[rows] + 1)
-        # Go on below the tolerance until rounding stops the descent: the last steps are the exact ones.
+        # Continue below the tolerance until rounding stops the descent: the last steps make the result precise.
         self.polished[rows] = (torch.minimum(before, after.nan_to_num(torch.inf)) <= self.tolerance) & (
             ~better | (after > before / 2) | (after == 0)
         )
@@ -250,7 +251,7 @@ class _Search:
 
 
 def _distinct(points: Tensor, residuals: Tensor, smooth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Keep the best of each group of points that lie within `_MERGE` of it; return them, and the sizes of groups."""
+    """Keep the best of each group of points within `_MERGE` of it; return these points, and the sizes of the groups."""
     order = residuals.argsort()
     points, residuals = points[order], residuals[order]
     kept, hits = [], []

@@ -1,4 +1,4 @@
-"""How the next state depends on the one before, at every step of a run."""
+"""Jacobians: how the next state depends on the previous one, at every step of a run."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from .series import Series, refuse_bad, valid_steps, without_padding
 from .system import System, at_rest
 from .torch_system import driven
 
-_CHUNK = 2**25  # numbers in the Jacobians that are made at once
+_CHUNK = 2**25  # numbers in the Jacobians that are computed at once
 
 
 @shown_in_short
 @dataclass(frozen=True, eq=False)
 class Jacobians:
-    """d next state / d state at each step; `eigenvalues` and `spectral_radius` are computed when first asked for.
+    """d next state / d state at each step; `eigenvalues` and `spectral_radius` are computed when first used.
 
-    A row or column is one coordinate of the whole state: `h` of each layer, then `c` of each layer, then further parts
+    Rows and columns are the coordinates of the whole state: `h` of each layer, then `c` of each layer, then other parts
     in the order of the cell's own state.
     """
 
-    values: Tensor  # (batch, time, S, S) rows the new state; zero in the padding
+    values: Tensor  # (batch, time, S, S) rows are the next state's coordinates; zero in the padding
     valid: Tensor  # (batch, time) bool
     states: Tensor  # (batch, time, S) the states after each step
-    interrupted: bool = False  # stopped by Ctrl-C: steps after that are not among the valid ones
+    interrupted: bool = False  # stopped by Ctrl-C: later steps are not valid
 
     @cached_property
     def eigenvalues(self) -> Tensor:
@@ -66,12 +66,12 @@ def jacobians(
     time_axis: int | None = None,
     batch_axis: int | None = None,
 ) -> Jacobians:
-    """Return d s_t / d s_(t-1) at every step of `x`, s the whole state of the layer.
+    """Return d s_t / d s_(t-1) at every step of `x`, where s is the whole state of the layer.
 
-    `x` is as the layer takes it: (time, batch, feature) with `batch_first=False`; for a cell (batch, time, feature).
-    `time_axis=` or `batch_axis=` says otherwise. Results are (batch, time, ...) in any case.
+    `x` is in the layer's own layout: (time, batch, feature) with `batch_first=False`; for a cell (batch, time,
+    feature). `time_axis=` or `batch_axis=` overrides this. Results are always (batch, time, ...).
 
-    Closed forms for torch's layers, as in eval mode; autograd, for all steps at once, for other cells.
+    Torch's layers are computed by closed forms, as in eval mode; other cells by autograd, for all steps at once.
 
     >>> gru = torch.nn.GRU(1, 2, batch_first=True)
     >>> for weight in gru.parameters(): _ = torch.nn.init.zeros_(weight)

@@ -1,4 +1,4 @@
-"""A curve over distances back in time: its band, how far it reaches, its half-life."""
+"""Curves over distances back in time: their confidence band, reach and half-life."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 def band(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the ends of a 95% confidence band of the mean over `rows (batch, lag)`, (lag,) each; NaN is left out.
 
-    It is one of the mean's logarithm (delta method): influence is positive, and so is all that its mean could be.
+    It is a band of the mean's logarithm (delta method), so that it stays positive, as influence is.
     """
     curve = rows.nanmean(0)
     count = (~rows.isnan()).sum(0)
@@ -21,7 +21,7 @@ def band(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def reach(curve: Tensor, threshold: float) -> int:
-    """Return how many lags, from 0 on, lie within the last one that has `threshold` of the peak or more."""
+    """Return the number of lags, from 0 on, up to the last one with at least `threshold` of the peak."""
     felt = (curve >= threshold * curve.max()) & (curve > 0)
     return int(felt.nonzero()[-1]) + 1 if bool(felt.any()) else 0
 
@@ -29,8 +29,7 @@ def reach(curve: Tensor, threshold: float) -> int:
 def half_life(curve: Tensor) -> float:
     """Return the lag at which the curve has fallen to half its peak, exact for an exponential; inf if it never falls.
 
-    Between two lags the logarithm is taken to be straight, and so it is beyond the last one, where the curve ends
-    above the half. NaN for a curve that is zero throughout.
+    Between two lags and beyond the last one, the logarithm is taken to be linear. NaN if the curve is zero throughout.
 
     >>> half_life(torch.tensor([8.0, 4.0, 2.0]))
     1.0
@@ -40,7 +39,7 @@ def half_life(curve: Tensor) -> float:
     half = float(values[peak]) / 2
     if not half > 0:
         return math.nan
-    below = (values[peak:] <= half * (1 + 1e-9)).nonzero()  # the curve may meet the half exactly, but for rounding
+    below = (values[peak:] <= half * (1 + 1e-9)).nonzero()  # allow for rounding if the curve meets the half exactly
     if not len(below):
         lost = math.log(float(values[peak]) / float(values[-1]))
         return peak + math.log(2) * (len(values) - 1 - peak) / lost if lost > 0 else math.inf

@@ -1,8 +1,8 @@
-"""A linear layer as a bank of orthonormal filters: what its state can tell of the past, in numbers that can be trusted.
+"""A linear layer as a bank of orthonormal filters, which gives accurate numbers on what its state contains of the past.
 
-The states of `s' = A s + b x` span, whatever their own coordinates, the responses of the poles of A that b reaches.
-In the coordinates of A that span is hopelessly ill-conditioned. The same span has an orthonormal basis that follows
-from the poles alone (Takenaka and Malmquist): first-order sections in a cascade of all-pass filters.
+The states of `s' = A s + b x` span the responses of the poles of A that b reaches, in whatever coordinates. In the
+coordinates of A, this span is extremely ill-conditioned. But it has an orthonormal basis that follows from the poles
+alone (Takenaka and Malmquist): first-order sections in a cascade of all-pass filters.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .system import System
 @shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class Filter:
-    """`z' = advance z + enter x`, whose coordinates under white input have variance one and no correlation."""
+    """`z' = advance z + enter x`, whose coordinates under white input have variance one and are uncorrelated."""
 
     advance: Tensor  # (n, n) complex
     enter: Tensor  # (n,) complex
 
     def capacity(self, lags: int) -> Tensor:
-        """Return the memory capacity at each lag (lags,): how much of z is the input of that long ago."""
+        """Return the memory capacity at each lag (lags,): how much of z is the input of that many steps ago."""
         response, curve = self.enter, []
         for _ in range(lags):
             curve.append(response.abs().square().sum())
@@ -43,21 +43,21 @@ class Filter:
 
 
 def as_filter(system: System, x: Tensor) -> Filter | None:
-    """Return a system of one input as a filter, where it is linear and stable; else None."""
+    """Return a system with one input as a filter if it is linear and stable; else None."""
     if x.shape[2] != 1:
         return None
     found = _affine(system)
     if found is None:
         return None
     reached = _reached(*found)
-    if not len(reached):  # the input moves nothing
+    if not len(reached):  # the input does not move the state
         return Filter(reached.to(torch.complex128), reached.new_zeros(0, dtype=torch.complex128))
     poles = torch.linalg.eigvals(reached)
     return _cascade(poles) if float(poles.abs().max()) < 1 - 1e-9 else None
 
 
 def _affine(system: System) -> tuple[Tensor, Tensor] | None:
-    """Return A (n, n) and b (n,) where the next state is A s + b x + const at all points tried; else None."""
+    """Return A (n, n) and b (n,) if the next state is A s + b x + const at all points tried; else None."""
     smooth = system.smooth
     generator = torch.Generator().manual_seed(0)
     origin = system.initial(17)
@@ -88,7 +88,7 @@ def _reached(matrix: Tensor, entry: Tensor) -> Tensor:
         basis.append(vector / vector.norm())
         span = torch.stack(basis)  # (found, n)
         vector = matrix @ basis[-1]
-        for _ in range(2):  # twice is enough for orthogonality to the last digit
+        for _ in range(2):  # two passes make it orthogonal to the last digit
             vector = vector - span.T @ (span @ vector)
     if not basis:
         return matrix.new_zeros(0, 0)
@@ -97,11 +97,11 @@ def _reached(matrix: Tensor, entry: Tensor) -> Tensor:
 
 
 def _cascade(poles: Tensor) -> Filter:
-    """Put the sections in a row: each is entered by what the all-pass filters of those before it let through."""
+    """Put the sections in a row: the input of each is what the all-pass filters of those before it let through."""
     count = len(poles)
     advance = torch.zeros(count, count, dtype=poles.dtype, device=poles.device)
     enter = torch.zeros(count, dtype=poles.dtype, device=poles.device)
-    # What enters the next section, as a combination of all sections' states and of the input.
+    # The input of the next section, as a combination of all sections' states and of the input.
     by_state, by_input = torch.zeros_like(enter), torch.ones((), dtype=poles.dtype, device=poles.device)
     for index, pole in enumerate(poles):
         gain = (1 - pole.abs() ** 2).sqrt().to(poles.dtype)

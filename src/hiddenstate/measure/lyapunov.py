@@ -1,4 +1,4 @@
-"""How fast nearby states part or meet: the Lyapunov spectrum."""
+"""Lyapunov exponents: how fast nearby states separate or converge."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .system import System, at_rest
 from .torch_system import driven
 
 _CHUNK = 2**23  # numbers in the Jacobians that are held at once
-_ALIGNED = 100  # steps over which the first directions are turned towards those that grow
-_WIDE = 512  # coordinates from which a few directions are pushed by themselves
-_BLOCKS = 10  # pieces of a run that are compared for the error
+_ALIGNED = 100  # steps in which the first directions turn towards the growing ones
+_WIDE = 512  # with more coordinates, a few directions are pushed without computing Jacobians
+_BLOCKS = 10  # pieces of a run that are compared to estimate the error
 
 
 @shown_in_short
@@ -32,14 +32,14 @@ class Lyapunov:
     rows: Tensor  # (batch, k) of each sequence, falling
     history: Tensor  # (time, k) the estimate after each counted step, not sorted
     converged: bool  # every error is within the tolerance
-    dimension: float  # Kaplan–Yorke; NaN where k exponents are too few to tell
+    dimension: float  # Kaplan–Yorke; NaN if k exponents are too few to compute it
     steps: int  # counted steps of the longest row
     tolerance: float
-    interrupted: bool = False  # stopped by Ctrl-C: from the steps done until then
+    interrupted: bool = False  # stopped by Ctrl-C: computed from the steps done until then
 
     @property
     def kind(self) -> str:
-        """Return `chaotic` or `contracting` where the largest exponent is twice its error away from 0."""
+        """Return `chaotic` or `contracting` if the largest exponent is more than twice its error from 0."""
         first, doubt = float(self.exponents[0]), max(1e-3, 2 * float(self.error[0]))
         return "chaotic" if first > doubt else "contracting" if first < -doubt else "at the edge"
 
@@ -70,21 +70,21 @@ def lyapunov(
 ) -> Lyapunov:
     """Return the Lyapunov exponents of a layer driven by `x`, the largest first.
 
-    The directions are those of the whole state, `h` and `c` of all layers. They are turned towards the growing ones
-    over the first 100 steps, before counting begins. With all exponents asked for, their sum is the mean of
-    ln |det J|.
+    The directions are those of the whole state: `h` and `c` of all layers. In the first 100 steps they turn towards the
+    growing ones; counting begins afterwards. If all exponents are asked for, their sum is the mean of ln |det J|.
 
     Args:
         layer: A recurrent layer of one direction.
-        x: Its input as it takes it: (time, batch, feature) with `batch_first=False`; of a cell (batch, time, feature).
+        x: Its input in the layer's own layout: (time, batch, feature) with `batch_first=False`; for a cell
+            (batch, time, feature).
         warmup: Steps that are run but not counted, until the state has reached its attractor.
-        k: How many exponents; all of them by default. A few are much cheaper than all of a large state.
+        k: The number of exponents; all by default. A few are much cheaper than all of a large state.
         lengths: The real steps of each row.
-        state: Where to start from: a State, the layer's own form, or vectors (batch, S).
-        tolerance: The standard error up to which an exponent counts as converged.
-        time_axis: Which axis of x is time, where it is not as the layer's own `batch_first` says.
+        state: The state to start from: a State, the layer's own form, or vectors (batch, S).
+        tolerance: An exponent counts as converged if its standard error is at most this.
+        time_axis: Which axis of x is time, if not as the layer's own `batch_first` says.
         batch_axis: Which axis of x holds the rows.
-        seed: Of the first directions.
+        seed: The seed of the first directions.
 
     >>> ring = torch.nn.RNN(1, 2, nonlinearity="relu", bias=False, batch_first=True)
     >>> _ = ring.weight_hh_l0.data.copy_(torch.tensor([[0.0, 0.5], [0.5, 0.0]]))
@@ -107,7 +107,7 @@ def lyapunov(
                 logs.append(growth)
         except KeyboardInterrupt:
             if not bool(valid[:, warmup : len(logs)].any()):
-                raise  # nothing that counts was done
+                raise  # no counted step was finished
     counted = valid[:, warmup : len(logs)]
     interrupted = len(logs) < x.shape[1]
     grown = torch.stack(logs, 1)[:, warmup:]
@@ -117,11 +117,11 @@ def lyapunov(
 def _growth(
     system: System, x: Tensor, valid: Tensor, vectors: Tensor, directions: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Push orthonormal directions (batch, S, k) along a run; yield them after each step with ln of their growth."""
+    """Push orthonormal directions (batch, S, k) along a run; after each step, yield them with ln of their growth."""
     for step, push in enumerate(_pushes(system, x, valid, vectors, few=directions.shape[2] * 4 <= system.size)):
         turned, growth = torch.linalg.qr(push(directions))
         logs = growth.diagonal(dim1=1, dim2=2).abs().log()
-        directions = torch.where(valid[:, step, None, None], turned, directions)  # padding turns nothing
+        directions = torch.where(valid[:, step, None, None], turned, directions)  # unchanged at padding
         if bool(logs[valid[:, step]].isnan().any()):
             row = int((logs.isnan().any(1) & valid[:, step]).nonzero()[0])
             raise BadInput(f"the derivative at step {step} of row {row} is NaN: the layer has no slope there.")
@@ -131,8 +131,8 @@ def _growth(
 def _pushes(
     system: System, x: Tensor, valid: Tensor, vectors: Tensor, *, few: bool
 ) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Yield, for each step, the function that pushes directions through it."""
-    # Without a closed form a whole Jacobian costs S backwards; with one, S² numbers that a few directions do not need.
+    """Yield, for each step, a function that pushes directions through it."""
+    # Without a closed form, a whole Jacobian costs S backwards; with one, S² numbers. A few directions need neither.
     if few and (type(system) is System or system.size > _WIDE):
         for step, inputs in enumerate(x.unbind(1)):
             box = [vectors]
@@ -208,7 +208,7 @@ def _spectrum(logs: Tensor, counted: Tensor, *, size: int, tolerance: float, int
 
 
 def _error(logs: Tensor, counted: Tensor) -> Tensor:
-    """Return the standard error of each exponent from the scatter of blocks; inf where there is only one block."""
+    """Return the standard error of each exponent from the scatter of blocks; inf if there is only one block."""
     blocks = []
     for row, real in zip(logs, counted, strict=True):
         pieces = row[real].tensor_split(_BLOCKS)
@@ -217,7 +217,7 @@ def _error(logs: Tensor, counted: Tensor) -> Tensor:
     if len(means) < 2:
         return torch.full_like(means[0], math.inf)
     error = means.std(0) / math.sqrt(len(means))
-    # A direction that is flattened at every step has the exponent -inf in every block: its error is zero.
+    # A direction that collapses at every step has the exponent -inf in every block: its error is zero.
     return error.masked_fill((means == -math.inf).all(0), 0).nan_to_num(nan=math.inf)
 
 

@@ -1,4 +1,4 @@
-"""How far back an input still moves the output."""
+"""Memory: how far back an input still affects the output."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from .series import valid_steps
 from .system import System, at_rest, check_sequence
 from .torch_system import TorchSystem, as_system
 
-_JACOBIANS = 256  # a state's size up to which whole Jacobians are quicker than going back once for each direction
+_JACOBIANS = 256  # for larger states, going back once per direction is quicker than whole Jacobians
 
 
 @shown_in_short
@@ -52,20 +52,20 @@ class Memory:
 
     curve: Tensor  # (lag,) ‖d output / d input‖, lag 0 first, mean over rows
     length: int  # lags, from 0 on, within which the curve is at or above the threshold
-    half_life: float  # lag at which half of the peak is left; beyond the last lag extrapolated, inf where nothing fades
+    half_life: float  # lag at which half of the peak is left; extrapolated beyond the last lag, inf if nothing fades
     low: Tensor  # (lag,) the ends of a 95% confidence band of the mean over rows
     high: Tensor  # (lag,)
     threshold: float  # share of the curve's peak
     rows: Tensor  # (batch, lag) each row's own curve, NaN before its start
-    cut_off: bool  # the curve is still above the threshold where the sequences begin
-    exact: bool  # every output was differentiated, rather than random directions of it
-    input_reaches: bool = True  # False: the input moves nothing, and half_life is that of the state
-    interrupted: bool = False  # stopped by Ctrl-C: from the outputs, or up to the lags, that were done
-    axes: InputAxes | None = None  # where time and rows are in the input
-    tap: int | None = None  # the step that lags are counted from, where the output is made of steps before the last
+    cut_off: bool  # whether the curve is still above the threshold where the sequences begin
+    exact: bool  # whether every output was differentiated, not only random directions
+    input_reaches: bool = True  # False: the input does not move the output, and half_life is that of the state
+    interrupted: bool = False  # stopped by Ctrl-C: covers the outputs or lags that were done
+    axes: InputAxes | None = None  # which axes of the input are time and batch
+    tap: int | None = None  # the step from which lags are counted, if the output does not depend on later ones
 
     def spread(self, share: float = 0.8) -> tuple[Tensor, Tensor]:
-        """Return the curves (lag,) between which the middle `share` of the rows lies: never below 0, as a log scale."""
+        """Return the curves (lag,) that enclose the middle `share` of the rows; they are never below 0."""
         ends = torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=self.rows.dtype, device=self.rows.device)
         low, high = self.rows.nanquantile(ends, dim=0)
         return low, high
@@ -105,28 +105,28 @@ def memory(
 ) -> Memory:
     """Return the norm of d output / d input at each distance back in time: a curve, its length and its half-life.
 
-    `model` is a whole model or a recurrent layer, called as `model(*inputs, **kwargs)`: which axis of its sequence is
-    time is deduced as in `check_split`, and the result's `axes` say what was found. Tokens are followed back to the
-    model's embedding of them. The norm is that of the whole matrix (Frobenius); for an output of more than 64 units it
-    is estimated without bias in its square from 16 random directions, or from `probes` of them where given.
+    `model` is a whole model or a recurrent layer, called as `model(*inputs, **kwargs)`. Which axis of its sequence is
+    time is deduced as in `check_split`; the result's `axes` say what was found. Tokens are followed back to their
+    embedding in the model. The norm is the Frobenius norm. For an output of more than 64 units, its square is estimated
+    without bias from 16 random directions, or from as many as `probes` says.
 
     Args:
-        model: A model or a layer; it is measured in eval mode and comes back untouched.
-        inputs: What it is called with. Without them random numbers or tokens are made up. Of a DataLoader all rows
-            count, one batch at a time.
-        steps: How many steps of input are made up, where there is none.
-        trials: How many rows of it.
+        model: A model or a layer; it is measured in eval mode and comes back unchanged.
+        inputs: What the model is called with; by default random numbers or tokens. Of a DataLoader, all rows count; one
+            batch is held at a time.
+        steps: The number of steps in made-up inputs.
+        trials: The number of rows in made-up inputs.
         threshold: The share of the peak down to which the memory's length is counted.
-        lengths: The real steps of each row; what lies behind them never counts. Lengths or a mask among the inputs
-            tell it as well.
-        at: The step whose output is asked about, counted from each row's start, or from its end where negative.
-        time_axis: Which axis is time in the model's input and output, 0 or 1, where it is not to be deduced.
+        lengths: The real steps of each row; later ones never count. Lengths or a mask among the inputs
+            are read as well.
+        at: The step whose output is measured, counted from each row's start, or from its end if negative.
+        time_axis: Which axis of the model's input and output is time, 0 or 1, if it should not be deduced.
         batch_axis: Which axis holds the rows.
-        output: Takes what the model returns and gives the tensor that is meant.
-        probes: Random directions of the output, instead of all its units.
-        call: How the model is called, where that is not by its forward: `call=lambda model: model.act(x, state)`; or
-            `call(model, *inputs)`, of a DataLoader `call(model, batch)`.
-        kwargs: What it is called with by name.
+        output: A function from the model's result to the tensor to measure.
+        probes: The number of random directions of the output to use instead of all its units.
+        call: How to call the model, if not through its forward: `call=lambda model: model.act(x, state)`, or
+            `call(model, *inputs)`; for a DataLoader `call(model, batch)`.
+        kwargs: What the model is called with by name.
 
     >>> leaky = torch.nn.RNN(1, 1, nonlinearity="relu", bias=False, batch_first=True)
     >>> _ = torch.nn.init.constant_(leaky.weight_ih_l0, 0.1), torch.nn.init.constant_(leaky.weight_hh_l0, 0.9)
@@ -164,7 +164,7 @@ def _measured(
     output: Callable[[Any], Tensor] | None,
     probes: int | None,
 ) -> Memory:
-    """Return the memory of a model in one call of it."""
+    """Return the memory of a model, measured in one call of it."""
     x = given.x
     if not isinstance(x, Tensor) or x.dim() < 2:
         seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -177,7 +177,7 @@ def _measured(
     time = axes.time
     if layer is not None:  # layers are run batch-first here, whatever their own layout
         x, time = axes.rows_first(x), 1
-    elif {axes.time, axes.batch} != {0, 1}:  # behind the features, as convolutions have it
+    elif {axes.time, axes.batch} != {0, 1}:  # time comes after the features, as in convolutions
         x, time, call = axes.rows_first(x), 1, partial(_moved_back, call, axes)
     with at_rest(inner):
         valid, ends = _last_steps(x, lengths, at=at, time_axis=time)
@@ -201,7 +201,7 @@ def _measured(
             found, dtype = by_autograd(y, leaf, probes), y.dtype
         rows = by_lag(found.squares.sqrt().to(dtype), ends)
         rows, tap = from_tap(rows, found, ends, wanted=at == -1 and not by_step)
-        own = None  # the half-life of the state itself, where the input moves nothing
+        own = None  # the half-life of the state itself, if the input does not move it
         if system is not None and not bool(rows.nansum()):
             own = _half_life_of_state(system, leaf.x.detach(), ends)
     return replace(_memory(rows, threshold, found, own), axes=axes, tap=tap)
@@ -215,7 +215,7 @@ def _over_batches(
     threshold: float,
     told: dict[str, Any],
 ) -> Memory:
-    """Return the memory over all rows of a data set; Ctrl-C keeps the batches that are done."""
+    """Return the memory over all rows of a data set; after Ctrl-C, over the batches that are done."""
     found: list[Memory] = []
     interrupted = False
     try:
@@ -245,14 +245,14 @@ def _over_batches(
 
 
 def _last_steps(x: Tensor, lengths: Tensor | None, *, at: int, time_axis: int) -> tuple[Tensor, Tensor]:
-    """Return which steps are real, (batch, time), and the step of each row whose output is asked about, (batch,)."""
+    """Return which steps are real, (batch, time), and the step of each row whose output is measured, (batch,)."""
     valid = valid_steps(x if time_axis == 1 else x.transpose(0, 1), lengths)  # (batch, time)
     if not bool(valid.any()):
         raise BadInput(f"there is nothing to measure: the input has {len(valid)} rows and no real step.")
     real = valid.sum(1)
     ends = real + at if at < 0 else torch.full_like(real, at)
     outside = ((ends < 0) | (ends >= real)) & (real > 0)
-    ends = ends.masked_fill(real == 0, -1)  # an empty row has no output to ask about, and does not count
+    ends = ends.masked_fill(real == 0, -1)  # an empty row has no output to measure, and does not count
     if bool(outside.any()):
         row = int(outside.nonzero()[0])
         raise BadInput(f"the output at step {at} is asked for, but row {row} has {int(real[row])} steps.")
@@ -274,12 +274,12 @@ def _axes(
 
 
 def _moved_back(call: Callable[[Tensor], Any], axes: InputAxes, x: Tensor) -> Any:
-    """Call a model with `x (batch, time, ...)` in the layout that it takes."""
+    """Call a model with `x (batch, time, ...)` converted to the model's own layout."""
     return call(axes.as_given(x))
 
 
 def _itself_a_layer(model: nn.Module, x: Tensor, *, turned: bool) -> Layer | None:
-    """Return the model as a layer where it is one itself, rather than holding some."""
+    """Return the model as a layer if it is one itself; None if it only contains some."""
     sample = (x[0] if turned else x[:, 0]) if x.numel() else None
     cell = cell_along(model, x)
     found = layers(model)
@@ -295,7 +295,7 @@ def _itself_a_layer(model: nn.Module, x: Tensor, *, turned: bool) -> Layer | Non
 def _runner(
     layer: Layer | None, call: Callable[[Tensor], Any], lengths: Tensor, output: Callable[[Any], Tensor] | None
 ) -> Callable[[Tensor], Tensor]:
-    """Return what is called with an input and gives the output that is meant."""
+    """Return a function from an input to the output to measure."""
 
     def run(x: Tensor) -> Tensor:
         result = call(x) if layer is None else _run_layer(layer, x, lengths.clamp(max=x.shape[1]))
@@ -310,7 +310,7 @@ def _run_layer(layer: Layer, x: Tensor, lengths: Tensor) -> Tensor:
         return _run_cell(layer, x)
     spec = layer.spec
     if spec.bidirectional and bool((lengths < x.shape[1]).any()):
-        # A reverse direction begins at the last real step, and must not read what lies behind it.
+        # A reverse direction begins at the last real step, and must not read the padding after it.
         return unroll(layer.module, x, lengths=lengths.clamp(min=1), time_axis=1, engine="loop")[0]
     options = {"engine": "loop"} if isinstance(layer.module, Recurrent) else {}
     given = x if spec.batch_first else x.transpose(0, 1)
@@ -320,16 +320,16 @@ def _run_layer(layer: Layer, x: Tensor, lengths: Tensor) -> Tensor:
 def _run_cell(layer: Layer, x: Tensor) -> Tensor:
     native = layer.to_native(layer.initial(len(x)))
     outputs = []
-    for step in x.unbind(1):  # not x[:, t]: the backward of each slice would be as large as x
+    for step in x.unbind(1):  # not x[:, t]: the backward pass of each slice would be as large as x
         output, native = layer.call(step, native)
         outputs.append(tensor_of(output).flatten(1))
     return torch.stack(outputs, dim=1)
 
 
 def _half_life_of_state(system: System, x: Tensor, ends: Tensor) -> float:
-    """Return the half-life of a push to the state itself, for a layer that its input does not move.
+    """Return the half-life of a perturbation of the state, for a layer whose input does not move it.
 
-    The push is felt in the layer's visible part, at the step `ends (batch,)` of each row.
+    The effect is measured in the layer's visible part, at the step `ends (batch,)` of each row.
     """
     width = system.layout[0].shape.numel()
     vectors = system.initial(len(x))
@@ -348,7 +348,7 @@ def _half_life_of_state(system: System, x: Tensor, ends: Tensor) -> float:
 
 
 def _memory(rows: Tensor, threshold: float, found: Sensitivity, own_half_life: float | None) -> Memory:
-    rows = rows[:, (~rows.isnan()).any(0)]  # an interruption leaves the farthest lags unknown
+    rows = rows[:, (~rows.isnan()).any(0)]  # after an interruption, the farthest lags are unknown
     curve = rows.nanmean(0)
     low, high = band(rows)
     length = reach(curve, threshold)
@@ -368,7 +368,7 @@ def _memory(rows: Tensor, threshold: float, found: Sensitivity, own_half_life: f
 
 
 def from_tap(rows: Tensor, found: Sensitivity, ends: Tensor, *, wanted: bool) -> tuple[Tensor, int | None]:
-    """Return the curves counted from the last step that moves any row's output, where that is not its end, and it."""
+    """Return the curves counted from the last step that moves any row's output, and that step if it is not the end."""
     moved = (found.squares > 0).any(0).nonzero().flatten()
     if not wanted or not len(moved) or int(moved[-1]) >= int(ends.max()):
         return rows, None

@@ -1,4 +1,4 @@
-"""How many past inputs a linear readout can find in the state."""
+"""Memory capacity: how many past inputs a linear readout can recover from the state."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .torch_system import driven
 @shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryCapacity:
-    """The share of the input's variance that a linear readout of the state finds, at each lag."""
+    """The share of the input's variance that a linear readout recovers from the state, at each lag."""
 
     curve: Tensor  # (lags,) R² from lag 0; summed over features where there are several
     total: float
-    exact: bool  # a linear layer under white input: computed, not estimated
-    threshold: float  # an estimate below this is no more than luck, and counted as 0
-    coordinates: int  # of the state, which no total can exceed under white input
+    exact: bool  # computed for a linear layer under white input, not estimated
+    threshold: float  # a smaller estimate is within chance, and counts as 0
+    coordinates: int  # of the state: under white input, no total can exceed this
 
     def __str__(self) -> str:
         """Return one line."""
@@ -46,19 +46,21 @@ def memory_capacity(
     time_axis: int | None = None,
     batch_axis: int | None = None,
 ) -> MemoryCapacity:
-    """Return how well the input of k steps ago can be read from the state, for k from 0 on, and the sum of it all.
+    """Return how well the input of k steps ago can be read from the state, for k from 0 on, and the sum over k.
 
-    The input should be white noise, and long: some thousand steps for each hundred units. States of a linear layer
-    hold old inputs in directions whose variance is far below the rounding of any number format; they are followed in
-    coordinates of their own, in which all directions vary alike, so that no part of the capacity is lost.
+    The input should be white noise and long: some thousand steps for each hundred units. A linear layer's states hold
+    old inputs in directions whose variance is far below the rounding of any number format. They are therefore computed
+    in other coordinates, in which all directions have equal variance, so that no part of the capacity is lost.
 
     Args:
         layer: A recurrent layer of one direction.
-        x: Its input as it takes it: (time, batch, feature) with `batch_first=False`; of a cell (batch, time, feature).
-        lags: How many lags, lag 0 included; by default four for each coordinate, or a quarter of the steps if fewer.
+        x: Its input in the layer's own layout: (time, batch, feature) with `batch_first=False`; for a cell
+            (batch, time, feature).
+        lags: The number of lags, including lag 0; by default four for each coordinate, at most a quarter of
+            the steps.
         lengths: The real steps of each row.
-        washout: Steps at the beginning that are not used; 100, or a tenth of the steps if fewer.
-        time_axis: Which axis of x is time, where it is not as the layer's own `batch_first` says.
+        washout: Steps at the beginning that are not used; by default 100, but at most a tenth of the steps.
+        time_axis: Which axis of x is time, if not as the layer's own `batch_first` says.
         batch_axis: Which axis of x holds the rows.
 
     >>> class Delay(torch.nn.Module):
@@ -101,7 +103,7 @@ def _walk(system: System, x: Tensor, valid: Tensor) -> Tensor:
 
 
 def _white(x: Tensor, valid: Tensor, lags: int) -> bool:
-    """Say whether neighboring inputs have nothing to do with each other, as far as their number can tell."""
+    """Say whether neighboring inputs are uncorrelated, as far as their number can tell."""
     x = x.double()
     x = (x - x[valid].mean()) * valid
     power = (x**2).sum()
@@ -116,7 +118,7 @@ def _white(x: Tensor, valid: Tensor, lags: int) -> bool:
 
 
 def _estimate(states: Tensor, x: Tensor, valid: Tensor, *, lags: int, skip: int, size: int) -> MemoryCapacity:
-    """Regress the inputs of each lag on the states of all steps after `skip`, corrected for the number of states."""
+    """Regress the inputs of each lag on the states of all steps after `skip`, corrected for the number of units."""
     used = valid[:, skip:]
     features = states[:, skip:][used]  # (sample, unit), complex for a filter
     features = features - features.mean(0)

@@ -1,4 +1,4 @@
-"""How unlike all states seen before a state is: a score for each step."""
+"""Novelty: how unlike all states seen before each state is."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..state import shown_in_short
 from .series import ManyStates, Series, as_series, pieces, refuse_bad
 
 _FOLDS = 5  # of the seen states, each scored by the others
-_KEPT = 8192  # seen states that neighbors are looked for among; more of them, evenly spread, tell no more
+_KEPT = 8192  # seen states to search for neighbors; more of them, evenly spaced, add no information
 _CHUNK = 2**22  # distances held at once
-_RIDGE = 1e-4  # of the mean variance: directions in which seen states hardly vary do not decide alone
+_RIDGE = 1e-4  # added to the variances, times their mean: directions with hardly any variance must not dominate
 
 
 @shown_in_short
@@ -27,7 +27,7 @@ class Novelty:
     scores: Tensor  # (batch, time) float64; NaN in the padding and the warmup
     threshold: float  # the quantile of the seen states' own scores
     quantile: float
-    seen: Tensor  # (n,) rising: the score of each seen state against others than itself
+    seen: Tensor  # (n,) rising: the score of each seen state against the others
     method: str
 
     @property
@@ -42,7 +42,7 @@ class Novelty:
         return (above / len(self.seen)).double().masked_fill(self.scores.isnan(), torch.nan)
 
     def auc(self, truth: Tensor) -> float:
-        """Return ROC AUC: the chance that a strange step scores above a normal one; NaN where there is but one kind.
+        """Return ROC AUC: the chance that a strange step scores above a normal one; NaN if there is only one kind.
 
         `truth` is (batch, time) bool, or (batch,), for which each row counts with its highest score.
         """
@@ -88,17 +88,18 @@ def novelty(
 ) -> Novelty:
     """Return how unlike the states `seen` in training each state of `traj` is.
 
-    Anomalies that pass before a sequence ends leave no trace in its final state, but do in the states on the way.
-    The threshold comes from the seen states themselves, each scored by others than its own neighborhood in time.
+    An anomaly that ends before its sequence may leave no trace in the final state, but it does in the states on the
+    way. The threshold comes from the seen states themselves: each is scored by states outside its own neighborhood in
+    time.
 
     Args:
-        traj: The states to be judged; the rows of many runs are taken together.
+        traj: The states to score; the rows of many runs are taken together.
         seen: States of normal sequences: a trajectory, a tensor, or many runs.
-        method: `mahalanobis`, the distance from the cloud of seen states in its own deviations, or `nearest`, from the
-            five nearest of them, for clouds with holes or several parts.
-        quantile: Of the seen states' own scores, above which a step is flagged.
-        warmup: The first steps of each row that are left out, still under the spell of the initial state. A pair says
-            it of seen and of judged rows apart: `(64, 0)` where the judged ones go on from a carried state.
+        method: `mahalanobis`, the distance from the cloud of seen states in units of its deviations; or `nearest`, the
+            distance from the five nearest seen states, for clouds with holes or several parts.
+        quantile: A step is flagged if it scores above this quantile of the seen states' own scores.
+        warmup: The number of first steps of each row to leave out, since the initial state still dominates them. A pair
+            gives it for seen and for scored rows: `(64, 0)` if the scored ones continue from a carried state.
         lengths: The real steps of each row of a plain `traj`.
         part: Which part of trajectories: `h`, `c`, or a gate.
 
@@ -124,7 +125,7 @@ def novelty(
     if known.shape[1] != series.values.shape[2]:
         raise BadInput(f"the states have {series.values.shape[2]} units, but the seen ones {known.shape[1]}.")
     score = _mahalanobis if method == "mahalanobis" else _nearest
-    folds = known.tensor_split(_FOLDS)  # in one piece each: states close in time are no strangers to each other
+    folds = known.tensor_split(_FOLDS)  # contiguous: states close in time resemble each other
     own = torch.cat([score(fold, torch.cat([*folds[:n], *folds[n + 1 :]])) for n, fold in enumerate(folds)])
     own = own.sort().values
     scores = torch.full(series.valid.shape, torch.nan, dtype=torch.float64, device=series.values.device)
@@ -137,12 +138,12 @@ def novelty(
 
 
 def _after(series: Series, warmup: int) -> Tensor:
-    """Return which real steps come after the first ones: bool (batch, time)."""
+    """Return which real steps come after the first `warmup` ones: bool (batch, time)."""
     return series.valid & (torch.arange(series.valid.shape[1], device=series.valid.device) >= warmup)
 
 
 def _mahalanobis(states: Tensor, known: Tensor) -> Tensor:
-    """Return how far each state lies from the cloud, in its own deviations: (n,)."""
+    """Return each state's distance from the cloud, in units of the cloud's deviations: (n,)."""
     center = known.mean(0)
     moved = known - center
     cloud = moved.T @ moved / (len(known) - 1)
@@ -153,7 +154,7 @@ def _mahalanobis(states: Tensor, known: Tensor) -> Tensor:
 
 
 def _nearest(states: Tensor, known: Tensor) -> Tensor:
-    """Return the mean distance of each state to its five nearest ones, in deviations of all units together: (n,)."""
+    """Return each state's mean distance from its five nearest, in units of the deviation of all units: (n,)."""
     known = known[torch.arange(0, len(known), -(-len(known) // _KEPT), device=known.device)]
     scale = float((known - known.mean(0)).square().mean().sqrt()) or 1.0
     near = min(5, len(known))

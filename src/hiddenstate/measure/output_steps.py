@@ -1,4 +1,4 @@
-"""Which axis of a model's output is time: the one that gets shorter with the input."""
+"""Finding the time axis of a model's output: the one that gets shorter with the input."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..errors import BadInput
 
 
 def steps_second(output: Tensor, valid: Tensor, *, time_axis: int, again: Callable[[int], Any]) -> tuple[Tensor, bool]:
-    """Return an output that has a step for each of the input's as (batch, time, ...), and whether it has.
+    """Return an output with one step for each step of the input as (batch, time, ...), and whether it has such steps.
 
-    Sizes alone do not tell: ten classes look like ten steps. So `again(steps)` gives the output for fewer steps of the
-    input. Where the model takes no fewer, an axis as long as the input counts as time. All rows and steps in one axis,
-    as a loss wants them, are parted in the order in which the output for fewer steps is found in them.
+    Sizes alone do not tell: ten classes look like ten steps. So `again(steps)` must return the output for fewer steps
+    of input. If the model takes no fewer, an axis as long as the input counts as time. If all rows and steps are on one
+    axis, as for a loss, the output for fewer steps shows their order.
     """
     batch, time = valid.shape
     if not isinstance(output, Tensor) or time < 2 or (output.dim() < 2 and output.numel() != batch * time):
@@ -42,9 +42,9 @@ def steps_second(output: Tensor, valid: Tensor, *, time_axis: int, again: Callab
 
 
 def _parted(output: Tensor, shorter: Tensor, batch: int, time: int) -> Tensor | None:
-    """Return an output that has all rows and steps on axis 0 as (batch, time, ...), None where its order is not known.
+    """Return an output with all rows and steps on axis 0 as (batch, time, ...); None if their order is unknown.
 
-    What the model gives for the first steps alone tells, where steps do not see later ones.
+    The order shows in the output for the first steps alone, if these do not depend on later ones.
     """
     rest = output.shape[1:]
     orders = (output.reshape(time, batch, *rest).transpose(0, 1), output.reshape(batch, time, *rest))
@@ -59,13 +59,13 @@ def _parted(output: Tensor, shorter: Tensor, batch: int, time: int) -> Tensor | 
 
 
 def _of_fewer(again: Callable[[int], Any], time: int) -> Tensor | None:
-    """Return the output for half of the steps, or for one less; None where the model takes neither."""
+    """Return the output for half of the steps, or for one step less; None if the model accepts neither."""
     for steps in dict.fromkeys((time // 2, time - 1)):
         try:
             with torch.no_grad():
                 found = again(steps)
             return found if isinstance(found, Tensor) else None
-        except Exception:  # a trial: a model may take so many steps and no others
+        except Exception:  # a trial call: the model may only take certain numbers of steps
             continue
     return None
 

@@ -1,4 +1,4 @@
-"""Whether a layer knows where in a sequence it is, when its input says nothing about it."""
+"""Positions: whether a layer knows where in a sequence it is when its input does not say."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Positions:
     """How states move apart under a constant input."""
 
     distances: Tensor  # (time, time) Euclidean, mean over rows; symmetric, zero on the diagonal
-    decodability: float  # R² of a linear readout of the step, on steps it has not seen; 0 where it finds nothing
-    settles_at: int | None  # first step from which on no move exceeds the tolerance; None where they go on
+    decodability: float  # R² of a linear readout of the step, on held-out steps; 0 if it finds nothing
+    settles_at: int | None  # the first step from which on no move exceeds the tolerance; None if it never settles
     moves: Tensor  # (time,) length of the move into each step, mean over rows
-    tolerance: float  # share of the largest move
+    tolerance: float  # relative to the largest move
 
     def __str__(self) -> str:
         """Return one line."""
@@ -47,16 +47,16 @@ def positions(
     time_axis: int | None = None,
     batch_axis: int | None = None,
 ) -> Positions:
-    """Return how the state of a layer moves along time when its input does not.
+    """Return how the state of a layer moves along time while its input is constant.
 
     Args:
         layer: A recurrent layer of one direction; its state is all parts of all its layers.
-        x: The input, as the layer takes it, or (feature,), which is then given at each of `steps` steps; ones by
-            default. A cell is stepped along (batch, time, feature).
-        steps: How many steps, where x does not say.
-        state: Where to start from.
-        tolerance: The share of the largest move below which the state counts as standing still.
-        time_axis: Which axis of x is time, where it is not as the layer's own `batch_first` says.
+        x: The input in the layer's own layout; or (feature,), which is repeated for `steps` steps; by default ones.
+            A cell is stepped along (batch, time, feature).
+        steps: The number of steps, if x does not say it.
+        state: The state to start from.
+        tolerance: The state counts as settled once its moves are below this share of the largest.
+        time_axis: Which axis of x is time, if not as the layer's own `batch_first` says.
         batch_axis: Which axis of x holds the rows.
 
     >>> gru = torch.nn.GRU(1, 8)
@@ -93,13 +93,13 @@ def _settled(moves: Tensor, tolerance: float) -> int | None:
 
 
 def _decodability(states: Tensor) -> float:
-    """Read the step from the state: the rows of the readout are steps, all sequences of a step in one fold."""
+    """Read the step from the state: the rows of the readout are steps; all sequences of a step are in one fold."""
     batch, time, _ = states.shape
     features = states.transpose(0, 1).flatten(0, 1).unsqueeze(0)  # (1, time * batch, S)
     step = torch.arange(time, device=states.device).repeat_interleave(batch)
     targets = step.to(states.dtype).reshape(1, -1, 1)
-    # Folds of steps that interleave. A readout with huge weights could live on what is left of an exponential when
-    # it has all but died away, so directions with less than a thousandth of the largest spread do not count.
+    # The folds interleave steps. A readout with huge weights could read the step from the remains of an exponential
+    # that has all but vanished, so directions with less than a thousandth of the largest spread do not count.
     folds = (step % min(_FOLDS, time)).unsqueeze(0)
     predicted = held_out(features, targets, folds, Readout(weakest=1e-6))
     score = float(explained(targets, predicted, folds >= 0))

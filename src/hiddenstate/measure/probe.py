@@ -1,4 +1,4 @@
-"""What states know: how well a linear readout finds a target in them, at every step."""
+"""Probes: how well a linear readout finds a target in the states, at every step."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .progress import tracked
 from .ridge import Readout, explained, held_out
 from .series import ManyStates, Series, as_series, as_tensor, refuse_bad
 
-_SHUFFLES = 5  # controls, averaged
+_SHUFFLES = 5  # controls with shuffled targets, averaged
 _CHUNK = 2**22  # numbers in the states that are fitted at once
 
 
 @shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
-    """The score of a linear readout at each step, beside what luck and labels without meaning would give."""
+    """The score of a linear readout at each step, with the scores of chance and of shuffled targets."""
 
-    accuracy: Tensor  # (time,) share of rows told right, or R² for real targets; NaN where too few rows are left
+    accuracy: Tensor  # (time,) share of correct rows, or R² for real targets; NaN where too few rows are left
     chance: float  # share of the most frequent class; 0 for R²
-    shuffled: Tensor  # (time,) the score with targets dealt out to rows at random
+    shuffled: Tensor  # (time,) the score with targets assigned to rows at random
     classes: int  # 0 for real targets
     folds: int
     rows: Tensor  # (time,) real rows at each step
@@ -35,7 +35,7 @@ class Probe:
 
     @property
     def r2(self) -> Tensor:
-        """The score under its name for real targets."""
+        """The score, under its name for real targets."""
         if self.classes:
             raise AttributeError("these targets are classes, so their score is accuracy; real targets have an r2")
         return self.accuracy
@@ -78,11 +78,11 @@ def probe(
     lengths: Tensor | None = None,
     part: str = "h",
 ) -> Probe | dict[str, Probe]:
-    """Return how well `targets` can be read from the states at each step, by a linear readout that is cross-validated.
+    """Return how well `targets` can be read from the states at each step, by a cross-validated linear readout.
 
     Whole numbers, booleans and strings are classes; real numbers are regressed. There is one target for each row, or
     one for each row and step. States are (batch, time, unit), or final ones (batch, unit), or a list of runs, whose
-    rows are taken together. Of a recording, or a mapping of trajectories, every track gets its own probe.
+    rows are taken together. For a recording or a mapping of trajectories, every track gets its own probe.
 
     >>> label = torch.arange(40) % 2
     >>> states = torch.randn(40, 3, 8)
@@ -94,7 +94,7 @@ def probe(
         runs = {name: traj.runs(name) for name in traj} if isinstance(traj, Recording) else traj
         return {name: probe(one, targets, folds, seed, part=part) for name, one in runs.items()}
     states: Any = as_tensor(traj)
-    if isinstance(states, Tensor) and states.dim() == 2:  # final states (batch, unit): one step of each row
+    if isinstance(states, Tensor) and states.dim() == 2:  # final states (batch, unit): one step per row
         states = states.unsqueeze(1)
     series = refuse_bad(as_series(states, lengths, part=part))
     batch = len(series.values)
@@ -131,11 +131,11 @@ def probe(
 
 @dataclass(frozen=True, slots=True)
 class _FoldedTargets:
-    """What is to be read from the states, and which rows are held out together."""
+    """What to read from the states, and which rows are held out together."""
 
     wanted: Tensor  # (time or 1, batch, output)
     parts: Tensor  # (time, batch) the fold of each row, -1 for padding
-    orders: list[Tensor]  # (time, batch) whose target each row gets in a control
+    orders: list[Tensor]  # for each control, (time, batch): the row whose target each row gets
     classes: int
 
 
@@ -145,7 +145,7 @@ def _scores(series: Series, folded: _FoldedTargets, piece: slice) -> Tensor:
     valid, parts = series.valid[:, piece].T, folded.parts[piece]
     goal = folded.wanted[piece] if len(folded.wanted) > 1 else folded.wanted.expand(len(features), -1, -1)
     goals = [goal, *(goal.gather(1, order[piece].unsqueeze(-1).expand_as(goal)) for order in folded.orders)]
-    # The decomposition of the states is the costly part: the controls ride along as further outputs.
+    # The decomposition of the states is the costly part, so the controls are computed with it as further outputs.
     predicted = held_out(features, torch.cat(goals, dim=2), parts, Readout(groups=len(goals))).chunk(len(goals), dim=2)
     scores = []
     for aim, guess in zip(goals, predicted, strict=True):
@@ -159,7 +159,7 @@ def _scores(series: Series, folded: _FoldedTargets, piece: slice) -> Tensor:
 
 
 def _targets(targets: Any, series: Series) -> tuple[Tensor, int]:
-    """Return targets as (time or 1, batch, output), classes one-hot, and how many classes there are."""
+    """Return targets as (time or 1, batch, output), with classes one-hot, and the number of classes."""
     given = _numbers(targets)
     batch, time = series.valid.shape
     given = given.to(series.values.device)
@@ -177,7 +177,7 @@ def _targets(targets: Any, series: Series) -> tuple[Tensor, int]:
         names, codes = torch.unique(steps, return_inverse=True)
         return torch.nn.functional.one_hot(codes, len(names)).double(), len(names)
     steps = steps.unsqueeze(-1) if steps.dim() == 2 else steps
-    if by_step:  # what the targets of padding hold does not count, even if it is NaN
+    if by_step:  # targets of padding do not count, even if they are NaN
         steps = steps.masked_fill(~series.valid.T.unsqueeze(-1), 0)
     if not bool(steps.isfinite().all()):
         raise BadInput("targets hold NaN or Inf: leave those rows out.")
@@ -194,11 +194,11 @@ def _numbers(targets: Any) -> Tensor:
 
 
 def _folds(classes: Tensor | None, valid: Tensor, folds: int, generator: torch.Generator) -> Tensor:
-    """Deal the real rows of each step out to folds at random, every fold with its share of each class."""
+    """Deal the real rows of each step into folds at random, so that every fold gets its share of each class."""
     time, batch = valid.shape
     order = torch.randperm(batch, generator=generator)
     codes = torch.zeros(1, batch, dtype=torch.int64) if classes is None else classes.argmax(2).cpu()
-    codes = codes.expand(time, batch).masked_fill(~valid, batch)  # padding last, behind every class
+    codes = codes.expand(time, batch).masked_fill(~valid, batch)  # padding comes last, after every class
     order = order[codes[:, order].argsort(dim=1, stable=True)]  # (time, batch)
     parts = torch.empty(time, batch, dtype=torch.int64)
     parts.scatter_(1, order, (torch.arange(batch) % folds).expand(time, batch))
@@ -208,7 +208,7 @@ def _folds(classes: Tensor | None, valid: Tensor, folds: int, generator: torch.G
 def _shuffled(parts: Tensor, generator: torch.Generator) -> Tensor:
     """Return rows in another order, each within its own fold: (time, batch).
 
-    Dealt out freely, a class that is rare in training would be common in the test, worse than chance.
+    If they were shuffled freely, a class that is rare in training would be common in the test, and scores below chance.
     """
     shift = torch.rand(parts.shape[1], generator=generator, dtype=torch.float64)
     order = torch.empty_like(parts)

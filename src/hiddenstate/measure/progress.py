@@ -1,4 +1,4 @@
-"""A bar for work that takes long: on a terminal only, and only once it has taken two seconds."""
+"""A progress bar for long work: on a terminal only, and only after two seconds."""
 
 from __future__ import annotations
 

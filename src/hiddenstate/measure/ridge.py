@@ -1,4 +1,4 @@
-"""Linear readouts of states, judged on rows they have not seen; all steps at once."""
+"""Linear readouts of states, evaluated on held-out rows, for all steps at once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _STRENGTHS = tuple(10.0**power for power in range(-8, 3))  # of the penalty, in 
 class Readout:
     """Ridge regression whose penalty is chosen by generalized cross-validation within the training rows."""
 
-    weakest: float = 1e-8  # of the penalty: a stronger one reads nothing from directions in which states hardly vary
-    groups: int = 1  # outputs fall into as many groups of one size, each with a penalty of its own
+    weakest: float = 1e-8  # penalty; a stronger one reads nothing from directions in which states hardly vary
+    groups: int = 1  # outputs come in that many groups of equal size, each with its own penalty
 
     def predict(self, features: Tensor, targets: Tensor, train: Tensor) -> Tensor:
         """Fit on the rows marked by `train`, and predict for all rows.
@@ -30,7 +30,7 @@ class Readout:
         center = (features * mask).sum(1, keepdim=True) / count
         moved = features - center
         spread = ((moved * mask) ** 2).sum(1, keepdim=True).div(count).sqrt()
-        # A unit whose spread is rounding alone would be blown up to the size of the others.
+        # A unit whose spread is only rounding must not be scaled to the size of the others.
         still = spread <= 1e-9 * features.abs().amax(1, keepdim=True).clamp(min=1e-30)
         moved = (moved / spread.masked_fill(still, 1)).masked_fill(still, 0)
         middle = (targets * mask).sum(1, keepdim=True) / count
@@ -54,7 +54,7 @@ class Readout:
             freedom = tried.sum(2) + 1
             error = rest.clamp(min=0) + ((1 - tried) ** 2 * power).sum(2)
             score = error / (1 - freedom / rows).clamp(min=1e-9) ** 2
-            score = score.masked_fill(freedom > 0.95 * rows, torch.inf)  # it would merely memorize
+            score = score.masked_fill(freedom > 0.95 * rows, torch.inf)  # it would only memorize
             better = score < best
             best, shrink = torch.where(better, score, best), torch.where(better.unsqueeze(2), tried, shrink)
         return shrink.repeat_interleave(wanted.shape[2] // self.groups, dim=1).transpose(1, 2)
@@ -65,9 +65,9 @@ class Readout:
 
 
 def held_out(features: Tensor, targets: Tensor, folds: Tensor, readout: Readout) -> Tensor:
-    """Return predictions (step, row, output), each row's from a readout that was fitted without its own fold.
+    """Return predictions (step, row, output); each row's come from a readout that was fitted without its fold.
 
-    `folds (step, row)` are numbers from 0 on; a row of -1 is neither learned from nor predicted.
+    `folds (step, row)` are numbers from 0 on; a row with -1 is used neither for fitting nor for prediction.
     """
     predicted = torch.zeros_like(targets)
     for fold in range(int(folds.max()) + 1):

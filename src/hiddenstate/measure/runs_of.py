@@ -1,4 +1,4 @@
-"""States of a whole data set, batch by batch, for measures that take many runs."""
+"""The states of a whole data set, batch by batch, for measures that take many runs."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def runs_of(
     lengths: Callable[[Any], Any] | None = None,
     gates: bool = False,
 ) -> Iterator[Trajectory]:
-    """Yield the states of one track for each batch of a data set; no more than one batch is held.
+    """Yield the states of one track for each batch of a data set; only one batch is held at a time.
 
-    A tensor or packed sequence is the model's input. Of a tuple it is the first, with what else forward insists on; of
-    a mapping, what forward names. Lengths beside it go in where forward names them, and cut the padding off where it
-    does not. The model runs in eval mode without gradients, and comes back untouched after each batch. On a terminal a
-    bar shows how far it is.
+    A tensor or packed sequence is the model's input. From a tuple, the model gets the first entry and what else its
+    forward requires; from a mapping, the entries that forward names. Lengths in the batch are passed on if forward has
+    an argument for them; otherwise they cut off the padding. The model runs in eval mode without gradients, and comes
+    back unchanged after each batch. On a terminal, a bar shows the progress.
 
     Args:
         model: Any model with recurrent layers.
-        batches: A DataLoader, or any other batches.
+        batches: A DataLoader, or any other iterable of batches.
         track: Which track; by default the last one.
-        call: How the model is called with a batch, where that is not the usual way: `lambda model, batch: ...`.
-        lengths: The real steps of each row of a batch, where it does not tell them: `lambda batch: (batch[0] >
+        call: How to call the model with a batch, if not as usual: `lambda model, batch: ...`.
+        lengths: The real steps of each row of a batch, if the batch does not say them: `lambda batch: (batch[0] >
             0).sum(1)`.
-        gates: Also the gates.
+        gates: Whether to record gates as well.
 
     >>> gru = torch.nn.GRU(3, 8, batch_first=True)
     >>> loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(10, 7, 3)), batch_size=4)
@@ -59,7 +59,7 @@ def recordings_of(
     lengths: Callable[[Any], Any] | None = None,
     gates: bool = False,
 ) -> Iterator[tuple[Recording, Tensor | None]]:
-    """Yield a recording of each batch, and the real steps of its rows where they are known."""
+    """Yield a recording of each batch, with the real steps of its rows if they are known."""
     if isinstance(batches, Tensor | str | Mapping):
         raise BadInput(f"batches are a DataLoader or a list of batches, but this is {type(batches).__name__}: [batch].")
     inner = unwrap_to_call(model)

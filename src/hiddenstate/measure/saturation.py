@@ -1,4 +1,4 @@
-"""How much of a state is pressed against the ends of its activation's range."""
+"""Saturation: how much of a state is close to the ends of its activation's range."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TORCH_KINDS = ("rnn", "lstm", "gru", "rnn_cell", "lstm_cell", "gru_cell")
 @shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class Saturation:
-    """The share of values near the ends of their range, overall, of each unit, and at each step."""
+    """The share of values near the ends of their range: overall, for each unit, and at each step."""
 
     share: float
     units: Tensor  # (unit,) share of each unit
@@ -31,8 +31,8 @@ class Saturation:
     mean_abs: float
     max_abs: float
     threshold: float
-    range: Range  # "tanh": ±1, "sigmoid": 0 and 1, "none": nothing to press against, so every share is 0
-    gates: Mapping[str, Saturation] = field(default_factory=dict)  # of each recorded gate
+    range: Range  # "tanh": ±1, "sigmoid": 0 and 1, "none": unbounded, so that every share is 0
+    gates: Mapping[str, Saturation] = field(default_factory=dict)  # for each recorded gate
 
     def __str__(self) -> str:
         """Return one line, and one for each gate."""
@@ -59,9 +59,9 @@ def saturation(
 ) -> Saturation:
     """Return how much of `traj` is saturated: |h| ≥ threshold for tanh, ≥ threshold or ≤ 1 - threshold for a sigmoid.
 
-    A cell state `c`, a relu and a projection have no bounds, so nothing of them saturates. `activation="auto"` takes
-    the sigmoid for sigmoid gates, and tanh for all else, unless a torch layer's values exceed 1, as no tanh can.
-    Many runs of unequal length, `recording.runs("l0")` or an iterator of them, are measured one at a time, as one.
+    A cell state `c`, a relu and a projection are unbounded, so they cannot saturate. `activation="auto"` means sigmoid
+    for sigmoid gates, and tanh for all else, unless a torch layer's values exceed 1, which no tanh can.
+    Many runs of unequal length, `recording.runs("l0")` or an iterator of them, are measured together, one at a time.
 
     >>> states = torch.tensor([[[0.99, 0.0], [-0.99, 0.5]]])
     >>> print(saturation(states))
@@ -81,13 +81,13 @@ def saturation(
 
 
 class RunningSaturation:
-    """Saturation added up run by run."""
+    """Saturation accumulated run by run."""
 
     def __init__(self, threshold: float = 0.95, part: str = "h", activation: str = "auto") -> None:
-        """Begin with none."""
+        """Start without any runs."""
         self.threshold, self.part, self.activation = threshold, part, activation
         self._together: Saturation | None = None
-        self._reached = torch.zeros(0)  # (time,) the rows that reach each step
+        self._reached = torch.zeros(0)  # (time,) the number of rows that reach each step
 
     def add(self, traj: ManyStates, series: Series) -> None:
         """Add one run."""
@@ -114,10 +114,10 @@ class RunningSaturation:
 
 
 def _merged(one: Saturation, other: Saturation, reached: tuple[Tensor, Tensor]) -> tuple[Saturation, Tensor]:
-    """Return the saturation of both together, with the rows that reach each step; these are `reached` by each."""
+    """Return the saturation of both together, and the number of rows that reach each step, from those of each."""
     longest = max(len(rows) for rows in reached)
     rows = [functional.pad(r, (0, longest - len(r))) for r in reached]
-    # A value beyond the range tells that there is none, for all runs: nothing can press against it.
+    # A value beyond the range shows that the activation is unbounded, for all runs.
     unbounded = "none" in (one.range, other.range)
     share = [float(r.sum()) / float(rows[0].sum() + rows[1].sum()) for r in rows]
     weights = [0.0, 0.0] if unbounded else share

@@ -1,4 +1,4 @@
-"""The size of d output / d input at every step: by closed forms for torch's layers, by autograd for all else."""
+"""The size of d output / d input at every step: by closed forms for torch's layers, otherwise by autograd."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from .progress import tracked
 from .series import first_bad
 from .torch_system import TorchSystem
 
-_EXACT = 64  # outputs up to which every one of them is differentiated
-_PROBES = 16  # random directions of the output beyond that
-_CHUNK = 2**19  # numbers in the Jacobians that are held at once: as many as a cache holds
+_EXACT = 64  # up to this number of outputs, every one is differentiated
+_PROBES = 16  # random directions of the output if there are more
+_CHUNK = 2**19  # numbers in the Jacobians held at once: what fits into a cache
 
 
 class Leaf:
-    """The input of a model, and the tensors in it that gradients are taken to.
+    """The input of a model, and the tensors in it to differentiate by.
 
-    For real numbers that is the input itself. Tokens have no gradient: theirs begins at what the model's first
-    `nn.Embedding` makes of them, be it all at once, or step by step in a loop.
+    For real numbers that is the input itself. Tokens have no gradient: for them it is the result of the model's first
+    `nn.Embedding`, which may embed all tokens at once, or step by step in a loop.
     """
 
     def __init__(self, x: Tensor, valid: Tensor, *, time_axis: int) -> None:
-        """Take the input, with its time axis at 0 or 1 and `valid (batch, time)` saying which steps are real."""
+        """Take the input with its time axis, 0 or 1; `valid (batch, time)` says which steps are real."""
         self.x = x.detach()
-        self._by_row = time_axis == 1  # whether rows come before steps in what the gradients are taken to
+        self._by_row = time_axis == 1  # whether rows come before steps in the differentiated tensors
         self._leaves: list[Tensor] = []
         self._steps = False  # whether there is one leaf for each step
         if x.is_floating_point() or x.is_complex():
             padding = ~(valid if time_axis == 1 else valid.T)
-            # What padding holds may be NaN, and zero times NaN in a backward is NaN.
+            # Padding may hold NaN, and zero times NaN is NaN in a backward pass.
             self.x = self.x.masked_fill(padding.reshape(*padding.shape, *[1] * (x.dim() - 2)), 0).requires_grad_()
             self._leaves = [self.x]
 
     @contextmanager
     def attached(self, model: nn.Module) -> Iterator[None]:
-        """Within this, what the model's embeddings make of the tokens becomes a leaf."""
+        """Within this context, the results of the model's embeddings of the tokens become leaves."""
         embeddings = [] if self._leaves else [m for m in model.modules() if isinstance(m, nn.Embedding)]
         handles = [around(embedding, self._make_leaf) for embedding in embeddings]
         try:
@@ -62,7 +62,7 @@ class Leaf:
             steps = [size.abs().double().square().reshape(rows, -1).sum(1) for size in sizes]
             missing = [torch.zeros_like(steps[0])] * (self.x.shape[1 if self._by_row else 0] - len(steps))
             return torch.stack(steps + missing, dim=1)
-        steps_of = sizes[0].abs().double().square()  # a double: squares of small numbers need its range
+        steps_of = sizes[0].abs().double().square()  # in double: squares of small numbers need its range
         steps_of = steps_of.flatten(2).sum(2) if steps_of.dim() > 2 else steps_of
         return steps_of if self._by_row else steps_of.T
 
@@ -84,7 +84,7 @@ class Leaf:
         return self._leaves[-1]
 
     def _expected(self, tokens: Tensor) -> bool:
-        """Say whether these are all tokens, or those of the next step; take note of how they lie."""
+        """Say whether these are all tokens, or those of the next step; note how they are laid out."""
         if not self._leaves:
             for flipped in (False, True):
                 whole = self.x.transpose(0, 1) if flipped else self.x
@@ -105,16 +105,16 @@ class Leaf:
 class Sensitivity:
     """‖d output / d input‖² at each step."""
 
-    squares: Tensor  # (batch, time) float64; NaN where an interruption came before
-    exact: bool  # all outputs were differentiated, rather than random directions
+    squares: Tensor  # (batch, time) float64; NaN for steps that an interruption left out
+    exact: bool  # whether all outputs were differentiated, not only random directions
     interrupted: bool
 
 
 def by_autograd(y: Tensor, leaf: Leaf, probes: int | None) -> Sensitivity:
-    """Go back from `y (batch, unit)` once for each unit or direction, all rows at once."""
+    """Go back from `y (batch, unit)` once for each unit or direction, with all rows at once."""
     units = y.shape[1]
     if not y.requires_grad:
-        leaf.squares(y.detach().requires_grad_().sum())  # says so where tokens were never embedded
+        leaf.squares(y.detach().requires_grad_().sum())  # raises with an explanation if tokens were never embedded
         raise BadInput(
             "the output does not depend on the input in a way that has a gradient. Often it is computed under "
             "torch.no_grad(), detached, or rounded on the way: measure an earlier output, with output=."
@@ -137,7 +137,7 @@ def by_autograd(y: Tensor, leaf: Leaf, probes: int | None) -> Sensitivity:
 def by_closed_form(
     system: TorchSystem, x: Tensor, valid: Tensor, ends: Tensor, *, probes: int | None = None
 ) -> Sensitivity:
-    """Go back from the visible part of each row's state at `ends`, through the Jacobians of all steps."""
+    """Go back from the visible part of each row's state at `ends` through the Jacobians of all steps."""
     start = system.initial(len(x))
     states = system.walk(x, start)  # (batch, time, S)
     top = system.levels[-1].h
@@ -166,7 +166,7 @@ def by_closed_form(
 
 def _backwards(system: TorchSystem, x: Tensor, before: Tensor, last: int) -> Iterator[tuple[int, Tensor]]:
     """Yield the steps from `last` to 0, each with d next / d (state, input) there: (batch, S, S + feature)."""
-    x, before = x.transpose(0, 1), before.transpose(0, 1)  # by time, so that one step lies together in memory
+    x, before = x.transpose(0, 1), before.transpose(0, 1)  # time first, so that each step is contiguous
     stride = max(1, _CHUNK // (x.shape[1] * system.size * (system.size + x.shape[2])))
     for end in range(last + 1, 0, -stride):
         begin = max(0, end - stride)
@@ -177,13 +177,13 @@ def _backwards(system: TorchSystem, x: Tensor, before: Tensor, last: int) -> Ite
 
 
 def _directions_needed(units: int, probes: int | None) -> tuple[bool, int]:
-    """Say whether every output is differentiated, and how many backward passes that or its estimate takes."""
+    """Say whether every output is differentiated, and how many backward passes are needed."""
     exact = units <= _EXACT and probes is None
     return exact, units if exact else probes or _PROBES
 
 
 def _directions(y: Tensor, count: int, exact: bool) -> Iterator[Tensor]:
-    generator = torch.Generator().manual_seed(0)  # of its own: the user's random stream stays as it is
+    generator = torch.Generator().manual_seed(0)  # separate: the user's random stream is not used
     for unit in range(count):
         if exact:
             yield torch.nn.functional.one_hot(torch.tensor(unit, device=y.device), y.shape[1]).to(y.dtype)
@@ -192,9 +192,9 @@ def _directions(y: Tensor, count: int, exact: bool) -> Iterator[Tensor]:
 
 
 def tensor_of(output: Any) -> Tensor:
-    """Return the tensor in what a model returned: itself, the first of a tuple, or the usual entry of a mapping.
+    """Return the tensor in a model's result: itself, the first of a tuple, or the usual entry of a mapping.
 
-    Whole numbers before it, as an action that was drawn, have no gradient and are passed over.
+    Whole numbers before it, such as a sampled action, have no gradient and are skipped.
     """
     if isinstance(output, Tensor):
         return output
@@ -214,10 +214,10 @@ def tensor_of(output: Any) -> Tensor:
 
 
 def at_steps(output: Tensor, ends: Tensor, valid: Tensor, *, time_axis: int) -> Tensor:
-    """Return the output at each row's step `ends (batch,)`, or the one output a row has: (batch, unit)."""
+    """Return the output at each row's step `ends (batch,)`, or the single output of each row: (batch, unit)."""
     _refuse_numberless(output)
     batch, time = valid.shape
-    if output.dim() == 0:  # one number for all rows, as a loss: each row has its share in it
+    if output.dim() == 0:  # one number for all rows, such as a loss: each row contributes to it
         output = (output / batch).expand(batch)
     if time_axis == 0 and output.shape[:2] == (time, batch):
         output = output.transpose(0, 1)
@@ -228,7 +228,7 @@ def at_steps(output: Tensor, ends: Tensor, valid: Tensor, *, time_axis: int) -> 
         if time_axis == 0 and output.dim() > 1 and output.shape[1] == batch:  # taps or a horizon, time first
             return at_steps(output.transpose(0, 1), ends, valid, time_axis=1)
         hint = "For a time-first model give time_axis=0, for others output=."
-        if len(output) == batch * time:  # flattened for a loss, in an order that only the model knows
+        if len(output) == batch * time:  # flattened for a loss, in an unknown order
             order = f"{time}, {batch}" if time_axis == 0 else f"{batch}, {time}"
             hint = f"All steps in one axis are parted by output=lambda out: out.view({order}, -1)."
         raise BadInput(
@@ -242,7 +242,7 @@ def at_steps(output: Tensor, ends: Tensor, valid: Tensor, *, time_axis: int) -> 
 
 
 def has_steps(output: Tensor, valid: Tensor, *, time_axis: int) -> bool:
-    """Say whether an output has a step for each of the input's, rather than one value of any shape for each row."""
+    """Say whether an output has a step for each step of the input, not just one value for each row."""
     batch, time = valid.shape
     return tuple(output.shape[:2]) == ((batch, time) if time_axis == 1 else (time, batch))
 

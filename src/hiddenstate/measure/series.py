@@ -1,4 +1,4 @@
-"""What a measure of states works on: values (batch, time, unit) and which of them are real."""
+"""The input of a measure of states: values (batch, time, unit), and which of them are real."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ManyStates: TypeAlias = "States | Iterable[States] | Recording"  # of one run, o
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Series:
-    """One quantity along time; what padding holds never counts."""
+    """One quantity along time; padding never counts."""
 
     values: Tensor  # (batch, time, unit), floating, detached, zero in the padding
     valid: Tensor  # (batch, time) bool
@@ -28,7 +28,7 @@ class Series:
 
     @property
     def entries(self) -> Tensor:
-        """All real steps of all rows, one below the other: (entry, unit)."""
+        """All real steps of all rows, one after another: (entry, unit)."""
         return self.values[self.valid]
 
     @property
@@ -44,9 +44,9 @@ class Series:
 
 
 def as_series(traj: ManyStates, lengths: Tensor | None = None, *, part: str = "h", final: bool = False) -> Series:
-    """Return one part of a trajectory, or a tensor or array with its lengths, checked; the rows of many runs together.
+    """Return one part of a trajectory, or a tensor or array with its lengths, after checks; many runs are joined.
 
-    Where steps do not matter, `final` states (batch, unit) are rows of one step each.
+    With `final=True`, where steps do not matter, `final` states (batch, unit) count as rows of one step each.
     """
     if isinstance(traj, Recording | list | Iterator) and lengths is None:
         return _stacked([series for _, series in several(traj, part=part, final=final)])
@@ -79,7 +79,7 @@ def pieces(traj: ManyStates, lengths: Tensor | None = None, *, part: str = "h") 
 
 
 def several(traj: ManyStates, *, part: str = "h", final: bool = False) -> Iterator[tuple[States, Series]]:
-    """Yield each run beside its series, all with the same units; an iterator is asked for one at a time."""
+    """Yield each run with its series, all with the same number of units; an iterator is read one run at a time."""
     units = None
     for number, run in enumerate(runs_in(traj)):
         series = as_series(run, part=part, final=final)
@@ -95,7 +95,7 @@ def several(traj: ManyStates, *, part: str = "h", final: bool = False) -> Iterat
 
 
 def runs_in(traj: ManyStates) -> Iterable[States]:
-    """Return the runs of something that may hold many: a recording of one track, or a list or iterator of runs."""
+    """Return the runs in a recording of one track, or in a list or iterator; a single run is returned in a list."""
     if isinstance(traj, Mapping):
         names = list(traj)
         if len(names) == 1 and isinstance(traj, Recording):
@@ -132,7 +132,7 @@ def _no_states(given: object) -> str:
 
 
 def as_tensor(values: Any) -> Any:
-    """Return an array of numpy as a tensor that shares its memory, and all else as it is."""
+    """Return a numpy array as a tensor that shares its memory, and anything else unchanged."""
     if not isinstance(values, np.ndarray):
         return values
     if values.dtype.kind not in "fiubc":
@@ -163,7 +163,7 @@ def without_padding(x: Tensor, valid: Tensor) -> Tensor:
 
 
 def refuse_bad(series: Series) -> Series:
-    """Return the series where all real values are finite, else say where the first NaN or Inf is."""
+    """Return the series if all real values are finite; else raise and say where the first NaN or Inf is."""
     where = first_bad(series.values, series.valid)
     if where is not None:
         row, step, unit = where
@@ -177,7 +177,7 @@ def refuse_bad(series: Series) -> Series:
 
 
 def first_bad(values: Tensor, valid: Tensor) -> tuple[int, int, int] | None:
-    """Return (row, step, unit) of the earliest real value that is not finite; None where all are."""
+    """Return (row, step, unit) of the earliest real value that is not finite; None if all are."""
     bad = ~values.isfinite() & valid.unsqueeze(-1)
     if not bool(bad.any()):
         return None
@@ -187,7 +187,7 @@ def first_bad(values: Tensor, valid: Tensor) -> tuple[int, int, int] | None:
 
 def _series(values: Tensor, valid: Tensor, name: str) -> Series:
     if values.dim() != 3:
-        values = values.flatten(2)  # a part with more axes, such as a matrix memory, is units all the same
+        values = values.flatten(2)  # a part with more axes, such as a matrix memory, counts as units
     if not bool(valid.any()):
         rows, steps = valid.shape
         raise BadInput(
@@ -200,7 +200,7 @@ def _series(values: Tensor, valid: Tensor, name: str) -> Series:
     if not values.is_floating_point():
         raise BadInput(f"{name} is {values.dtype}, but states are floating point numbers.")
     if values.dtype in (torch.float16, torch.bfloat16):
-        values = values.float()  # sums over many steps would lose their digits
+        values = values.float()  # sums over many steps would lose precision
     if not bool(valid.all()):
         values = values.masked_fill(~valid.unsqueeze(-1), 0)
     return Series(values, valid, name)

@@ -1,4 +1,4 @@
-"""Mean, spread and range of each unit, how its values are spread, and what is not a number at all."""
+"""Statistics of each unit: mean, spread, range and histogram, and the number of NaN and Inf."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from torch import Tensor
 from ..state import shown_in_short
 from .series import ManyStates, Series, first_bad, pieces
 
-_BINS = 256  # of the histogram, on both sides of zero together
-_SMALLEST = 2.0**-30  # the range of a histogram of nothing but zeros
+_BINS = 256  # of the histogram, for both signs together
+_SMALLEST = 2.0**-30  # the range of a histogram of zeros
 
 
 @shown_in_short
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
-    """Each unit over all real steps of all rows; NaN and Inf are counted, and left out of the rest."""
+    """Statistics of each unit over all real steps of all rows; NaN and Inf are counted, and otherwise left out."""
 
     mean: Tensor  # (unit,)
-    std: Tensor  # (unit,) of a sample, as torch.std; 0 where there is one value only
+    std: Tensor  # (unit,) of a sample, as torch.std; 0 if there is only one value
     min: Tensor  # (unit,)
     max: Tensor  # (unit,)
     nan: int
     inf: int
-    first: tuple[int, int, int] | None  # (row, step, unit) of the earliest NaN or Inf; rows count on from run to run
+    first: tuple[int, int, int] | None  # (row, step, unit) of the earliest NaN or Inf; rows are counted across runs
     count: int  # real steps of all rows together
     near_zero: float  # share of finite values whose size is below `small`
     small: float
     histogram: Tensor  # (256,) int64, finite values of all units in each bin
-    edges: Tensor  # (257,) evenly from -2ⁿ to 2ⁿ, the first power of two that holds them all
+    edges: Tensor  # (257,) evenly from -2ⁿ to 2ⁿ, the smallest such range that holds all values
 
     def __str__(self) -> str:
         """Return one line, and one more where something is not finite."""
@@ -49,8 +49,7 @@ class Statistics:
 def statistics(traj: ManyStates, small: float = 0.01, *, lengths: Tensor | None = None, part: str = "h") -> Statistics:
     """Return mean, std, min and max of each unit, a histogram, and where the first NaN or Inf is.
 
-    Many runs of unequal length, `recording.runs("l0")` or an iterator of them, are measured one at a time, as if they
-    were one.
+    Many runs of unequal length, `recording.runs("l0")` or an iterator of them, are measured together, one at a time.
 
     Args:
         traj: A trajectory, states (batch, time, unit), or several of them.
@@ -70,10 +69,10 @@ def statistics(traj: ManyStates, small: float = 0.01, *, lengths: Tensor | None 
 
 
 class RunningStatistics:
-    """What statistics are made of, added up run by run."""
+    """Sums for statistics, accumulated run by run."""
 
     def __init__(self, small: float = 0.01) -> None:
-        """Begin with none."""
+        """Start without any runs."""
         self.small = small
         self.nan = self.inf = self.near = self.entries = self.rows = 0
         self.first: tuple[int, int, int] | None = None
@@ -82,7 +81,7 @@ class RunningStatistics:
 
     def add(self, series: Series) -> None:
         """Add one run."""
-        entries = series.entries.double()  # (entry, unit): many steps are summed
+        entries = series.entries.double()  # (entry, unit): double, since many steps are summed
         finite = entries.isfinite()
         self._add_moments(entries, finite)
         where = first_bad(series.values, series.valid)
@@ -107,7 +106,7 @@ class RunningStatistics:
             self.count, self.mean, self.spread, self.low, self.high = count, mean, spread, low, high
             return
         together = (self.count + count).clamp(min=1)
-        apart = mean - self.mean  # Chan's rule: sums of squares about two means become one about both
+        apart = mean - self.mean  # Chan's rule: combines sums of squares about two means
         self.spread = self.spread + spread + apart**2 * self.count * count / together
         self.mean = self.mean + apart * count / together
         self.low, self.high = torch.minimum(self.low, low), torch.maximum(self.high, high)
@@ -115,7 +114,7 @@ class RunningStatistics:
 
     def _add_to_bins(self, known: Tensor) -> None:
         largest = float(known.abs().max()) if len(known) else 0.0
-        while self.reach < largest:  # bins of the next power of two are pairs of these: nothing has to be seen again
+        while self.reach < largest:  # doubling the range merges bins in pairs, without another look at the values
             half = self.bins.reshape(-1, 2).sum(1)
             self.bins = torch.cat([half.new_zeros(_BINS // 4), half, half.new_zeros(_BINS // 4)])
             self.reach *= 2

@@ -1,4 +1,4 @@
-"""All states of a data set in one pass: every track's statistics and saturation."""
+"""A survey of a data set: every track's statistics and saturation over all batches, in one pass."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Survey:
     """What the states of each track do over all batches."""
 
     statistics: Mapping[str, Statistics]  # by track
-    saturation: Mapping[str, Saturation]  # by track, of the batches that are finite
-    first_bad: Mapping[str, tuple[int, int, int]]  # (batch, row, step) of the first NaN or Inf of a track
+    saturation: Mapping[str, Saturation]  # by track, over the batches without NaN or Inf
+    first_bad: Mapping[str, tuple[int, int, int]]  # by track, (batch, row, step) of the first NaN or Inf
     batches: int
     rows: int
-    steps: int  # of all rows of the longest track together, as far as lengths tell the real ones
-    interrupted: bool = False  # stopped by Ctrl-C: of the batches until then
-    untold: int = 0  # batches of whose rows nothing tells the lengths: if they are padded, padding was counted
+    steps: int  # of all rows together in the longest track; real ones if lengths are known
+    interrupted: bool = False  # stopped by Ctrl-C: covers the batches until then
+    untold: int = 0  # batches without known lengths: if they are padded, padding was counted
 
     @property
     def padding(self) -> str:
-        """What is said where padding may have been counted, "" where it was not."""
+        """A note that padding may have been counted, "" if it was not."""
         if not self.untold:
             return ""
         where = "" if self.untold == self.batches else f" of {self.untold} batches"
@@ -41,7 +41,7 @@ class Survey:
         )
 
     def still(self, track: str, threshold: float = 1e-5) -> Tensor:
-        """Return the units that vary by less than `threshold` over the whole data set: (n,) numbers."""
+        """Return the units that vary by less than `threshold` over the whole data set: (n,) indices."""
         found = self.statistics[track]
         return (found.max - found.min < threshold).nonzero().flatten()
 
@@ -73,12 +73,12 @@ def survey(
     """Return statistics and saturation of every track over a whole data set, in one pass; one batch is held at a time.
 
     Args:
-        model: Any model with recurrent layers; it runs in eval mode and comes back untouched.
-        batches: A DataLoader, or any other batches: see `runs_of`.
-        threshold: Of saturation.
-        call: How the model is called with a batch, where that is not the usual way: `lambda model, batch: ...`.
-        lengths: The real steps of each row of a batch, where it does not tell them: a function of the batch.
-        gates: Also the saturation of gates.
+        model: Any model with recurrent layers; it runs in eval mode and comes back unchanged.
+        batches: A DataLoader, or any other iterable of batches: see `runs_of`.
+        threshold: The threshold of saturation.
+        call: How to call the model with a batch, if not as usual: `lambda model, batch: ...`.
+        lengths: The real steps of each row of a batch, if the batch does not say them: a function of the batch.
+        gates: Whether to measure the saturation of gates as well.
 
     >>> gru = torch.nn.GRU(3, 8, batch_first=True)
     >>> found = hs.measure.survey(gru, [torch.randn(4, 7, 3), torch.randn(2, 5, 3)])
@@ -97,7 +97,7 @@ def survey(
             for track in recording:
                 for run in recording.runs(track):
                     if not run.h.is_floating_point():
-                        continue  # a token that is fed back is no state of real numbers
+                        continue  # a token that is fed back is not a state of real numbers
                     cut = run if real is None else run.without_padding(real)
                     series = as_series(cut)
                     numbers, pressed = tracks.setdefault(track, (RunningStatistics(), RunningSaturation(threshold)))

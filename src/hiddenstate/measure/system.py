@@ -1,4 +1,4 @@
-"""A recurrent layer as a dynamical system: one vector of state, one map from it to the next, measured at rest."""
+"""A recurrent layer as a dynamical system: a map from one state vector to the next."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..errors import BadInput, StateMismatch
 from ..state import State
 from ..unrolling import Recurrent
 
-_dual: Any = forward_ad  # torch leaves it without types
+_dual: Any = forward_ad  # torch does not annotate this module
 
 
 @dataclass(frozen=True, slots=True)
 class PartLayout:
-    """How one part of a state is laid out, in the State and in the vector."""
+    """The layout of one part of a state, in the State and in the vector."""
 
     name: str
     shape: torch.Size  # of one row
@@ -33,11 +33,11 @@ class PartLayout:
 
 
 class System:
-    """Any layer as `s' = F(x, s)` on vectors `s (row, entry)`; derivatives by autograd.
+    """Any layer as `s' = F(x, s)` on vectors `s (row, entry)`, with derivatives by autograd.
 
-    A vector holds all parts: `h` before `c` before others, each part's layers one after another. Its entries are
-    coordinates, except for whole numbers (a count of steps): these are carried along, but have no derivative. `smooth`
-    says which entries are coordinates, and `size` how many there are.
+    A vector holds all parts: `h`, then `c`, then others, each part's layers one after another. Its entries are
+    coordinates of the system, except whole numbers (such as a count of steps), which are carried along but have no
+    derivative. `smooth` says which entries are coordinates, and `size` how many there are.
     """
 
     def __init__(self, layer: Layer, x: Tensor | None = None) -> None:
@@ -45,7 +45,7 @@ class System:
         self.layer, self.spec = layer, layer.spec
         one = layer.initial(1).detach()
         if x is not None and x.is_floating_point() and not any(True for _ in layer.module.parameters()):
-            one = one.to(torch.promote_types(x.dtype, _widest(one)))  # a cell without weights is as exact as its input
+            one = one.to(torch.promote_types(x.dtype, _widest(one)))  # a cell without weights works in any dtype
         first = [name for name in ("h", "c") if name in one]
         names = [*first, *(name for name in one if name not in first)]
         axes = one.batch_axis
@@ -60,7 +60,7 @@ class System:
         self.size = int(self.smooth.sum())
 
     def features(self) -> int:
-        """Return how many features the layer takes at each step, for a constant input that was not given."""
+        """Return the number of features that the layer takes at each step, to make up a constant input."""
         width = self.spec.input_size
         if width is None:
             width = next(filter(self._takes, (x.shape[1] for x in _made_up(self.layer.module))), None)
@@ -75,7 +75,7 @@ class System:
         try:
             with at_rest(self.layer.module), torch.no_grad():
                 self.step(torch.zeros(2, width, device=self.device, dtype=self.input_dtype), self.initial(2))
-        except Exception:  # a trial: sizes that are read off weights are guesses
+        except Exception:  # a trial call: sizes read from weights are guesses
             return False
         return True
 
@@ -112,7 +112,7 @@ class System:
         native = layer.to_native(self.unpack(vectors))
         if layer.fused:
             x = x.unsqueeze(1 if self.spec.batch_first else 0)
-        # Compiling would not pay for single steps.
+        # For single steps, compiling would not pay off.
         options = {"engine": "loop"} if isinstance(layer.module, Recurrent) else {}
         _, after = layer.call(x, native, **options)
         return self.pack(layer.to_state(after, batch=len(vectors)))
@@ -143,15 +143,15 @@ class System:
         return torch.stack(rows, dim=1)
 
     def tangents(self, x: Tensor, vectors: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the next vectors, and J · directions `(row, size, k)` without making J."""
+        """Return the next vectors, and J · directions `(row, size, k)` without computing J."""
         try:
             return self._push(x, vectors, directions)
-        except (RuntimeError, NotImplementedError):  # an operation in the cell has no forward derivative
+        except (RuntimeError, NotImplementedError):  # an operation in the cell has no forward-mode derivative
             following = self.step(x, vectors).detach()
             return following, self.jacobians(x, vectors).to(directions.dtype) @ directions
 
     def in_double(self) -> System:
-        """Return this system in double precision where that is possible, else as it is."""
+        """Return this system in double precision if possible, else unchanged."""
         return self
 
     def start(self, state: object, rows: int) -> Tensor:
@@ -160,7 +160,7 @@ class System:
             return self.initial(rows)
         if not (isinstance(state, Tensor) and state.shape == (rows, len(self.smooth))):
             named = state if isinstance(state, State) else self.layer.to_state(state, batch=rows)
-            self.layer.to_native(named)  # complains of what does not fit, by name
+            self.layer.to_native(named)  # raises, and names what does not fit
             state = self.pack(named)
         if len(state) != rows:
             raise StateMismatch(f"the state has {len(state)} rows, but x has {rows}: one state for each sequence.")
@@ -185,10 +185,10 @@ def _made_up(module: nn.Module) -> Iterator[Tensor]:
 
 @contextmanager
 def at_rest(module: nn.Module) -> Iterator[None]:
-    """Hold a module in eval mode with its weights out of the graph; all is put back, also after an exception.
+    """Keep a module in eval mode with its weights out of the graph in this context; everything is restored afterwards.
 
-    Inside, gradients flow to inputs and states, whatever the grad mode outside. Listeners that are attached already,
-    such as a Carry, do not hear the calls: it would take the states of a measurement for those of its training.
+    Inside, gradients flow to inputs and states, whatever the grad mode outside. Listeners that are already attached,
+    such as a Carry, do not hear the calls, since they would take a measurement's states for those of training.
     """
     cuda = any(tensor.is_cuda for tensor in (*module.parameters(), *module.buffers()))
     with ExitStack() as stack:
@@ -199,8 +199,8 @@ def at_rest(module: nn.Module) -> Iterator[None]:
         if cuda:
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
-            warnings.filterwarnings("ignore", message="(?i).*tf32")  # some versions of torch, when flags are put back
-            # cuDNN has no backward for a recurrent layer in eval mode; torch's own kernels have one.
+            warnings.filterwarnings("ignore", message="(?i).*tf32")  # some versions, as flags are restored
+            # cuDNN has no backward for a recurrent layer in eval mode; torch's own kernels do.
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         module.eval()
         for weight in module.parameters():
@@ -209,7 +209,7 @@ def at_rest(module: nn.Module) -> Iterator[None]:
 
 
 def check_sequence(system: System, x: Tensor, *, at_least: int = 1) -> Tensor:
-    """Return `x (batch, time, feature)` as the system takes it, or say what is wrong with it."""
+    """Return `x (batch, time, feature)` in the form that the system takes, or raise if something is wrong with it."""
     if not isinstance(x, Tensor) or x.dim() < 2:
         seen = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise BadInput(f"x is (batch, time, feature), but this is {seen}. One sequence wants x.unsqueeze(0).")
@@ -231,12 +231,12 @@ def check_sequence(system: System, x: Tensor, *, at_least: int = 1) -> Tensor:
     if x.is_floating_point():
         x = x.to(system.device, system.input_dtype)
     with torch.inference_mode(False):
-        return x.clone() if x.is_inference() else x.detach()  # an inference tensor has no place in a backward
+        return x.clone() if x.is_inference() else x.detach()  # autograd refuses inference tensors
 
 
 @cache
 def _load_forward_mode() -> None:
-    # torch loads its forward derivatives on their first use, and warns of its own jit while it does.
+    # torch loads its forward-mode derivatives when they are first used, and its own jit then causes a warning.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         with torch.no_grad(), _dual.dual_level():

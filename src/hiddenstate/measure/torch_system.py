@@ -1,4 +1,4 @@
-"""Any layer as a dynamical system; torch's own layers and cells with their derivatives in closed form."""
+"""Any layer as a dynamical system; for torch's own layers and cells, with derivatives in closed form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LAYERS: tuple[type[nn.Module], ...] = (nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.
 
 
 def as_system(layer: nn.Module, x: Tensor | None = None) -> System:
-    """Return a layer as a system, by closed forms where they are known."""
+    """Return a layer as a system, with closed forms if they are known."""
     if not isinstance(layer, nn.Module):
         raise NotRecurrent(f"dynamics are measured of a recurrent layer, but this is {type(layer).__name__}.")
     held = layers(layer)
@@ -39,7 +39,7 @@ def as_system(layer: nn.Module, x: Tensor | None = None) -> System:
 def driven(
     layer: nn.Module, x: Tensor, *, time_axis: int | None = None, batch_axis: int | None = None, at_least: int = 1
 ) -> tuple[System, Tensor]:
-    """Return a layer as a system, and its input, which comes as the layer takes it, as `(batch, time, feature)`."""
+    """Return a layer as a system, and its input converted from the layer's own layout to `(batch, time, feature)`."""
     first = x.transpose(0, 1) if (time_axis == 0 or batch_axis == 1) and x.dim() > 1 else x
     system = as_system(layer, first)
     if isinstance(x, Tensor) and x.dim() > 1:
@@ -50,7 +50,7 @@ def driven(
 
 @dataclass(frozen=True, slots=True)
 class StackedLayer:
-    """The weights of one layer of a stack, and where its h and c are in the vector of state."""
+    """The weights of one layer of a stack, and the places of its h and c in the state vector."""
 
     weights: GateWeights
     h: slice
@@ -58,7 +58,7 @@ class StackedLayer:
 
 
 class TorchSystem(System):
-    """A stack of torch's RNN, LSTM or GRU, as in eval mode: no dropout between its layers."""
+    """A stack of torch's RNN, LSTM or GRU as in eval mode, without dropout between layers."""
 
     def __init__(self, layer: Layer) -> None:
         """Lay out the vector: h of each layer, then c of each layer."""
@@ -88,7 +88,7 @@ class TorchSystem(System):
         return torch.cat([*hidden, *cells], dim=1)
 
     def walk(self, x: Tensor, start: Tensor | None = None) -> Tensor:
-        """Run layer by layer: all that depends on the input alone is one matmul for all steps."""
+        """Run layer by layer: what depends on the input alone is one matmul for all steps."""
         vectors = self.initial(len(x)) if start is None else start
         hidden, cells = [], []
         with torch.no_grad():
@@ -104,7 +104,7 @@ class TorchSystem(System):
         return torch.cat([*hidden, *cells], dim=2)
 
     def jacobians(self, x: Tensor, vectors: Tensor) -> Tensor:
-        """Return d next / d state in closed form; a layer above depends on those below through its input."""
+        """Return d next / d state in closed form; each layer depends on those below it through its input."""
         return self._derivatives(x, vectors, inputs=0)
 
     def whole_jacobians(self, x: Tensor, vectors: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class TorchSystem(System):
         return other
 
     def initial(self, rows: int) -> Tensor:
-        """Return zeros, as torch starts from."""
+        """Return zeros, which torch starts from."""
         return torch.zeros(rows, self.size, dtype=self.dtype, device=self.device)
 
     def _parts(self, level: StackedLayer, vectors: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -148,7 +148,7 @@ class TorchSystem(System):
 
 
 def _has_closed_form(module: nn.Module) -> bool:
-    """Say whether a module is torch's own, its forward not overridden by a subclass."""
+    """Say whether a module is one of torch's own, and no subclass overrides its forward."""
     return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in _LAYERS)
 
 

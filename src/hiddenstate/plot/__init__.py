@@ -1,4 +1,4 @@
-"""Pictures: each function draws one thing into one `ax`, and computes, shows and saves nothing."""
+"""Pictures: each function draws one picture into one `ax`. It does not compute, show or save anything."""
 
 from .attention import attention
 from .compare import compare

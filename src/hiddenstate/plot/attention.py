@@ -1,4 +1,4 @@
-"""Where a head looks: attention weights over steps."""
+"""Attention weights over steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def attention(
 
     Args:
         weights: (time,) for one row, or (row, time): rows of a batch, heads, or steps of a decoder.
-        ax: Where to draw; a new figure without it.
+        ax: Where to draw; by default in a new figure.
         tokens: One label for each step.
         labels: One label for each row.
         limits: The ends of the scale, so that several pictures can be compared: (0, 1).

@@ -1,4 +1,4 @@
-"""What all pictures share: an `ax` to draw into, colors that color-blind people can tell apart, tidy axes."""
+"""Helpers for all pictures: an `ax` to draw into, colors that color-blind people can tell apart, tidy axes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-# Okabe and Ito's palette, told apart with every common kind of color blindness; black and yellow left out, since they
-# vanish on dark and on light paper.
+# Okabe and Ito's palette, which can be told apart with every common kind of color blindness. Black and yellow are left
+# out, since they vanish on dark and on light paper.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X")
 DIVERGING = "RdBu_r"  # blue below zero, red above: safe without green
-SEQUENTIAL = "cividis"  # made to look the same to all
+SEQUENTIAL = "cividis"  # designed to look the same with and without color blindness
 TIME = "viridis"
-_COUNTED = ("step", "unit", "row", "lag", "exponent", "head")  # what an axis with whole numbers is called first
+_COUNTED = ("step", "unit", "row", "lag", "exponent", "head")  # the first word of labels of axes with whole numbers
 MUTED = "#767676"  # the lightest gray that is still readable on white
 
 
 def new_ax(ax: Axes | None, *, size: tuple[float, float] = (7.0, 4.0), depth: bool = False) -> Axes:
-    """Return `ax`, or one in a new figure of that size."""
+    """Return `ax`, or one in a new figure of this size."""
     if ax is not None:
         return ax
     try:
@@ -38,7 +38,7 @@ def new_ax(ax: Axes | None, *, size: tuple[float, float] = (7.0, 4.0), depth: bo
 
 
 def tidy(ax: Axes, *, title: str = "", x: str = "", y: str = "") -> None:
-    """Label the axes and leave only the lines that carry something."""
+    """Label the axes, and hide the lines that carry no information."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.set_xlabel(x)
     ax.set_ylabel(y)
@@ -49,7 +49,7 @@ def tidy(ax: Axes, *, title: str = "", x: str = "", y: str = "") -> None:
 
 
 def count_whole(axis: Axis, label: str) -> None:
-    """Put ticks at whole numbers where an axis counts things: there is no step 2.5."""
+    """Put ticks at whole numbers only, if the axis counts things: there is no step 2.5."""
     if label.split(" ", 1)[0].rstrip(":,") in _COUNTED and axis.get_scale() == "linear":
         from matplotlib.ticker import MaxNLocator
 
@@ -60,7 +60,7 @@ def color_bar(ax: Axes, drawn: Any, label: str) -> None:
     """Put a slim color bar beside `ax`."""
     figure = ax.get_figure()
     assert figure is not None
-    deep = getattr(ax, "name", "") == "3d"  # whose labels stand where a bar would
+    deep = getattr(ax, "name", "") == "3d"  # its labels stand where a bar would
     bar = figure.colorbar(drawn, ax=ax, pad=0.12 if deep else 0.02, fraction=0.05, aspect=30)
     bar.set_label(plain(label))
     count_whole(bar.ax.yaxis, label)
@@ -68,7 +68,7 @@ def color_bar(ax: Axes, drawn: Any, label: str) -> None:
 
 
 def label_steps(set_ticks: Callable[..., Any], labels: list[str], *, most: int = 48, room: int = 60) -> None:
-    """Write `labels` under their steps; of many, every nth. Where they need more `room` in letters, they are turned."""
+    """Write `labels` under their steps, or every nth of many. If they need more `room` in letters, turn them."""
     every = -(-len(labels) // most)
     longest = min(24, max(map(len, labels), default=0))
     turned = {"rotation": 90} if longest > 2 and (longest + 1) * len(labels[::every]) > room else {}
@@ -77,10 +77,10 @@ def label_steps(set_ticks: Callable[..., Any], labels: list[str], *, most: int =
 
 
 def short(text: str, most: int) -> str:
-    """Return at most so many letters of a text, so that a long one leaves room for the picture."""
+    """Return at most `most` letters of a text, so that it leaves room for the picture."""
     return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
 
 def plain(text: str) -> str:
-    """Return `text` so that matplotlib writes it as it is: a dollar begins no formula."""
+    """Return `text` escaped for matplotlib, which would otherwise read a formula between dollar signs."""
     return text.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Which sequences end in states that are alike: a map of final states, each with its name."""
+"""A map of final states, each with its name: which sequences end in similar states."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
     from ..measure import Comparison
 
-_TEXTS = 60  # more names than this cover the points
-_GROUPS = 12  # of colors and markers that can be told apart
-_DOTS = 20_000
+_TEXTS = 60  # with more rows, names would cover the points
+_GROUPS = 12  # colors and markers that can be told apart
+_DOTS = 20_000  # points to draw at most
 _LONGEST = 44  # letters of a name
 _FONT = 8.0  # points
-_COVERED = 0.1  # of a name that may lie on others: its size is an estimate
+_COVERED = 0.1  # the share of a name that may be covered, since its size is an estimate
 
 
 def compare(result: Comparison, ax: Axes | None = None, *, texts: Sequence[str] | None = None) -> Axes:
-    """Draw the map of final states, each with its sentence beside it, and return the `ax`.
+    """Draw the map of final states, each with its text beside it, and return the `ax`.
 
-    Colors are clusters where `measure.compare(clusters=)` found some, else labels that several rows share. Written
-    beside the points are `texts`, or labels that are each row's own, as far as they leave each other room, which the
-    title says; beyond 60 rows only the colors are left.
+    Colors show the clusters that `measure.compare(clusters=)` found, or else labels that several rows share. Beside the
+    points are `texts`, or labels if each row has its own. Texts without room are left out, which the title says; with
+    more than 60 rows there are only colors.
 
     Args:
         result: What `measure.compare` returned, with 2 or 3 components, by PCA or t-SNE.
-        ax: Where to draw, 3-D for 3 components; a new figure without it.
-        texts: What to write beside each row, where its label is a class.
+        ax: Where to draw, 3-D for 3 components; by default in a new figure.
+        texts: What to write beside each row, if its label is a class.
 
     >>> found = hs.measure.compare(torch.randn(3, 7, 4), labels=["to be", "or not", "to be?"])
     >>> [text.get_text() for text in hs.plot.compare(found).texts]
@@ -72,7 +72,7 @@ def compare(result: Comparison, ax: Axes | None = None, *, texts: Sequence[str] 
 
 
 def _groups(result: Comparison) -> tuple[Tensor | None, list[str]]:
-    """Return the group of each row and their names: clusters, or labels that are shared; None where there are none."""
+    """Return the group of each row and the groups' names: clusters, or shared labels; None if there are none."""
     if result.clusters is not None:
         count = int(result.clusters.max()) + 1
         return result.clusters.cpu(), [f"cluster {number}" for number in range(count)]
@@ -85,7 +85,7 @@ def _groups(result: Comparison) -> tuple[Tensor | None, list[str]]:
 
 
 def _draw(ax: Any, places: Tensor, groups: Tensor | None, names: list[str]) -> str:
-    """Draw the points, each group in its color and shape, and return what has to be said about those left out."""
+    """Draw the points, each group in its color and shape; return a note on points that were left out."""
     kept = picked(places, _DOTS, what="rows")
     look = {"s": 30, "linewidths": 0.4, "edgecolors": "white", "alpha": 1.0 if len(kept.index) <= 500 else 0.5}
     if groups is None:
@@ -113,15 +113,15 @@ def _short(text: str) -> str:
 
 
 def _write(ax: Any, places: Tensor, texts: list[str]) -> int:
-    """Write each text beside its point where it covers no other, and return for how many there is no room."""
+    """Write each text beside its point if it covers no other; return how many had no room."""
     if places.shape[1] == 3:
         for place, text in zip(places.tolist(), texts, strict=True):
             ax.text(*place, plain(f"  {text}"), fontsize=_FONT, va="center")
         return 0
     ax.autoscale_view()
-    figure = ax.get_figure().figure  # the whole one, also of an ax in a part of it
+    figure = ax.get_figure().figure  # the outermost one, if the ax is in a subfigure
     if figure.get_layout_engine() is not None:
-        figure.get_layout_engine().execute(figure)  # where the axes will be, with a legend beside them
+        figure.get_layout_engine().execute(figure)  # moves the axes to their final place, beside a legend
     scale, left_out = 72.0 / figure.dpi, 0
     points = [tuple(scale * value for value in at) for at in ax.transData.transform(places.numpy()).tolist()]
     taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in points]  # the points themselves
@@ -146,7 +146,7 @@ def _write(ax: Any, places: Tensor, texts: list[str]) -> int:
         line = {"arrowstyle": "-", "color": MUTED, "linewidth": 0.5} if dy else None
         note = ax.annotate(plain(text), place, xytext=(6 if dx > 0 else -6, dy), textcoords="offset points",
                            fontsize=_FONT, ha=side, va="center", arrowprops=line)  # fmt: skip
-        note.set_in_layout(False)  # the axes keep their place, wherever a name reaches
+        note.set_in_layout(False)  # so that long names do not move the axes
     return left_out
 
 

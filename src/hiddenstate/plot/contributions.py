@@ -1,4 +1,4 @@
-"""Input against memory: the size of both at each step."""
+"""The sizes of the input's and the memory's contribution at each step."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def contributions(
 
     Args:
         result: What `measure.contributions` returned.
-        ax: Where to draw; a new figure without it.
+        ax: Where to draw; by default in a new figure.
         row: Which sequence of the batch.
-        gate: One gate of an LSTM or GRU, rather than all of them together.
+        gate: One gate of an LSTM or GRU, instead of all together.
         tokens: One label for each step of that row.
 
     >>> found = hs.measure.contributions(torch.nn.GRU(3, 8, batch_first=True), torch.randn(2, 20, 3))

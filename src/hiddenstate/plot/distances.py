@@ -1,4 +1,4 @@
-"""How far states are from each other: steps of one sequence, or the last states of several."""
+"""The distances between states: of the steps of one sequence, or of the last states of several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..measure import Comparison, Positions
 
-_NAMES = 48  # more than these are not read
+_NAMES = 48  # more names than this cannot be read
 _LINE = 0.15  # inches from one name to the next
 
 
@@ -29,11 +29,11 @@ def distances(
     labels: Sequence[Any] | None = None,
     limits: float | tuple[float, float] | None = None,
 ) -> Axes:
-    """Draw the distances of all pairs as a square and return the `ax`; beyond 400 every nth is shown, and said.
+    """Draw the distances of all pairs as a square, and return the `ax`. Beyond 400, every nth is shown, with a note.
 
     Args:
         result: What `measure.positions` (pairs of steps) or `measure.compare` (pairs of rows) returned, or (n, n).
-        ax: Where to draw; a new figure without it.
+        ax: Where to draw; by default in a new figure.
         labels: One for each row and column: tokens of the steps, or names of the inputs. A comparison has its own.
         limits: The ends of the color scale, (low, high), so that several pictures can be compared.
 
@@ -84,14 +84,14 @@ def distances(
 
 
 def _size(names: list[str]) -> tuple[float, float]:
-    """Return inches for a square with these names on two sides."""
+    """Return the size in inches of a square with these names on two sides."""
     square = max(3.2, _LINE * min(len(names), _NAMES))
     beside = 0.07 * min(24, max(map(len, names), default=0))
     return square + beside + 1.6, square + beside + 0.8
 
 
 def _fitting(ax: Axes) -> int:
-    """Return how many names can be written one below another beside `ax`."""
+    """Return how many names fit one below another beside `ax`."""
     figure = ax.get_figure()
     assert figure is not None
     if (layout := figure.figure.get_layout_engine()) is not None:

@@ -1,4 +1,4 @@
-"""Where a state comes to rest: fixed points in the plane in which they differ most."""
+"""Fixed points of a layer, in the plane in which they differ most."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _ROWS = 24
 
 
 def fixed_points(result: FixedPoints, ax: Axes | None = None, *, traj: Trajectory | Tensor | None = None) -> Axes:
-    """Draw stable points filled and unstable ones hollow, over paths where `traj` is given; return the `ax`.
+    """Draw stable points filled and unstable ones hollow, on top of paths if `traj` is given; return the `ax`.
 
     Args:
         result: What `measure.fixed_points` returned.
-        ax: Where to draw; a new figure without it.
-        traj: States on their way, drawn thin underneath: as many units as the points have, or h where these are (h, c).
+        ax: Where to draw; by default in a new figure.
+        traj: States to draw as thin paths underneath. They have as many units as the points (or as h, for (h, c)).
 
     >>> found = hs.measure.fixed_points(torch.nn.GRU(2, 4, batch_first=True), starts=32)
     >>> hs.plot.fixed_points(found).get_xlabel()[:4]
@@ -61,7 +61,7 @@ def fixed_points(result: FixedPoints, ax: Axes | None = None, *, traj: Trajector
 
 
 def _same_units(points: Tensor, units: int) -> Tensor:
-    """Take h where the points are whole states, h before c, and the paths are of h alone."""
+    """Return the h part of points that are whole states (h before c) if the paths are of h alone."""
     if points.shape[1] < units:
         raise BadInput(f"the points have {points.shape[1]} coordinates, but the trajectory has {units} units.")
     return points[:, :units]

@@ -1,4 +1,4 @@
-"""How open the gates are along time."""
+"""The opening of gates along time."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def gates(
     tokens: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
 ) -> Axes:
-    """Draw how open each gate is along time, the median over units with their middle half around it; return the `ax`.
+    """Draw how open each gate is along time: the median over units with their middle half; return the `ax`.
 
     Args:
         traj: A trajectory recorded with `gates=True`, or a recording of one track.
-        ax: Where to draw; a new figure without it.
+        ax: Where to draw; by default in a new figure.
         row: Which sequence of the batch.
         tokens: One label for each step of that row.
-        names: Which gates; all but the candidate, which is a value rather than a gate, without it.
+        names: Which gates to draw; by default all but the candidate, which is a value and not a gate.
 
     >>> walk = hs.Trajectory(torch.zeros(1, 9, 4), gates={"forget": torch.rand(1, 9, 4)})
     >>> hs.plot.gates(walk).get_ylabel()

@@ -1,4 +1,4 @@
-"""Units along time: the picture of a state that people look at first."""
+"""A heatmap of units along time: the first picture of a state to look at."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def heatmap(
 ) -> Axes:
     """Draw the units of one row along time, blue below zero and red above, and return the `ax`.
 
-    Beyond 400 units every nth is shown, beyond 800 steps each column is the mean of several; the axes then say so.
-    NaN and Inf are drawn in black, and the title counts them.
+    Beyond 400 units, every nth is shown; beyond 800 steps, each column is the mean of several. The axes then say so.
+    NaN and Inf are black, and the title counts them.
 
     Args:
         traj: A trajectory, a recording of one track, or a tensor (batch, time, unit) or (time, unit).
-        ax: Where to draw; a new figure without it.
+        ax: Where to draw; by default in a new figure.
         part: `h`, `c`, another part of the state, a gate, or the gradient of a part, `grads.h`.
         row: Which sequence of the batch.
         tokens: One label for each step of that row.
         order: Units by mean `size`, by the step of their `peak`, with `similar` ones side by side, or in a given order.
         limits: The ends of the color scale, so that several pictures can be compared: 1, for -1 to 1, or (low, high).
-        log: Sizes rather than values, on a log scale: gradients that fade by powers of ten stay visible.
+        log: Draw magnitudes on a log scale: gradients that fade by powers of ten stay visible.
 
     >>> ax = hs.plot.heatmap(torch.randn(1, 20, 8).tanh(), tokens=list("the state of a thing"))
     >>> ax.get_xlabel(), ax.get_ylabel()
@@ -66,7 +66,7 @@ def heatmap(
 
     ax = new_ax(ax, size=(8.0, 4.0))
     scale = _sizes(shown, ends) if log else _values(shown, ends)
-    if log:  # what is exactly zero has no logarithm, and is as dark as the smallest
+    if log:  # zero has no logarithm: it is drawn like the smallest value
         shown = shown.abs().clamp(min=scale["norm"].vmin)
     drawn = _image(ax, shown, scale, steps=len(values) * every, units=values.shape[1])
     name = walk.track if isinstance(walk, Trajectory) else ""
@@ -87,9 +87,9 @@ def heatmap(
 
 
 def ordered(values: Tensor, order: Order | Sequence[int]) -> Tensor:
-    """Return the numbers of the units of `values (time, unit)` in the order asked for.
+    """Return the indices of the units of `values (time, unit)` in the order asked for.
 
-    `similar` goes round the plane of the two main directions in which units differ, so that neighbors behave alike.
+    `similar` sorts units by their angle in the plane of the two main directions in which they differ.
 
     >>> ordered(torch.tensor([[0.1, -3.0, 2.0]]), "size")
     tensor([1, 2, 0])
@@ -112,7 +112,7 @@ def ordered(values: Tensor, order: Order | Sequence[int]) -> Tensor:
 
 def _round_the_plane(values: Tensor) -> Tensor:
     moves = values - values.mean(0)
-    moves = moves / moves.norm(dim=0).clamp(min=1e-12)  # the shape of a unit's path, whatever its size
+    moves = moves / moves.norm(dim=0).clamp(min=1e-12)  # compare the shapes of paths, not their sizes
     strength, plane = principal(picked(moves, 1024).values.double())
     if len(strength) < 2:
         return values.mean(0).argsort(stable=True)
@@ -121,20 +121,20 @@ def _round_the_plane(values: Tensor) -> Tensor:
 
 
 def _values(shown: Tensor, ends: tuple[float, float] | None) -> dict[str, Any]:
-    """Return colors about zero, or from 0 to 1 for what is a gate."""
+    """Return a color scale around zero, or from 0 to 1 for gates."""
     if ends is not None:
         return {"cmap": DIVERGING if ends[0] < 0 < ends[1] else SEQUENTIAL, "vmin": ends[0], "vmax": ends[1]}
     finite = shown[shown.isfinite()]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     bound = max(abs(low), abs(high)) or 1.0
-    one_sided = low >= 0 and bound <= 1  # a gate: zero is an end here, not a middle
+    one_sided = low >= 0 and bound <= 1  # a gate: zero is an end of its range, not the middle
     if one_sided:
         return {"cmap": SEQUENTIAL, "vmin": 0.0, "vmax": 1.0}
     return {"cmap": DIVERGING, "vmin": -bound, "vmax": bound}
 
 
 def _sizes(shown: Tensor, ends: tuple[float, float] | None) -> dict[str, Any]:
-    """Return colors by powers of ten; what is exactly zero is below them all."""
+    """Return a color scale in powers of ten; zero is below all of them."""
     from matplotlib.colors import LogNorm
 
     known = shown[shown.isfinite() & (shown != 0)].abs()
@@ -147,7 +147,7 @@ def _image(ax: Axes, shown: Tensor, scale: dict[str, Any], *, steps: int, units:
     from matplotlib import colormaps
 
     colors = colormaps[scale.pop("cmap")].with_extremes(bad="black")
-    # Each row and column of the picture spans the units and steps it stands for.
+    # Each pixel of the picture covers the units and steps that it stands for.
     rows, columns = max(1, shown.shape[0]), max(1, shown.shape[1])
     tall, wide = max(1, math.ceil(units / rows)), max(1, math.ceil(steps / columns))
     extent = (-0.5, columns * wide - 0.5, rows * tall - 0.5, -0.5)

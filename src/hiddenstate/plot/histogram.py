@@ -1,4 +1,4 @@
-"""How values are spread: activations of one layer, or of each."""
+"""The distribution of values: the activations of one layer, or of each."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .canvas import COLORS, MUTED, STYLES, new_ax, plain, tidy
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLUMNS = 64  # more than this are noise
+_COLUMNS = 64  # more columns would show noise
 
 
 def histogram(source: Any, ax: Axes | None = None, *, part: str = "h", log: bool = False) -> Axes:
-    """Draw how the values of all units are spread, a line for each track, and return the `ax`.
+    """Draw the distribution of the values of all units, one line for each track, and return the `ax`.
 
     Args:
         source: A recording, whose runs are taken together; a trajectory, states (batch, time, unit), or several runs of
             them; a result of `measure.statistics`; or a mapping of names to any of these.
-        ax: Where to draw; a new figure without it.
+        ax: Where to draw; by default in a new figure.
         part: `h`, `c`, another part of the state, a gate, or the gradient of a part, `grads.h`.
-        log: Shares on a log scale, for tails.
+        log: Draw shares on a log scale, to see the tails.
 
     >>> hs.plot.histogram(torch.randn(4, 30, 8).tanh()).get_ylabel()
     'share of values'
@@ -38,7 +38,7 @@ def histogram(source: Any, ax: Axes | None = None, *, part: str = "h", log: bool
     ax = new_ax(ax)
     from matplotlib.ticker import PercentFormatter
 
-    wide = max(_width(one) for one in known.values())  # one width for all: shares of wider columns would be larger
+    wide = max(_width(one) for one in known.values())  # the same for all, since the shares depend on the width
     for number, (name, one) in enumerate(known.items()):
         counts, edges = _columns(one, wide)
         shares = (counts / counts.sum()).tolist()
@@ -74,8 +74,8 @@ def _measured(source: Any, part: str) -> Statistics:
 
 
 def _width(one: Statistics) -> float:
-    """Return the width of a column, so that at most 64 show all values; a power of two, as all bins are."""
-    if not bool(one.min.any()) and not bool(one.max.any()):  # bins about zero are as narrow as numbers get
+    """Return the width at which at most 64 columns show all values; a power of two, as the bins are."""
+    if not bool(one.min.any()) and not bool(one.max.any()):  # all zero: the bins around zero are very narrow
         return one.small
     filled = one.histogram.nonzero().flatten()
     wide = 1
@@ -85,10 +85,10 @@ def _width(one: Statistics) -> float:
 
 
 def _columns(one: Statistics, width: float) -> tuple[Tensor, Tensor]:
-    """Return counts and edges, in columns of that width, where there are values."""
+    """Return counts and edges in columns of this width, over the range that has values."""
     bins, edges = one.histogram, one.edges
     wide = round(width / float(edges[1] - edges[0]))
-    if wide > len(bins) // 2:  # all of it in one column on each side of zero
+    if wide > len(bins) // 2:  # one column on each side of zero holds everything
         half = len(bins) // 2
         return bins.reshape(2, half).sum(1), edges.new_tensor([-width, 0.0, width])
     counts = bins.reshape(-1, wide).sum(1)

@@ -1,4 +1,4 @@
-"""How far back an input still moves the output, on a log scale."""
+"""How far back an input still affects the output, on a log scale."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 def memory(result: Memory, ax: Axes | None = None, *, label: str = "") -> Axes:
     """Draw the influence of an input over its distance, with threshold and effective length; return the `ax`.
 
-    The curve is the mean over rows, the band holds the middle 80 % of them; where a few rows make up most of the mean,
-    it lies beyond the band, and the picture says so.
-    Draw several models into one `ax` to compare them, each with a `label`.
+    The curve is the mean over rows, and the band holds the middle 80 % of them. If a few rows make up most of the mean,
+    the curve lies above the band, and the picture says so.
+    To compare several models, draw them into one `ax`, each with a `label`.
 
     Args:
         result: What `measure.memory` returned.
-        ax: Where to draw; a new figure without it.
-        label: The name of this curve, where there are several.
+        ax: Where to draw; by default in a new figure.
+        label: The name of this curve, if there are several.
 
     >>> found = hs.measure.memory(torch.nn.GRU(3, 8, batch_first=True), torch.randn(4, 30, 3))
     >>> hs.plot.memory(found).get_yscale()
@@ -41,7 +41,7 @@ def memory(result: Memory, ax: Axes | None = None, *, label: str = "") -> Axes:
     ax = new_ax(ax)
     color = COLORS[len([line for line in ax.lines if line.get_gid() == "curve"]) % len(COLORS)]
     lags = torch.arange(len(curve)).numpy()
-    # A log scale has no zero: what is not there at all ends below the picture.
+    # A log scale has no zero: a curve that reaches zero ends below the picture.
     floor = float(curve[curve > 0].min()) / 10 if felt else 0.0
     low, high = low.clamp(min=floor), high.clamp(min=floor)
     ax.fill_between(lags, low.numpy(), high.numpy(), color=color, alpha=0.15, linewidth=0)

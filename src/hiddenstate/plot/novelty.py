@@ -1,4 +1,4 @@
-"""How strange each step is: scores along time, against the threshold."""
+"""Novelty scores along time, with the threshold."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def novelty(result: Novelty, ax: Axes | None = None, *, row: int = 0, truth: Any
 
     Args:
         result: What `measure.novelty` returned.
-        ax: Where to draw; a new figure without it.
+        ax: Where to draw; by default in a new figure.
         row: Which sequence of the batch.
-        truth: The steps that are known to be strange, bool (time,) or (batch, time), shaded.
-        log: A log scale, where single steps are far stranger than all others.
+        truth: Steps known to be strange, which are shaded: bool (time,) or (batch, time).
+        log: Draw a log scale, for single steps that are far stranger than all others.
 
     >>> found = hs.measure.novelty(torch.randn(1, 40, 3), torch.randn(4, 40, 3))
     >>> hs.plot.novelty(found).get_ylabel()

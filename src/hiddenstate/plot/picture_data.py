@@ -1,6 +1,6 @@
-"""The data of a picture: one row without its padding, readable labels, and fewer units or steps where there are many.
+"""The data of a picture: one row without padding, readable labels, and fewer units or steps if there are many.
 
-What is left out is said: a `Thinned` comes with a note for the axis or the title.
+Anything left out is reported: a `Thinned` has a note for the axis or the title.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 from ..errors import BadInput
 from ..recording import Trajectory
 
-UNITS = 400  # beyond this many a unit is thinner than a pixel
+UNITS = 400  # with more units, each would be thinner than a pixel
 STEPS = 800
 
-# What would be invisible on an axis, as people write it.
+# How characters that are invisible on an axis are written.
 _INVISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "←", "": "∅"}
 
 
@@ -46,12 +46,12 @@ def one_row(traj: Trajectory | Tensor | np.ndarray[Any, Any], *, part: str = "h"
     if not -len(values) <= row < len(values):
         raise BadInput(f"row {row} was asked for, but the trajectory has {len(values)} rows.")
     steps = values.shape[1] if lengths is None else int(lengths[row])
-    # Copied: what is drawn stays as it was seen, whatever happens to the tensor afterwards.
+    # Copied, so that the picture stays the same if the tensor is changed later.
     return values[row, :steps].detach().to("cpu", torch.float32, copy=True)  # (time, unit)
 
 
 def which_row(traj: Trajectory | Tensor | np.ndarray[Any, Any], row: int) -> str:
-    """Return the name of a row for a title, where there are others.
+    """Return the name of a row for a title, or "" if it is the only one.
 
     >>> which_row(torch.zeros(3, 5, 2), 2), which_row(torch.zeros(5, 2), 0)
     ('row 2', '')
@@ -61,7 +61,7 @@ def which_row(traj: Trajectory | Tensor | np.ndarray[Any, Any], row: int) -> str
 
 
 def of_kind(result: object, name: str, source: str) -> None:
-    """Refuse what is no result of that measure, whatever fields it happens to share with one."""
+    """Raise unless `result` has the class with this name: another result may have the same fields."""
     from .. import measure
 
     if not isinstance(result, getattr(measure, name)):
@@ -69,7 +69,7 @@ def of_kind(result: object, name: str, source: str) -> None:
 
 
 def bounds_of(limits: float | tuple[float, float] | None) -> tuple[float, float] | None:
-    """Return the ends of a color scale that were asked for: of one number, that much on both sides of zero."""
+    """Return the ends of a color scale as the user gave them; a single number means both sides of zero."""
     if limits is None:
         return None
     try:
@@ -84,7 +84,7 @@ def bounds_of(limits: float | tuple[float, float] | None) -> tuple[float, float]
 
 
 def readable(tokens: Sequence[str], steps: int, *, what: str = "tokens", of: str = "step") -> list[str]:
-    """Return one label for each step, with what would be invisible made visible; a wrong count is refused.
+    """Return one label for each step, with invisible characters replaced; raise if the number of labels is wrong.
 
     >>> readable(["a", " ", "b"], 3)
     ['a', '␣', 'b']
@@ -96,7 +96,7 @@ def readable(tokens: Sequence[str], steps: int, *, what: str = "tokens", of: str
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Thinned:
-    """What is left of a long axis, where each kept entry began, and what has to be said about it."""
+    """What is kept of a long axis, the first position of each kept entry, and a note about the rest."""
 
     values: Tensor
     index: Tensor  # (kept,) position of each kept entry, or of the first of its block
@@ -104,7 +104,7 @@ class Thinned:
 
 
 def picked(values: Tensor, most: int, *, axis: int = 0, what: str = "units") -> Thinned:
-    """Keep every nth entry along `axis`, so that at most `most` remain: true values, none invented.
+    """Keep every nth entry along `axis`, so that at most `most` remain; values are not averaged.
 
     >>> picked(torch.arange(10), 4).note
     'every 3rd of 10 units'
@@ -117,7 +117,7 @@ def picked(values: Tensor, most: int, *, axis: int = 0, what: str = "units") -> 
 
 
 def averaged(values: Tensor, most: int, *, axis: int = 0, what: str = "steps") -> Thinned:
-    """Replace blocks along `axis` by their means, so that at most `most` remain; a block with a NaN in it is NaN.
+    """Replace blocks along `axis` by their means, so that at most `most` remain; a block with a NaN becomes NaN.
 
     >>> averaged(torch.arange(6.0), 3).values
     tensor([0.5000, 2.5000, 4.5000])
@@ -133,7 +133,7 @@ def averaged(values: Tensor, most: int, *, axis: int = 0, what: str = "steps") -
 
 
 def jumps(paths: Sequence[Tensor]) -> bool:
-    """Say whether paths (time, unit) jump to and fro, so that lines between their steps would only be a tangle.
+    """Say whether paths (time, unit) jump around, so that lines between their steps would only be a tangle.
 
     >>> jumps([torch.linspace(0, 1, 100).unsqueeze(1)]), jumps([torch.randn(100, 1)])
     (False, True)
@@ -143,7 +143,7 @@ def jumps(paths: Sequence[Tensor]) -> bool:
     every = torch.cat(list(paths))
     spread = 2 * (every - every.mean(0)).square().sum(1).mean()
     moves = torch.cat([path.diff(dim=0).square().sum(1) for path in paths]).mean()
-    return bool(moves > 0.25 * spread)  # as large as the spread where no step has anything of the last
+    return bool(moves > 0.25 * spread)  # moves are as large as the spread if steps do not depend on the last ones
 
 
 def _ordinal(number: int) -> str:

@@ -1,4 +1,4 @@
-"""What each step knows: the score of a readout along time."""
+"""The score of a readout along time: what each step knows."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 def probe(
     result: Probe | Mapping[str, Probe], ax: Axes | None = None, *, tokens: Sequence[str] | None = None, label: str = ""
 ) -> Axes:
-    """Draw how well a target can be read from the state at each step, beside chance and shuffled targets.
+    """Draw how well a target can be read from the state at each step, with chance and shuffled targets.
 
-    Of a recording's probes each track has a line. Draw several into one `ax` to compare them, each with a `label`.
+    The probes of a recording get one line for each track. To compare several, draw them into one `ax`, each with a
+    `label`.
 
     Args:
         result: What `measure.probe` returned, of a trajectory or of a recording.
-        ax: Where to draw; a new figure without it.
+        ax: Where to draw; by default in a new figure.
         tokens: One label for each step.
-        label: The name of this line, where there are several.
+        label: The name of this line, if there are several.
 
     >>> states = torch.randn(40, 9, 4).cumsum(1)
     >>> hs.plot.probe(hs.measure.probe(states, states[:, 4, 0] > 0)).get_ylabel()
@@ -56,7 +57,7 @@ def probe(
     ax.set_ylim(0 if first.classes else max(-1.0, min(low, -0.05)), 1.02)
     tidy(ax, x="step", y=f"{score} on unseen rows", title=_said(several.values()))
     lines, labels = ax.get_legend_handles_labels()
-    last = sorted(range(len(labels)), key=lambda at: lines[at].get_gid() != "score")  # what they are held against
+    last = sorted(range(len(labels)), key=lambda at: lines[at].get_gid() != "score")  # baselines after the scores
     ax.legend([lines[at] for at in last], [labels[at] for at in last], frameon=False, fontsize="small")
     if names:
         label_steps(ax.set_xticks, names)
@@ -64,7 +65,7 @@ def probe(
 
 
 def _said(probes: Collection[Probe]) -> str:
-    """Return what the lines do not show: where they end, and where there is none."""
+    """Return what the lines do not show: that the probe was interrupted, or lacks rows at some steps."""
     if any(one.interrupted for one in probes):
         return "interrupted: later steps are missing"
     without, steps = max((int(one.accuracy.isnan().sum()), len(one.accuracy)) for one in probes)

@@ -1,4 +1,4 @@
-"""The plane in which states differ most, so that paths through many dimensions can be drawn."""
+"""Projection of states to the plane in which they differ most, so that their paths can be drawn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import BadInput
 from .picture_data import picked
 
-_WORK = 4e9  # multiplications for the axes: about a second
+_WORK = 4e9  # multiplications to spend on the axes: about a second
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,15 +19,15 @@ class Projection:
 
     center: Tensor  # (unit,)
     axes: Tensor  # (component, unit), orthonormal
-    explained: Tensor  # (component,) share of the variance that each axis holds
-    note: str = ""  # what has to be said where the axes are not those of all states
+    explained: Tensor  # (component,) the share of the variance along each axis
+    note: str = ""  # says so if the axes were computed from a part of the states
 
     def __call__(self, states: Tensor) -> Tensor:
-        """Return `states (..., unit)` in the plane: (..., component)."""
+        """Return `states (..., unit)` projected: (..., component)."""
         return (states.to(self.center) - self.center) @ self.axes.T
 
     def label(self, component: int) -> str:
-        """Return what to write along one axis."""
+        """Return the label of one axis."""
         return f"PC {component + 1} ({float(self.explained[component]):.0%} of variance)"
 
 
@@ -38,18 +38,18 @@ def project(states: Tensor, components: int = 2) -> Projection:
     >>> project(line).explained.round(decimals=3)
     tensor([1., 0.])
     """
-    finite = states.detach().sum(1, dtype=torch.float64).isfinite()  # a NaN or Inf in a row makes its sum one, too
+    finite = states.detach().sum(1, dtype=torch.float64).isfinite()  # false for a row with a NaN or Inf
     cloud = states.detach() if bool(finite.all()) else states.detach()[finite]
     if not len(cloud):
         raise BadInput("there is no state without NaN or Inf: nothing is left to project.")
-    # Of very many states, some that are evenly spread give nearly the same axes.
+    # If there are very many states, an evenly spaced selection gives nearly the same axes.
     kept = picked(cloud, max(1024, int(_WORK // cloud.shape[1] ** 2)), what="states")
     cloud = kept.values.to("cpu", torch.float64)
     center = cloud.mean(0)
     strength, axes = principal(cloud - center)
     axes, total = axes[:components], strength.sum().clamp(min=1e-300)
     lacking = components - len(axes)
-    if lacking > 0:  # fewer units or states than axes: the rest of the axes hold nothing
+    if lacking > 0:  # fewer units or states than axes: the other axes are zero
         axes = torch.cat([axes, axes.new_zeros(lacking, len(center))])
         strength = torch.cat([strength, strength.new_zeros(lacking)])
     note = f"axes from {kept.note}" if kept.note else ""
@@ -57,7 +57,7 @@ def project(states: Tensor, components: int = 2) -> Projection:
 
 
 def principal(moves: Tensor) -> tuple[Tensor, Tensor]:
-    """Return variances, falling, and their axes as rows, through the smaller of the two square matrices."""
+    """Return variances in falling order and their axes as rows, using the smaller of the two square matrices."""
     states, units = moves.shape
     if units <= states:
         strength, axes = torch.linalg.eigh(moves.T @ moves)
@@ -66,6 +66,6 @@ def principal(moves: Tensor) -> tuple[Tensor, Tensor]:
         strength, sides = torch.linalg.eigh(moves @ moves.T)
         strength, axes = strength.flip(0).clamp(min=0), sides.flip(1).T @ moves
         axes = axes / axes.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    # The sign of an axis means nothing; without a rule, two runs would draw mirror images.
+    # The sign of an axis is arbitrary; without a rule, two runs could draw mirror images.
     largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))
     return strength, torch.where(largest < 0, -axes, axes)

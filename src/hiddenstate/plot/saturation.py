@@ -1,4 +1,4 @@
-"""How saturated each unit is, or each step."""
+"""The saturation of each unit, or of each step."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
     from ..measure import Saturation
 
-_BARS = 64  # up to here each unit has a bar of its own at its own place
+_BARS = 64  # with more units, they are sorted instead of drawn at their own place
 
 
 def saturation(result: Saturation, ax: Axes | None = None, *, by: Literal["unit", "step"] = "unit") -> Axes:
     """Draw the saturated share of each unit or step, with the overall share as a line, and return the `ax`.
 
-    More than 64 units are drawn from the most saturated down: the picture then shows how many are saturated.
+    More than 64 units are sorted by saturation, so that the picture shows how many are saturated.
 
     Args:
         result: What `measure.saturation` returned.
-        ax: Where to draw; a new figure without it.
+        ax: Where to draw; by default in a new figure.
         by: Each `unit` or each `step`.
 
     >>> hs.plot.saturation(hs.measure.saturation(torch.randn(2, 30, 8).tanh())).get_xlabel()

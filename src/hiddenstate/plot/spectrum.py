@@ -1,4 +1,4 @@
-"""Where the dynamics lead: eigenvalues about the unit circle, or exponents about zero."""
+"""Spectra of the dynamics: eigenvalues around the unit circle, or Lyapunov exponents around zero."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from ..measure import Lyapunov
 
 _DOTS = 20_000
-_MATRICES = 64  # beyond this many, eigenvalues of more of them add ink and no news
+_MATRICES = 64  # the eigenvalues of more matrices would add ink, but no information
 
 
 def spectrum(result: Any, ax: Axes | None = None) -> Axes:
-    """Draw eigenvalues about the unit circle, or Lyapunov exponents about zero, and return the `ax`.
+    """Draw eigenvalues around the unit circle, or Lyapunov exponents around zero, and return the `ax`.
 
     Args:
         result: What `measure.jacobians`, `measure.fixed_points` or `measure.lyapunov` returned, or complex eigenvalues.
-        ax: Where to draw; a new figure without it.
+        ax: Where to draw; by default in a new figure.
 
     >>> hs.plot.spectrum(torch.linalg.eigvals(torch.randn(20, 20) / 20**0.5)).get_xlabel()
     'real part'
@@ -40,12 +40,12 @@ def spectrum(result: Any, ax: Axes | None = None) -> Axes:
 
 
 def eigenvalues(result: Any) -> tuple[Tensor, str]:
-    """Return the eigenvalues in a result, (n,) complex, and a note where not all are among them."""
+    """Return the eigenvalues in a result, (n,) complex, with a note if some are left out."""
     from ..measure import FixedPoints, Jacobians
 
     note = ""
     if isinstance(result, Jacobians):
-        # Not result.eigenvalues: those of all rows and steps may take minutes, and a picture needs but some.
+        # Not result.eigenvalues: those of all rows and steps may take minutes, and a picture needs only some.
         kept = picked(result.values.detach()[result.valid], _MATRICES, what="steps")
         found: Any = torch.linalg.eigvals(kept.values.float().cpu())
         note = kept.note

@@ -1,4 +1,4 @@
-"""The paths that states take: time as color, in the plane in which they differ most."""
+"""The paths of states in the plane in which they differ most, with time as color."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .projection import Projection, project
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_ROWS = 24  # more paths than this are a tangle
+_ROWS = 24  # more paths would be a tangle
 _POINTS = 2000  # of one path
 
 
@@ -30,16 +30,16 @@ def trajectories(
     labels: Sequence[str] | None = None,
     components: int = 2,
 ) -> Axes:
-    """Draw the path of each row in the plane of the main differences, time as color, and return the `ax`.
+    """Draw the path of each row in the plane of the main differences, with time as color, and return the `ax`.
 
-    A circle marks where a path begins, a square where it ends. All paths share one projection. Where states jump to
-    and fro, as those of a language model do, they are drawn as points, and the title says so.
+    A circle marks where a path begins, a square where it ends. All paths share one projection. States that jump around,
+    as those of language models do, are drawn as points without lines, and the title says so.
 
     Args:
         traj: A trajectory, a recording of one track, a tensor (batch, time, unit), or several with the same units.
-        ax: Where to draw, 3-D where `components=3`; a new figure without it.
+        ax: Where to draw, 3-D for `components=3`; by default in a new figure.
         part: `h`, `c`, another part of the state, or a gate.
-        labels: One for each row, written where its path ends.
+        labels: One for each row, written at the end of its path.
         components: 2 or 3 axes.
 
     >>> ax = hs.plot.trajectories(torch.randn(3, 50, 8).cumsum(1), labels=["a", "b", "c"])
@@ -80,7 +80,7 @@ def paths_of(traj: Trajectory | Recording | Tensor | Sequence[Trajectory | Tenso
     for one in several:
         known = isinstance(one, Tensor | np.ndarray) and one.ndim == 3
         rows = one.h.shape[0] if isinstance(one, Trajectory) else len(one) if known else 1
-        paths += [one_row(one, part=part, row=row) for row in range(rows)]  # refuses what is none of these
+        paths += [one_row(one, part=part, row=row) for row in range(rows)]  # raises for anything else
     paths = [path for path in paths if len(path)]
     if not paths:
         raise BadInput("there is no row with a step in it: nothing can be drawn.")

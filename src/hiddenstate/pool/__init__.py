@@ -1,4 +1,4 @@
-"""Heads over states in between: from every step of a sequence to one result, padding never counted."""
+"""Pooling heads: they turn the states at every step of a sequence into one result. Padding never counts."""
 
 from .attention import Attention, MultiHead
 from .compare_heads import HeadScores, compare_heads

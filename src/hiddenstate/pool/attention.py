@@ -1,4 +1,4 @@
-"""Steps weighted by what a trained score finds in them."""
+"""Attention pooling: steps weighted by trained scores."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .steps import Lengths, Source, Steps, read_steps
 
 
 class Attention(Pool):
-    """A weighted mean of each row's real steps, (batch, unit), the weights being a softmax of trained scores.
+    """A weighted mean of each row's real steps, (batch, unit). The weights are a softmax of trained scores.
 
-    The score of a step is `w · h`. A key projection and a trained query would be the same: their product is one
-    vector. `weights` returns what each step counted.
+    The score of a step is `w · h`. A key projection with a trained query would be no more general: their product is one
+    vector. `weights` returns how much each step counted.
 
     >>> attention = Attention(4)
     >>> h = torch.randn(2, 5, 4)
@@ -29,10 +29,10 @@ class Attention(Pool):
     def __init__(self, units: int) -> None:
         super().__init__()
         self.units = _positive("units", units)
-        self.score = nn.Linear(units, 1, bias=False)  # a bias would fall out of the softmax
+        self.score = nn.Linear(units, 1, bias=False)  # a bias would cancel in the softmax
 
     def weights(self, h: Source, lengths: Lengths | None = None) -> Tensor:
-        """Return how much each step counts: (batch, time), zero on padding, one in sum."""
+        """Return how much each step counts: (batch, time), zero on padding, summing to one."""
         steps = read_steps(h, lengths)
         check_units(steps, self.units, self)
         return _weights(self.score, steps.filled(0.0), steps).squeeze(1)
@@ -47,15 +47,15 @@ class Attention(Pool):
         return _attend(self.score, steps).squeeze(1)
 
     def extra_repr(self) -> str:
-        """Say how wide it is."""
+        """Return the number of units, for printing."""
         return f"units={self.units}"
 
 
 class MultiHead(Pool):
-    """Several attentions side by side, each giving its share of the units: (batch, unit).
+    """Several attentions side by side, each producing its share of the units: (batch, unit).
 
-    Each head has scores and values of its own, and `out` mixes what they found. Values are projected after the
-    weighted mean, which gives the same result as before it, without a projected copy of every step.
+    Each head has its own scores and values, and `out` mixes their results. Values are projected after the weighted
+    mean, which gives the same result as projecting before it, without a projected copy of every step.
 
     >>> MultiHead(6, heads=3)(torch.randn(2, 5, 6)).shape
     torch.Size([2, 6])
@@ -73,7 +73,7 @@ class MultiHead(Pool):
         nn.init.uniform_(self.value, -1 / math.sqrt(units), 1 / math.sqrt(units))
 
     def weights(self, h: Source, lengths: Lengths | None = None) -> Tensor:
-        """Return how much each step counts for each head: (batch, head, time), zero on padding, one in sum."""
+        """Return how much each step counts for each head: (batch, head, time), zero on padding, summing to one."""
         steps = read_steps(h, lengths)
         check_units(steps, self.units, self)
         return _weights(self.score, steps.filled(0.0), steps)
@@ -91,7 +91,7 @@ class MultiHead(Pool):
         return mixed
 
     def extra_repr(self) -> str:
-        """Say how wide it is, and how many heads share that."""
+        """Return the numbers of units and heads, for printing."""
         return f"units={self.units}, heads={self.heads}"
 
 
@@ -112,7 +112,7 @@ def _weights(score: nn.Linear, h: Tensor, steps: Steps) -> Tensor:
         return scores.softmax(dim=-1, dtype=wide).to(h.dtype)
     valid = steps.valid.unsqueeze(1)
     weights = torch.where(valid, scores, -math.inf).softmax(dim=-1, dtype=wide)
-    # The zeros are there already; this cuts the gradient, which large padding could make infinite.
+    # The padding is zero already; this cuts its gradient, which large padding could make infinite.
     return torch.where(valid, weights, 0.0).to(h.dtype)
 
 

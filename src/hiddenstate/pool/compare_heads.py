@@ -1,4 +1,4 @@
-"""Which head makes most of recorded states: each trained and judged on the same folds."""
+"""Comparing pooling heads on recorded states: each is trained and scored on the same folds."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .peaks import Max
 from .steps import Lengths, Source, read_steps
 from .taps import Taps
 
-_ROUNDS = 60  # of LBFGS
-_DECAY = 1e-3  # of the squares of all weights
+_ROUNDS = 60  # iterations of LBFGS
+_DECAY = 1e-3  # weight decay: factor of the sum of squared weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadScores:
-    """The score of each head on rows it has not seen, fold by fold; all heads had the same folds."""
+    """The score of each head on held-out rows, fold by fold; all heads had the same folds."""
 
     scores: Mapping[str, Tensor]  # name -> (folds,) accuracy, or R² for real targets
     chance: float  # the share of the most frequent class; 0 for R²
@@ -37,7 +37,7 @@ class HeadScores:
         return max(self.scores, key=lambda name: float(self.scores[name].mean()))
 
     def __str__(self) -> str:
-        """Return a line for each head, the best first, with how often it was the best on the same fold."""
+        """Return a line for each head, best first, with its distance from the best on the same folds."""
         ranked = sorted(self.scores.items(), key=lambda one: -float(one[1].mean()))
         wide = max(len(name) for name in self.scores)
         score = "accuracy" if self.classes else "R²"
@@ -59,23 +59,23 @@ def compare_heads(
     folds: int = 5,
     seed: int = 0,
 ) -> HeadScores:
-    """Return how well targets are told from states by each head with a linear readout behind it, cross-validated.
+    """Return how well targets can be read from states by each head with a linear readout, cross-validated.
 
-    The states stay as they are: heads and readouts are trained, on copies, each fold anew.
+    The states are not changed: heads and readouts are trained as copies, anew in each fold.
 
     Args:
         h: States (batch, time, unit), as a tensor or an array, a trajectory or a packed sequence.
         targets: One for each row: classes as whole numbers, booleans or strings; real numbers are regressed.
-        heads: Pools by name. Without it: last, mean, max, attention, and taps at the quarters of the longest row.
+        heads: Pools by name. By default: last, mean, max, attention, and taps at the quarters of the longest row.
         lengths: The real steps of each row of a plain tensor.
-        folds: Into how many parts the rows are dealt out.
-        seed: Of the folds.
+        folds: The number of parts that the rows are dealt into.
+        seed: The seed of the folds.
 
     >>> h = torch.randn(60, 9, 4, generator=torch.Generator().manual_seed(0))
     >>> compare_heads(h, h[:, 4, 0] > 0, {"last": Last(), "step 4": Taps([4])}).best
     'step 4'
     """
-    with torch.no_grad():  # heads are trained on states as they are, whoever made them
+    with torch.no_grad():  # heads are trained on fixed states, whatever made them
         steps = read_steps(torch.as_tensor(h) if isinstance(h, np.ndarray) else h, lengths)
     states = steps.filled(0.0).detach().float()
     wanted, classes = _targets(targets, states)
@@ -104,12 +104,12 @@ def _usual(states: Tensor) -> dict[str, nn.Module]:
     time = states.shape[1]
     quarters = sorted({round(step * (time - 1) / 4) for step in range(5)})
     attention = Attention(states.shape[2])
-    nn.init.zeros_(attention.score.weight)  # it begins as the mean
+    nn.init.zeros_(attention.score.weight)  # so that it starts as the mean
     return {"last": Last(), "mean": Mean(), "max": Max(), "attention": attention, "taps": Taps(quarters, short="last")}
 
 
 def _standard(states: Tensor, lengths: Tensor) -> Tensor:
-    """Scale units by their own deviation over all real steps, so that one decay suits all."""
+    """Scale each unit by its own deviation over all real steps, so that one decay suits all units."""
     valid = (torch.arange(states.shape[1], device=states.device) < lengths.unsqueeze(1)).unsqueeze(-1)
     entries = states[valid.squeeze(-1)]
     return ((states - entries.mean(0)) / entries.std(0).clamp(min=1e-8)).where(valid, 0.0)
@@ -133,7 +133,7 @@ def _targets(targets: Any, states: Tensor) -> tuple[Tensor, int]:
 
 
 def _dealt(classes: Tensor | None, rows: int, folds: int) -> Tensor:
-    """Deal rows out to folds at random, every fold with its share of each class: (rows,)."""
+    """Deal rows into folds at random, so that every fold gets its share of each class: (rows,)."""
     order = torch.randperm(rows)
     if classes is not None:
         order = order[classes.cpu()[order].argsort(stable=True)]
@@ -143,12 +143,12 @@ def _dealt(classes: Tensor | None, rows: int, folds: int) -> Tensor:
 
 
 def _trained(head: nn.Module, states: Tensor, lengths: Tensor, wanted: Tensor, how: tuple[Tensor, int]) -> Tensor:
-    """Return what a copy of `head`, trained with a readout on the rows marked, says of all rows."""
+    """Return the predictions for all rows of a copy of `head`, trained with a readout on the marked rows."""
     train, classes = how
     own = copy.deepcopy(head).to(states.device, torch.float32).requires_grad_()
     with torch.no_grad():
         width = own(states, lengths).flatten(1).shape[1]
-    # No weights are drawn: the random stream stays as it is.
+    # No weights are drawn, so the random stream is not used.
     readout = nn.utils.skip_init(nn.Linear, width, classes or 1, device=states.device)  # type: ignore[no-untyped-call]
     weights = [readout.weight, readout.bias, *own.parameters()]
     nn.init.zeros_(readout.weight), nn.init.zeros_(readout.bias)

@@ -1,4 +1,4 @@
-"""Several pools side by side."""
+"""Concatenating the results of several pools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .steps import Lengths, Source, Steps, read_steps
 class Concat(Pool):
     """The results of several pools, one after another: (batch, sum of their units).
 
-    A result of more axes, such as that of `Taps`, is laid out in one.
+    A result with more axes, such as that of `Taps`, is flattened to one.
 
     >>> from hiddenstate.pool import Last, Max, Mean
     >>> Concat(Last(), Mean(), Max())(torch.randn(2, 5, 4)).shape
@@ -29,11 +29,11 @@ class Concat(Pool):
         self.pools = nn.ModuleList(pools)
 
     def forward(self, h: Source, lengths: Lengths | None = None) -> Tensor:
-        """Return what all pools found."""
+        """Return the results of all pools."""
         return self.pool(read_steps(h, lengths))
 
     def pool(self, steps: Steps) -> Tensor:
-        """Return what all pools found."""
+        """Return the results of all pools."""
         return torch.cat([_result(pool, steps).flatten(1) for pool in self.pools], dim=-1)
 
 

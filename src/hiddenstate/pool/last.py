@@ -13,8 +13,8 @@ from .steps import Lengths, Source, Steps, read_steps, traced
 class Last(Pool):
     """Each row's last real step, (batch, unit).
 
-    With `bidirectional=True` the second half of the units comes from a layer that read backwards, so its last
-    step is the first one: forward's last and backward's first are put together.
+    With `bidirectional=True`, the second half of the units comes from a layer that reads backwards. Its last step is
+    step 0, so the result joins the forward half's last step with the backward half's first.
 
     >>> h = torch.arange(6.0).reshape(1, 3, 2)
     >>> Last()(h, [2])
@@ -45,7 +45,7 @@ class Last(Pool):
         return torch.cat([last[:, : units // 2], steps.h[:, 0, units // 2 :]], dim=-1)
 
     def extra_repr(self) -> str:
-        """Say which kind of layer it is for."""
+        """Return `bidirectional=True` if it is set, for printing."""
         return "bidirectional=True" if self.bidirectional else ""
 
 

@@ -33,7 +33,7 @@ class Mean(Pool):
                 return torch.bmm(share, h).squeeze(1)
 
         def exact(h: Tensor) -> Tensor:
-            # Summed in float32 where the states are halves, as Tensor.mean does.
+            # Summed in float32 if the states are half precision, as Tensor.mean does.
             wide = torch.promote_types(h.dtype, torch.float32)
             return (h.sum(dim=1, dtype=wide) / lengths).to(h.dtype)
 
@@ -43,6 +43,6 @@ class Mean(Pool):
 
 
 def _sum_of_real_steps(h: Tensor, valid: Tensor, lengths: Tensor) -> Tensor:
-    # A bag of embeddings is a sum of rows that are named one by one: padding is not even read. Its gradient is slow.
+    # A sum of embeddings (EmbeddingBag) reads only the rows that are named, so not even padding. Its gradient is slow.
     rows = valid.flatten().nonzero().squeeze(1)
     return F.embedding_bag(rows, h.flatten(0, 1), lengths.cumsum(0) - lengths, mode="sum")

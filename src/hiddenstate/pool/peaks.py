@@ -10,12 +10,12 @@ from torch import Tensor
 from .pool import Pool
 from .steps import Lengths, Source, Steps, read_steps, uncast
 
-# exp(-57): a sum of exponentials above it misses no term that its own precision could show.
+# exp(-57): in a sum of exponentials that is larger, no term is below the precision of the sum.
 _PRECISE = 1e-25
 
 
 class Max(Pool):
-    """The largest value of each unit over its row's real steps, (batch, unit); of equal ones one gets the gradient.
+    """The largest value of each unit over its row's real steps, (batch, unit); of equal values, one gets the gradient.
 
     >>> Max()(torch.tensor([[[-1.0], [-3.0], [0.0]]]), [2])
     tensor([[-1.]])
@@ -29,7 +29,8 @@ class Max(Pool):
         """Return the maxima."""
 
         def quick(h: Tensor) -> Tensor:
-            # Adding 0 or -inf is several times faster than choosing; NaN and +Inf in the padding show as NaN.
+            # Adding 0 or -inf is several times faster than torch.where; NaN and +Inf in the padding stay visible as
+            # NaN.
             bias = torch.where(steps.valid, h.new_zeros(()), -math.inf)  # (batch, time)
             return _maximum(h + bias.unsqueeze(-1))
 
@@ -55,17 +56,18 @@ class LogSumExp(Pool):
         """Return the soft maxima."""
 
         def quick(h: Tensor) -> Tensor:
-            peak = h.detach().amax(dim=1)  # of the padding too
+            peak = h.detach().amax(dim=1)  # includes the padding
             with uncast():
                 mass = torch.bmm(steps.valid.to(h.dtype).unsqueeze(1), (h - peak.unsqueeze(1)).exp()).squeeze(1)
-            # Where padding stands far above, what is left is not precise: a result that is not finite says so.
+            # If the padding is far larger, little precision is left; the result is then not finite, which triggers
+            # `exact`.
             return torch.where(mass > _PRECISE, mass, math.nan).log() + peak
 
         return steps.reduced(quick, _logsumexp, fill=-math.inf)
 
 
 def _maximum(h: Tensor) -> Tensor:
-    # amax is the faster one, but its gradient, shared between equal steps, is the slower one.
+    # amax is faster forward, but slower backward, since it shares the gradient between equal steps.
     return h.max(dim=1).values if h.requires_grad and torch.is_grad_enabled() else h.amax(dim=1)
 
 
@@ -74,5 +76,5 @@ def _logsumexp(h: Tensor) -> Tensor:
 
 
 def _long_rows(h: Tensor) -> bool:
-    # From here on, the time to look at a row's real steps is more than the time to ask for it.
+    # Beyond this size, skipping the padding saves more time than a loop over rows costs.
     return h.shape[1] * h.shape[2] >= 2**15

@@ -1,4 +1,4 @@
-"""What all pools share: how they are called."""
+"""The base class of all pools: how they are called."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from .steps import Lengths, Source, Steps, read_steps, traced
 
 
 class Pool(nn.Module):
-    """From states along time `(batch, time, unit)` to one result for each row.
+    """A map from states along time `(batch, time, unit)` to one result for each row.
 
-    Call it with a tensor and, where rows differ, their `lengths (batch,)`; or with a Trajectory or a PackedSequence,
-    which know theirs. Padding never counts. A pool of your own is a subclass with a method `pool(steps)`.
+    Call it with a tensor and, if rows differ, their `lengths (batch,)`; or with a Trajectory or a PackedSequence, which
+    have lengths of their own. Padding never counts. To write a pool, subclass this with a method `pool(steps)`.
     """
 
-    # Our own pools repeat this method: torch.compile counts recompilations by method, so one for all would soon be
-    # over the limit.
+    # Our own pools repeat this method: torch.compile limits recompilations per method, so a shared one would soon
+    # exceed the limit.
     def forward(self, h: Source, lengths: Lengths | None = None) -> Tensor:
         """Return the pooled states, (batch, ...)."""
         return self.pool(read_steps(h, lengths))
 
     def pool(self, steps: Steps) -> Tensor:
-        """Return the result for steps that were checked."""
+        """Return the result for checked steps."""
         raise NotImplementedError(f"{type(self).__name__} needs a method pool(steps).")
 
 
 def check_units(steps: Steps, units: int, pool: nn.Module) -> None:
-    """Refuse states of another width than the pool was made for."""
+    """Raise for states with another number of units than the pool was made for."""
     if not traced() and steps.h.shape[-1] != units:
         raise BadInput(
             f"{type(pool).__name__} was made for {units} units, but the states have {steps.h.shape[-1]}. "

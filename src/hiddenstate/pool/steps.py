@@ -1,4 +1,4 @@
-"""What every pool sees: states along time, the true length of each row, and which steps are real."""
+"""The input of every pool: states along time, the true length of each row, and which steps are real."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _assert_async = lookup("torch.ops.aten._assert_async")
 
 
 class Steps(NamedTuple):
-    """States along time; without lengths every row has all steps."""
+    """States along time; without lengths, every row has all steps."""
 
     h: Tensor  # (batch, time, unit)
     lengths: Tensor | None  # (batch,) int64, each from 1 to time
@@ -37,14 +37,14 @@ class Steps(NamedTuple):
         return steps < self.lengths.unsqueeze(1)
 
     def filled(self, value: float) -> Tensor:
-        """Return the states with `value` as padding; no gradient reaches what was there, not even that of a NaN."""
+        """Return the states with `value` as padding; no gradient reaches the padding, not even NaN."""
         if self.lengths is None:
             return self.h
         return torch.where(self.valid.unsqueeze(-1), self.h, value)
 
     @property
     def may_look(self) -> bool:
-        """Whether looking at values is cheap and allowed: not on a GPU, which would have to be waited for."""
+        """Whether reading values is cheap and allowed: not on a GPU, which would have to be synchronized."""
         return self.h.device.type == "cpu" and not captured()
 
     @property
@@ -53,43 +53,43 @@ class Steps(NamedTuple):
         return self.h.requires_grad and torch.is_grad_enabled()
 
     def reduced(self, quick: Callable[[Tensor], Tensor], exact: Callable[[Tensor], Tensor], fill: float) -> Tensor:
-        """Return `quick` of the states as they are, or, where that is not finite, `exact` of them filled with `fill`.
+        """Return `quick` of the states as they are or, if that is not finite, `exact` of the states filled with `fill`.
 
-        `quick` makes nothing of finite padding, and NaN or Inf of any other: then a look at its small result tells
-        whether a copy of the states, which costs more than most pooling, can be spared.
+        `quick` ignores finite padding, and makes NaN or Inf of any other padding. So one look at its small result tells
+        whether the states must be copied, which costs more than most pooling.
         """
         if self.lengths is None:
             return exact(self.h)
         if self.may_look and self.h.dtype in (torch.float32, torch.float64):
             result = quick(self.h)
-            if math.isfinite(result.detach().sum().item()):  # one number that any NaN or Inf would spoil
+            if math.isfinite(result.detach().sum().item()):  # one number, which any NaN or Inf would make NaN or Inf
                 return result
         return exact(self.filled(fill))
 
 
 def uncast() -> AbstractContextManager[object]:
-    """Return a context in which autocast, on the CPU, leaves what is no matrix product in its own precision."""
+    """Return a context in which autocast on the CPU leaves everything but matrix products in its own precision."""
     return torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
 
 
 def assert_later(condition: Tensor, message: str) -> None:
-    """Put a check into the graph that is being captured, where this version of torch can."""
+    """Put a check into the graph that is being captured, if this version of torch can do that."""
     if _assert_async is not None:
         _assert_async.msg(condition, message)
 
 
 def captured() -> bool:
-    """Say whether a graph of this code is being captured (compiled, exported or traced): values cannot be looked at."""
+    """Say whether a graph of this code is being captured (compiled, exported or traced), so that values are unknown."""
     return compiling() or traced()
 
 
 def traced() -> bool:
-    """Say whether torch.jit.trace is at work, which takes shapes for values and warns of every comparison."""
+    """Say whether torch.jit.trace is running: it treats shapes as values, and warns of every comparison."""
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
 def read_steps(h: Source, lengths: Lengths | None) -> Steps:
-    """Return tensor, trajectory or packed sequence as steps, or say what is wrong with them."""
+    """Return a tensor, trajectory or packed sequence as steps, or raise if it cannot be pooled."""
     if isinstance(h, Tensor):
         _check_states(trainable(h))
         return Steps(h, None if lengths is None else _read_lengths(lengths, h))

@@ -1,4 +1,4 @@
-"""Direct access to chosen steps, each with a head."""
+"""Taps: chosen steps, each with a head."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Short: TypeAlias = Literal["error", "last", "zero"]
 
 
 class Taps(Pool):
-    """What heads make of chosen steps: (batch, taps, out).
+    """The results of heads at chosen steps: (batch, taps, out).
 
     Args:
-        steps: the steps to tap, counted from 0; negative ones from each row's own end, so that -1 is its last.
-        heads: one module for all taps, or a list of one for each; a head sees (rows, unit). Without heads the
+        steps: the steps to tap, counted from 0; negative ones count from each row's own end, so -1 is its last.
+        heads: one module for all taps, or a list with one for each; a head gets (rows, unit). Without heads, the
             result is the states themselves.
-        every: in place of `steps`: taps at 0, every, 2 * every, … as far as the states go.
-        short: what a row gets for a tap beyond its end: "error" refuses such rows, "last" takes the row's nearest
-            step, "zero" gives zeros, through which no gradient flows.
+        every: instead of `steps`: taps at 0, every, 2 * every, … as far as the states go.
+        short: what a row gets for a tap beyond its end: "error" raises, "last" takes the row's nearest step, "zero"
+            gives zeros, through which no gradient flows.
 
     >>> taps = Taps([0, -1], nn.Linear(4, 3))
     >>> taps(torch.randn(2, 5, 4), [5, 2]).shape
@@ -44,7 +44,7 @@ class Taps(Pool):
     ) -> None:
         super().__init__()
         self.steps, self.every = _read_taps(steps, every)
-        # A tensor made while torch.jit.trace is at work would draw a warning.
+        # A tensor made under torch.jit.trace would cause a warning.
         self.register_buffer("_taps", torch.tensor(self.steps or (), dtype=torch.int64), persistent=False)
         self._taps: Tensor
         if short not in get_args(Short):
@@ -57,11 +57,11 @@ class Taps(Pool):
         return self._places(read_steps(h, lengths))[1]
 
     def forward(self, h: Source, lengths: Lengths | None = None) -> Tensor:
-        """Return what the heads make of the tapped states."""
+        """Return the results of the heads at the tapped steps."""
         return self.pool(read_steps(h, lengths))
 
     def pool(self, steps: Steps) -> Tensor:
-        """Return what the heads make of the tapped states."""
+        """Return the results of the heads at the tapped steps."""
         index, present = self._places(steps)
         if self.short == "error":
             _refuse_short(steps, index, present)
@@ -70,11 +70,11 @@ class Taps(Pool):
         return torch.where(present.unsqueeze(-1), results, 0.0) if self.short == "zero" else results
 
     def extra_repr(self) -> str:
-        """Say which steps are tapped."""
+        """Return which steps are tapped, for printing."""
         return f"every={self.every}" if self.steps is None else f"{list(self.steps)}"
 
     def _places(self, steps: Steps) -> tuple[Tensor, Tensor]:
-        """Return each row's tapped steps, (batch, taps), and whether they lie within it."""
+        """Return each row's tapped steps, (batch, taps), and whether they are within the row."""
         batch, time = steps.h.shape[:2]
         if self.every is not None:
             taps = torch.arange(0, time, self.every, device=steps.h.device)

@@ -1,4 +1,4 @@
-"""Seeing a run without changing it: every state and gate, at near the cost of a plain forward."""
+"""Recording the states and gates of a run without changing it, at little more than the cost of a plain forward."""
 
 from .api import load_recording, record
 from .frames import tap

@@ -1,4 +1,4 @@
-"""`record` and `load_recording`: where a recording begins, and where it is opened again."""
+"""`record` starts a recording; `load_recording` opens one from disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def record(
     device: str | torch.device | None = None,
     graph: bool = False,
 ) -> Recorder:
-    """Return a context in which every state of `model`, and with `gates=True` every gate, is recorded.
+    """Return a context that records every state of `model`, and with `gates=True` every gate.
 
     Nothing else changes: outputs, gradients, the random stream and the model's hooks are those of a plain run.
 
@@ -41,17 +41,17 @@ def record(
 
     Args:
         model: Any model with recurrent layers or cells in it, or such a layer itself.
-        gates: Also keep the gates, after their activations, and what cells name with `hs.tap`.
+        gates: Also keep the gates, after their activations, and the values that cells name with `hs.tap`.
         grads: Also keep the gradient of the loss with respect to every state, once a backward pass has been run.
-        tracks: What to keep: a track, a layer, a list of such names, or a function of a track's name. None: everything.
+        tracks: What to keep: a track or layer by name, a list of names, or a function of a track's name. None: all.
         every: Keep steps 0, every, 2 * every, … only.
         to: A folder to stream to, so that memory stays bounded; `hs.load_recording` opens it.
         dtype: Keep values in this dtype.
         device: Keep values on this device.
-        graph: Keep the graph of every state, of lower layers too, so that heads and penalties on them train the model;
-            it lives as long as the recording. Gates stay numbers.
+        graph: Keep the graph of every state, also in lower layers, so that heads and penalties on them train the
+            model. The graph lives as long as the recording. Gates are kept without a graph.
     """
-    from .recorder import Recorder  # here, so that importing the library stays light
+    from .recorder import Recorder  # imported late, so that importing the library stays light
 
     where = None if device is None else torch.device(device)
     options = Options(gates, grads, tracks, every, to, dtype, where, graph)
@@ -59,7 +59,7 @@ def record(
 
 
 def load_recording(path: str | PathLike[str]) -> Recording:
-    """Return the recording in a folder that `record(..., to=path)` wrote; values are read as they are looked at.
+    """Return the recording in a folder that `record(..., to=path)` wrote; values are read from disk when used.
 
     >>> import tempfile, pathlib
     >>> path, gru = pathlib.Path(tempfile.mkdtemp()) / "run", torch.nn.GRU(3, 8)

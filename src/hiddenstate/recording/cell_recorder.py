@@ -1,4 +1,4 @@
-"""Cells: each call is a step, and steps that belong together are a run."""
+"""Recording cells: each call is one step, and consecutive steps are joined to a run."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _TORCH_CELLS = ("lstm_cell", "gru_cell", "rnn_cell")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CellTrack:
-    """A cell, alone or in a stack, whose steps make runs of one track."""
+    """A cell, alone or in a stack, and the name of the track that its steps are recorded as."""
 
     name: str
     kind: str
-    stacked: bool = False  # whether it is one of an `hs.Recurrent`'s
-    reverse: bool = False  # whether it reads each sequence from its end
+    stacked: bool = False  # whether it is a cell of an `hs.Recurrent`
+    reverse: bool = False  # whether it reads each sequence from the end
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CellStep:
-    """One call of a cell, read as far as somebody asks."""
+    """One call of a cell; its states are read only when needed."""
 
     call: Call
     gates: dict[Named, Tensor]
@@ -46,21 +46,21 @@ class CellStep:
         return None if native is None else self._placed(native)
 
     def initial(self) -> dict[str, Placed]:
-        """Return the state that a step without one starts from; nothing where only the cell itself knows."""
+        """Return the state that a step without a given one starts from; nothing if only the cell itself knows it."""
         layer = self.call.layer
         try:
             with untouched(layer.module), torch.no_grad():
                 first = layer.initial(self.call.rows)
-        except Exception:  # a cell that makes its first state inside itself
+        except Exception:  # the cell makes its first state inside forward
             return {}
         return {name: Placed(part, first.batch_axis[name]) for name, part in first.items()}
 
     def after(self, *, first: bool) -> dict[str, Placed]:
-        """Return the state after the step, which is the `first` of this cell where none was recorded before."""
+        """Return the state after the step. `first` says that it is the first recorded step of this cell."""
         if self.call.layer.kind in _TORCH_CELLS:
             return self._placed(self.call.result)
         if first and (given := self.call.given_native) is not None:
-            self._placed(given)  # teaches what the state looks like, where the cell would have to be tried otherwise
+            self._placed(given)  # teaches the adapter the form of the state, which saves a trial
         return self._placed(self.call.state_native)
 
     def _placed(self, native: Any) -> dict[str, Placed]:
@@ -74,17 +74,17 @@ class CellStep:
 
 
 class CellRuns(OpenRuns[tuple[CellTrack, StepBuffer]]):
-    """Joins a cell's steps along time: each is handed the state in which the one before ended."""
+    """Joins a cell's steps along time: each is given the state in which the one before ended."""
 
     def __init__(self, options: Options, keep: Keep, calls: ModelCalls | None = None) -> None:
-        """Start with none."""
+        """Start without any runs."""
         super().__init__(options, keep, calls)
-        self.of_stack: dict[tuple[threading.Thread, str], OpenRun] = {}  # which run of its stack a stacked cell is in
+        self.of_stack: dict[tuple[threading.Thread, str], OpenRun] = {}  # for each cell of a stack, the stack's run
 
     def add(
         self, cell: CellTrack, step: CellStep, after: dict[str, Placed], *, run: OpenRun | None, goes_on: bool
     ) -> None:
-        """Add one step to a cell's run, or start it anew; a stacked cell is in the run of its stack."""
+        """Add one step to a cell's run, or begin a new run; a cell in a stack belongs to the run of its stack."""
         here = threading.current_thread()
         key = here, cell.name, self.of_stack.setdefault((here, cell.name), OpenRun(())) if run is None else run
         rows = next(iter(after.values())).rows
@@ -95,9 +95,9 @@ class CellRuns(OpenRuns[tuple[CellTrack, StepBuffer]]):
         if steps is None:
             given = step.given()
             first = step.initial() if given is None else given
-            fits = all(p.rows == rows for p in first.values())  # else it is a start without a shape, `torch.zeros(0)`
+            fits = all(p.rows == rows for p in first.values())  # not a start without a shape, `torch.zeros(0)`
             initial = {name: self.options.cast(p.flat(p.tensor.detach())).clone() for name, p in first.items() if fits}
-            # A reverse cell in a stack sees its last position first: which steps to keep is known at the end.
+            # A reverse cell in a stack begins with its last position, so which steps to keep is known only at the end.
             options = replace(self.options, every=1) if cell.reverse else self.options
             steps = StepBuffer(options, rows, initial, places=places())
             self.open[key] = cell, steps
@@ -109,12 +109,12 @@ class CellRuns(OpenRuns[tuple[CellTrack, StepBuffer]]):
             steps.number = piece.number
 
     def may_go_on(self, cell: CellTrack, run: OpenRun) -> bool:
-        """Say whether a stacked cell's run may go on in the next call: its rows and steps are in the user's order."""
+        """Say whether the next call may continue a stacked cell's run: rows and steps must be in the user's order."""
         _, steps = self.open.get((threading.current_thread(), cell.name, run), (cell, None))
         return steps is not None and steps.places is None and not cell.reverse and self.options.to is None
 
     def drop(self, track: str, run: OpenRun) -> None:
-        """Forget one of a track's runs in this thread."""
+        """Discard one of a track's runs in this thread."""
         self.open.pop((threading.current_thread(), track, run), None)
 
     def recorded(self, track: str, run: tuple[CellTrack, StepBuffer]) -> RecordedRun:
@@ -136,17 +136,17 @@ class CellRuns(OpenRuns[tuple[CellTrack, StepBuffer]]):
 
 @dataclass(slots=True, eq=False)
 class CellRecorder:
-    """Records a cell, alone or in a stack: each call is a step, and `hs.tap` names what happens inside it."""
+    """Records a cell, alone or in a stack: each call is a step, and `hs.tap` records values inside it as gates."""
 
     layer: Layer
     options: Options
     track: CellTrack
     runs: CellRuns
-    heard: bool = False  # whether a step of it was recorded
-    refused: bool = False  # whether it turned out to be no cell
+    heard: bool = False  # whether any step of it was recorded
+    refused: bool = False  # whether it turned out not to be a cell
 
     def record(self, call: Call, proceed: Proceed) -> Call:
-        """Run a call as one step; torch's own cells run theirs so that their gates are seen, where these are wanted."""
+        """Run a call as one step; if gates are wanted, torch's own cells compute theirs where they can be recorded."""
         frame = Frame(self.layer.module, self.options)
         alone = not self.track.stacked and not self.refused
         run, goes_on = self.runs.run_of(call) if alone else (None, True)
@@ -154,7 +154,7 @@ class CellRecorder:
         done: Call = run_in(frame, lambda: proceed(call), Intercept(CELL_STEPS, _step) if watched else None)
         gates: dict[Named, Tensor] = {name: value for name, value in frame.taps.items()}
         for kind, activated in frame.notes if self.options.gates else ():
-            gates[GATES[kind]] = activated  # split when they are read
+            gates[GATES[kind]] = activated  # side by side: split when they are read
         if not self.refused:
             self._keep(CellStep(done, gates), run, goes_on)
         return done
@@ -162,7 +162,7 @@ class CellRecorder:
     def _keep(self, step: CellStep, run: OpenRun | None, goes_on: bool) -> None:
         try:
             after = step.after(first=not self.heard)
-        except (NotRecurrent, StateMismatch) as error:  # it only looked like a cell: the run goes on without us
+        except (NotRecurrent, StateMismatch) as error:  # it only looked like a cell: leave it unrecorded
             self.refused = True
             warn_and_go_on(f"{self.track.name!r} is not recorded: {self.layer.unnamed(error)}")
         else:
@@ -174,13 +174,13 @@ class CellRecorder:
 
 @dataclass(slots=True, eq=False)
 class StackRecorder:
-    """Records an `hs.Recurrent`: a run of its own for each of its cells."""
+    """Records an `hs.Recurrent`: each of its cells has a run of its own."""
 
     layer: Layer
     cells: list[CellRecorder] = field(default_factory=list)
 
     def record(self, call: Call, proceed: Proceed) -> Call:
-        """Let the cells' runs go on with the call, or begin; where it fails, sorted rows stay out of order."""
+        """Continue or begin the cells' runs in this call. If it fails, close them, since their rows may be sorted."""
         runs = self.cells[0].runs
         run, goes_on = runs.run_of(call)
         here = threading.current_thread()
@@ -220,7 +220,7 @@ def _torch_step(kind: str, function: Any, args: tuple[Any, ...]) -> tuple[Any, T
     state = tuple(hx) if kind == "lstm" else (hx,)
     cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     key = ("cell", kind, x.dtype, cast, weights.bias_ih is None)
-    recomputed = may_be_recomputed(grad_before=False)  # then it will be by the plain function, which must match
+    recomputed = may_be_recomputed(grad_before=False)  # a second run would use the plain function, so this one must too
     if x.device.type != "cpu" or trusted(key) is False or recomputed:
         return function(*args), activated_gates(kind, x, state[0], weights)
     buffer = cpu_loop.GateBuffer()

@@ -1,8 +1,8 @@
-"""Torch's own CPU loop, operation by operation, so that what it computes on the way can be kept.
+"""Torch's own CPU loop in Python, operation by operation, so that its intermediate values can be kept.
 
-On the CPU a fused GRU (and an LSTM that does not go to oneDNN) is a loop of plain operations in C++. The same
-operations in the same order on the same shapes give the same bits, forward and backward, and here each step's
-gates are seen. No operation may be merged or moved: a vectorized sigmoid rounds its last lanes differently.
+On the CPU, a fused GRU (and an LSTM that does not run in oneDNN) is a loop of plain operations in C++. The same
+operations in the same order on the same shapes give the same bits, forward and backward, and in Python each step's
+gates are accessible. Do not merge or reorder operations: a vectorized sigmoid rounds its last lanes differently.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class GateBuffer:
     """The gates and cells of one track, step by step in the order of computation."""
 
     gates: list[Tensor] = field(default_factory=list)  # each (batch, gates * hidden), activated
-    candidates: list[Tensor] = field(default_factory=list)  # of a GRU: in `gates` their place holds an intermediate
+    candidates: list[Tensor] = field(default_factory=list)  # of a GRU: `gates` hold an intermediate instead
     cells: list[Tensor] = field(default_factory=list)
 
     def join(self, *, packed: bool) -> tuple[Tensor, Tensor | None]:
-        """Return all gates `(time, batch, gates * hidden)` and an LSTM's cells, or both packed."""
+        """Return all gates `(time, batch, gates * hidden)` and an LSTM's cells; without the time axis if `packed`."""
         join = torch.cat if packed else torch.stack
         with torch.no_grad():
             gates = join([step.detach() for step in self.gates])
@@ -38,7 +38,7 @@ class GateBuffer:
 
 
 def lstm_step(x: Tensor, state: Parts, weights: TrackWeights, buffer: GateBuffer, *, projected: bool = True) -> Parts:
-    """Run one step of an LSTM as `aten::lstm_cell` does; with `projected`, `x` is multiplied by its weights already."""
+    """Run one LSTM step as `aten::lstm_cell` does; with `projected`, `x` has been multiplied by its weights before."""
     h, c = state
     gates = linear(h, weights.hh, weights.bias_hh).add_(x if projected else linear(x, weights.ih, weights.bias_ih))
     chunks = torch.unsafe_chunk(gates, 4, 1)
@@ -48,13 +48,13 @@ def lstm_step(x: Tensor, state: Parts, weights: TrackWeights, buffer: GateBuffer
     h = o * c.tanh()
     if weights.projection is not None:
         h = torch.matmul(h, weights.projection.t())
-    buffer.gates.append(gates)  # the chunks share its memory
+    buffer.gates.append(gates)  # holds the activated gates: the chunks share its memory
     buffer.cells.append(c)
     return h, c
 
 
 def gru_step(x: Tensor, state: Parts, weights: TrackWeights, buffer: GateBuffer, *, projected: bool = True) -> Parts:
-    """Run one step of a GRU as `aten::gru_cell` does; with `projected`, `x` is multiplied by its weights already."""
+    """Run one GRU step as `aten::gru_cell` does; with `projected`, `x` has been multiplied by its weights before."""
     (h,) = state
     from_x = torch.unsafe_chunk(x if projected else linear(x, weights.ih, weights.bias_ih), 3, 1)
     gates = linear(h, weights.hh, weights.bias_hh)
@@ -73,7 +73,7 @@ STEP: dict[str, Callable[..., Parts]] = {"lstm": lstm_step, "gru": gru_step}
 def sequence(
     kind: str, x: Tensor, state: Parts, weights: TrackWeights, *, reverse: bool
 ) -> tuple[Tensor, Parts, GateBuffer]:
-    """Run one track over `x (time, batch, feature)`; outputs are in the order of positions."""
+    """Run one track over `x (time, batch, feature)`; the outputs are in the order of positions."""
     buffer, step = GateBuffer(), STEP[kind]
     inputs = linear(x, weights.ih, weights.bias_ih).unbind(0)
     outputs = []
@@ -102,7 +102,7 @@ def _packed_forward(
     outputs, done = [], []
     offset, last = 0, sizes[0]
     for size in sizes:
-        if size < last:  # the last rows end here
+        if size < last:  # the rows at the end are finished
             done.append(tuple(part.narrow(0, size, last - size) for part in state))
             state = tuple(part.narrow(0, 0, size) for part in state)
         state = step(projected.narrow(0, offset, size), state, weights, buffer)

@@ -1,7 +1,7 @@
-"""A recording on disk: a folder with a title page, `recording.json`, and safetensors files, one after another.
+"""A recording on disk: a folder with an index, `recording.json`, and numbered safetensors files called shards.
 
-Each file, a shard, holds the runs that were waiting when it was written. Shards are written without a copy of their
-tensors, and read without loading them.
+A shard holds the runs that were waiting when it was written. Shards are written without copying their tensors, and
+read without loading them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .trajectory import Trajectory
 
 _TITLE = "recording.json"
 _VERSION = 1
-_ROOM = 4096  # the title page is this long from the start, so that its last words fit on a disk that is full
-_SHARD_BYTES = 32 * 2**20  # bytes of waiting runs that are written at once
+_ROOM = 4096  # the index has this length from the start, so that closing a recording works on a full disk
+_SHARD_BYTES = 32 * 2**20  # how many bytes of runs wait before they are written as a shard
 
-_KEY = "hiddenstate.recording"  # the metadata entry that makes a safetensors file one of ours
+_KEY = "hiddenstate.recording"  # a safetensors file with this entry in its metadata is a shard
 
 _NAMES = {
     torch.float64: "F64",
@@ -49,17 +49,17 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 class Folder:
-    """The writing end: runs come in, files come out, memory stays bounded."""
+    """Writes a recording: takes runs and writes shards, so that memory stays bounded."""
 
     def __init__(self, path: str | PathLike[str], about: dict[str, Any]) -> None:
-        """Begin a recording in a folder that holds none."""
+        """Begin a recording in a folder that does not contain one."""
         self.path = Path(path)
         self.stopped: str | None = None
         self._about = {"format": "hiddenstate.recording", "version": _VERSION, "closed": False, **about}
         self._waiting: list[RecordedRun] = []
         self._bytes = self._written = 0
         self._runs: dict[str, int] = {}
-        self._begun: dict[str, int] = {}  # also those of which only pieces are here
+        self._begun: dict[str, int] = {}  # runs per track, including those of which only pieces are written
         self._started = self._flushed = time.monotonic()
         self._begin()
 
@@ -80,33 +80,34 @@ class Folder:
             file.write(text.ljust(_ROOM))
 
     def name_tracks(self, tracks: Iterable[str]) -> None:
-        """Let the title page name these tracks: some show only when the model is called."""
+        """Add these tracks to the index: some become known only when the model is called."""
         self._about["tracks"] = list(tracks)
         self._title()
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many runs each track has here."""
+        """The number of runs of each track in this folder."""
         return dict(self._runs)
 
     def add(self, run: RecordedRun, *, last: bool = True) -> None:
-        """Take in a run, or with `last=False` a piece of one that goes on."""
+        """Add a run, or with `last=False` a piece of a run that continues."""
         if self.stopped is not None:
             return
-        if run.number is None:  # else pieces of it are here, and others may have begun since
+        if run.number is None:  # otherwise pieces of it were written before, and other runs may have begun since
             run.number = self._begun.get(run.track, 0)
             self._begun[run.track] = run.number + 1
         if last:
             self._runs[run.track] = self._runs.get(run.track, 0) + 1
         self._bytes += run.settle().nbytes
         self._waiting.append(run)
-        # A kill may cost a hundredth of the recording at most, and a long one does not fall into too many files.
+        # If the process is killed, at most a hundredth of the recording is lost; and a long one makes no excess of
+        # files.
         age = time.monotonic() - self._flushed
         if not self._written or self._bytes >= _SHARD_BYTES or age > 0.2 + 0.01 * (self._flushed - self._started):
             self.flush()
 
     def flush(self) -> None:
-        """Write what is waiting."""
+        """Write the runs that are waiting."""
         if not self._waiting or self.stopped is not None:
             return
         waiting, self._waiting, self._bytes = self._waiting, [], 0
@@ -125,10 +126,10 @@ class Folder:
         self._flushed = time.monotonic()
 
     def close(self) -> None:
-        """Write the rest, and say that the recording is whole."""
+        """Write the rest, and mark the recording as complete."""
         self.flush()
         self._about["closed"] = True
-        with contextlib.suppress(OSError):  # a full disk: the folder then says that it was not closed
+        with contextlib.suppress(OSError):  # on a full disk, the index keeps saying that the recording was not closed
             self._title()
             for path in self.path.iterdir():
                 handle = os.open(path, os.O_RDONLY)
@@ -148,10 +149,10 @@ class Folder:
 
 
 class Loaded(Recording):
-    """A recording that is read from disk as it is looked at."""
+    """A recording that is read from disk when its values are used."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Read the title and the headers."""
+        """Read the index and the headers of the shards."""
         self.path = Path(path)
         about = _about(self.path)
         self.every = int(about["every"])
@@ -228,7 +229,7 @@ def _joined_rows(pieces: list[Tensor]) -> Tensor:
 
 
 def write_shard(path: Path, tensors: Mapping[str, Tensor], note: Any) -> None:
-    """Write tensors and a note to a file that appears only when it is whole."""
+    """Write tensors and a note to a file that appears only when it is complete."""
     header: dict[str, Any] = {"__metadata__": {_KEY: json.dumps(note)}}
     values, end = [], 0
     for name, tensor in tensors.items():
@@ -254,7 +255,7 @@ def write_shard(path: Path, tensors: Mapping[str, Tensor], note: Any) -> None:
 
 def _write(file: Any, data: bytes | memoryview) -> None:
     view = memoryview(data)
-    while view:  # a plain write may take less than it was given, as when a disk fills up
+    while view:  # one write may take only a part, as when a disk fills up
         view = view[file.write(view) :]
 
 
@@ -269,16 +270,16 @@ def _dtype(name: str, value: Tensor) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of a recording, its header read and the rest left on disk."""
+    """One file of a recording; only its header is in memory."""
 
     path: Path
     note: Any
     entries: dict[str, dict[str, Any]]
-    start: int  # where the data begins
+    start: int  # the offset at which the data begin
 
     @staticmethod
     def open(path: Path) -> Shard:
-        """Read a file's header, and check that the file is whole."""
+        """Read a file's header, and check that the file is complete."""
         size = path.stat().st_size
         try:
             with open(path, "rb") as file:
@@ -301,7 +302,7 @@ class Shard:
         return Shard(path, note, header, 8 + length)
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor that is read from disk as it is looked at; changes to it stay in memory."""
+        """Return a tensor that maps the file; changes to it stay in memory."""
         entry = self.entries[name]
         dtype, (first, last) = _DTYPES[entry["dtype"]], entry["data_offsets"]
         if first == last:

@@ -1,4 +1,4 @@
-"""Calls of recorded layers that are under way, and what happens inside them: kernels are called, values are tapped."""
+"""The calls of recorded layers that are under way, and what is noted in them: kernel calls and tapped values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .recording import Options
 _T = TypeVar("_T")
 _VF: Any = torch._VF
 
-FUSED: dict[Any, str] = {  # the functions that run whole sequences, and the kind of layer that calls them
+FUSED: dict[Any, str] = {  # torch's functions that run whole sequences, with the kind of layer that calls each
     _VF.lstm: "lstm",
     _VF.gru: "gru",
     _VF.rnn_tanh: "rnn_tanh",
@@ -36,19 +36,19 @@ GATES: dict[str, tuple[str, ...]] = {  # in the order of torch's weights
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """One call of a layer, as one recording hears it."""
+    """One call of a layer, as seen by one recording."""
 
     module: nn.Module
-    options: Options  # what is needed of this call
-    notes: list[Any] = field(default_factory=list)  # what the kernels inside did, in the words of who intercepts them
-    taps: dict[str, Tensor] = field(default_factory=dict)  # what the cell named with hs.tap, at its last word
+    options: Options  # what to record of this call
+    notes: list[Any] = field(default_factory=list)  # of the kernels in the call, written by the intercepting function
+    taps: dict[str, Tensor] = field(default_factory=dict)  # the latest value that the cell gave each name with hs.tap
 
 
 class _FrameStack(threading.local):
-    """The frames of each thread: calls of layers within calls of layers."""
+    """The frames of each thread. They nest, since a layer's call may call other layers."""
 
     def __init__(self) -> None:
-        self.frames: list[Frame] = []  # innermost last
+        self.frames: list[Frame] = []  # the innermost comes last
 
 
 _stack = _FrameStack()
@@ -61,9 +61,9 @@ def innermost() -> list[Frame]:
 
 
 def run_in(frame: Frame, run: Callable[[], Any], intercept: Intercept | None = None) -> Any:
-    """Return `run()`, with `frame` on the stack meanwhile and calls of kernels handed to `intercept`.
+    """Return `run()`; during it, `frame` is on the stack and calls of kernels go to `intercept`.
 
-    Where several recordings hear one call, the outermost one intercepts for all: it finds their frames by `innermost`.
+    If several recordings hear one call, the outermost one intercepts for all and finds their frames with `innermost`.
     """
     frames = _stack.frames
     alone = not frames or frames[-1].module is not frame.module
@@ -78,9 +78,9 @@ def run_in(frame: Frame, run: Callable[[], Any], intercept: Intercept | None = N
 
 
 def tap(name: str, value: _T) -> _T:
-    """Return `value` as it is, and let a recording of the cell under way keep it as the gate `name`.
+    """Return `value` unchanged, and let a recording of the cell that is running keep it as the gate `name`.
 
-    Outside a recording with `gates=True` it does nothing at all.
+    Outside a recording with `gates=True`, this does nothing.
 
     >>> class Leaky(torch.nn.Module):
     ...     hidden_size = 2
@@ -97,14 +97,14 @@ def tap(name: str, value: _T) -> _T:
     if frames:
         if not isinstance(value, Tensor):
             raise BadInput(f"hs.tap({name!r}, ...) was given {type(value).__name__}, but a tensor is needed.")
-        kept = value.detach().clone()  # as it is here, whatever the cell does to it next
+        kept = value.detach().clone()  # a copy: the cell may change the tensor in place afterwards
         for frame in frames:
             frame.taps[name] = kept
     return value
 
 
 class Intercept(TorchFunctionMode):
-    """Hands calls of some torch functions to `handle(function, args)`; all else goes its way."""
+    """Passes calls of certain torch functions to `handle(function, args)`, and all others to torch."""
 
     def __init__(self, functions: dict[Any, str], handle: Callable[[Any, tuple[Any, ...]], Any]) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Intercept(TorchFunctionMode):
         self._handle = uncompiled(handle)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function as torch would, or hand it over."""
+        """Call the handler for the functions it handles, and torch's function otherwise."""
         if kwargs or func not in self._functions:
             return func(*args, **(kwargs or {}))
         return self._handle(func, args)
@@ -130,25 +130,25 @@ class TrackWeights:
 
     @staticmethod
     def of(flat: Sequence[Tensor], bias: bool) -> TrackWeights:
-        """Name the tensors of one track, in the order in which torch lays them flat."""
+        """Name the tensors of one track, given in the order of torch's flat weights."""
         b_ih, b_hh = (flat[2], flat[3]) if bias else (None, None)
         rest = flat[4:] if bias else flat[2:]
         return TrackWeights(flat[0], flat[1], b_ih, b_hh, rest[0] if rest else None)
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> TrackWeights:
-        """Apply `fn` to every tensor there is."""
+        """Apply `fn` to each tensor that is present."""
         parts = (self.ih, self.hh, self.bias_ih, self.bias_hh, self.projection)
         return TrackWeights(*(None if part is None else fn(part) for part in parts))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """What one of the `FUSED` functions was called with."""
+    """The arguments of a call of one of the `FUSED` functions, by name."""
 
     function: Any
     kind: str
     data: Tensor  # (time, batch, feature), (batch, time, feature), or packed (rows, feature)
-    batch_sizes: Tensor | None  # (time,) where packed
+    batch_sizes: Tensor | None  # (time,) if packed
     state: tuple[Tensor, ...]  # each (layers * directions, batch, unit)
     flat: tuple[Tensor, ...]  # the weights of all layers and directions
     bias: bool
@@ -160,20 +160,20 @@ class KernelCall:
 
     @property
     def directions(self) -> int:
-        """2 where the layer also runs backwards."""
+        """2 if the layer also runs backwards, else 1."""
         return 2 if self.bidirectional else 1
 
     def weights(self, layer: int) -> tuple[Tensor, ...]:
-        """Return the flat weights of one layer, all its directions."""
+        """Return the flat weights of one layer, for all its directions."""
         each = len(self.flat) // self.layers
         return self.flat[layer * each : (layer + 1) * each]
 
 
 def parse(function: Any, args: tuple[Any, ...]) -> KernelCall | None:
-    """Name the arguments of a fused function; None where they do not stand as `nn.RNNBase` gives them."""
+    """Name the arguments of a fused function; return None if they are not in the order that `nn.RNNBase` uses."""
     kind = FUSED[function]
     try:
-        if isinstance(args[3], list | tuple):  # the weights: a packed call has the batch sizes before the state
+        if isinstance(args[3], list | tuple):  # the weights: a packed call has batch sizes before the state
             data, sizes, hx, flat, bias, layers, dropout, training, bidirectional = args
             batch_first = False
         else:

@@ -1,4 +1,4 @@
-"""Fused layers: torch's kernels are run layer by layer, and calls that go on from each other are a run."""
+"""Recording fused layers: torch's kernels are run layer by layer, and calls that continue each other make one run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OUTPUTS = "of a layer that does not call torch's kernels only the last outputs 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrackCall:
-    """One call of a fused layer, as one of its tracks sees it."""
+    """One call of a fused layer, reduced to one of its tracks."""
 
     kind: str
     source: RunValues
@@ -36,34 +36,34 @@ class TrackCall:
 
     @property
     def whole(self) -> bool:
-        """Whether all its rows have all its steps, so that something may follow it."""
+        """Whether all rows have all steps, so that another call may continue it."""
         return bool((self.lengths == self.lengths.max()).all())
 
 
 @dataclass(slots=True, eq=False)
 class _FusedRun:
-    """A run that is under way, as the calls that make it up."""
+    """A run that is under way: the calls that make it up."""
 
     calls: list[TrackCall]
-    written: int = 0  # pieces of it that went to disk already
-    number: int | None = None  # of the run on disk, once one did
+    written: int = 0  # pieces of it that were written to disk
+    number: int | None = None  # of the run on disk, set by the first piece that is written
 
     def takes(self, call: TrackCall) -> bool:
-        """Say whether a call can follow: its rows are those of the last one, and none of them has ended."""
+        """Say whether a call can continue this run: it has the rows of the last one, and none of them has ended."""
         last = self.calls[-1]
         return last.whole and len(last.lengths) == len(call.lengths)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the calls that are not on disk."""
+        """The size of the calls that are not on disk, in bytes."""
         return sum(call.nbytes for call in self.calls)
 
 
 class FusedRuns(OpenRuns[_FusedRun]):
-    """Joins the calls of a fused layer that is stepped: each is handed the state in which the one before ended."""
+    """Joins the calls of a fused layer that is stepped: each is given the state in which the one before ended."""
 
     def add(self, track: str, call: TrackCall, *, of: OpenRun, goes_on: bool) -> None:
-        """Add a call to one of the track's runs, or start it anew."""
+        """Add a call to one of the track's runs, or begin a new run with it."""
         key = threading.current_thread(), track, of
         run = self.open.get(key)
         streamed = self.options.to is not None and not self.options.grads and self.options.every == 1
@@ -81,13 +81,13 @@ class FusedRuns(OpenRuns[_FusedRun]):
         run.calls.append(call)
 
     def close_pieces(self, thread: threading.Thread) -> None:
-        """End a thread's runs of which the last call made several steps, so that they need not be held in memory."""
+        """End a thread's runs whose last call made several steps, so that they need not stay in memory."""
         for key, run in list(self.open.items()):
             if key[0] is thread and int(run.calls[-1].lengths.max()) > 1:
                 self.close_one(key)
 
     def recorded(self, track: str, run: _FusedRun) -> RecordedRun:
-        """Return the calls of a run that are not on disk yet, one after another."""
+        """Return the calls of a run that are not on disk yet, joined along time."""
         first, *others = run.calls
         source: RunValues = Joined([call.source for call in run.calls]) if others else first.source
         lengths = sum((call.lengths for call in others), first.lengths)
@@ -98,21 +98,21 @@ class FusedRuns(OpenRuns[_FusedRun]):
 
 @dataclass(slots=True, eq=False)
 class FusedRecorder:
-    """Records a layer that runs whole sequences: torch's kernels are run layer by layer, so that each can be seen."""
+    """Records a layer that runs whole sequences: torch's kernels are run layer by layer, so that each is seen."""
 
     layer: Layer
     options: Options
-    tracks: dict[int, str]  # place in the layer's state -> track
+    tracks: dict[int, str]  # index in the layer's state -> track
     runs: FusedRuns
-    told: bool = False  # that something could not be recorded
-    inside: Options = field(init=False)  # what is needed of its calls
+    told: bool = False  # whether a warning was given that something could not be recorded
+    inside: Options = field(init=False)  # what to record inside its calls
 
     def __post_init__(self) -> None:
-        """Ask for gates where gradients are wanted: these are carried back through the gates."""
+        """Record gates if gradients are wanted, since gradients are computed from the gates."""
         self.inside = replace(self.options, gates=self.options.gates or self.options.grads)
 
     def record(self, call: Call, proceed: Proceed) -> Call:
-        """Run a call, its kernels layer by layer, and keep what each track did in it."""
+        """Run a call, its kernels layer by layer, and keep the states of each track."""
         frame = Frame(self.layer.module, self.inside)
         (run, goes_on), before = self.runs.run_of(call), None
         done: Call = run_in(frame, lambda: proceed(call), Intercept(FUSED, _kernel))
@@ -181,7 +181,7 @@ def _kernel(function: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _beside(call: KernelCall, args: tuple[Any, ...], gates: bool) -> tuple[Any, list[layerwise.Pass]]:
-    """Run the kernel itself, since checkpointing compares its graph with a later one; record a second run beside it."""
+    """Run the kernel itself and a second, recorded run: checkpointing compares the kernel's graph with a later one."""
     with torch.no_grad(), random_streams_kept():
         _, passes = layerwise.run(call, gates=gates)
     return call.function(*args), passes
@@ -189,7 +189,7 @@ def _beside(call: KernelCall, args: tuple[Any, ...], gates: bool) -> tuple[Any, 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputsOnly:
-    """What is known of a layer that does not call torch's kernels: the outputs of one direction of its last layer."""
+    """The recorded values of a layer that does not call torch's kernels: one direction of its last layer's outputs."""
 
     h: Tensor  # (time, batch, unit)
     layout: Layout
@@ -201,20 +201,20 @@ class OutputsOnly:
 
     @property
     def gates(self) -> dict[str, Tensor]:
-        """None: nobody has seen them."""
+        """Nothing: the gates were not computed by torch's kernels."""
         return {}
 
     def grads(self) -> dict[str, Tensor]:
-        """Return nothing: an output's own gradient is not that of the state, which also acts on later steps."""
+        """Return nothing: the gradient of an output is not that of the state, which also acts on later steps."""
         return {}
 
     def expects_grads(self) -> bool:
-        """Say that no gradient will come."""
+        """Return False: no gradient will come."""
         return False
 
 
 def _outputs(call: Call, options: Options) -> dict[int, OutputsOnly]:
-    """Return the outputs of the last layer by their place in the state; nothing where they are not what h was."""
+    """Return the outputs of the last layer by their index in the state; nothing if they are not equal to h."""
     layer, spec, out = call.layer, call.layer.spec, call.output_native
     units = spec.sizes[spec.parts[0]]
     packed = out if isinstance(out, PackedSequence) else None
@@ -235,7 +235,7 @@ def _outputs(call: Call, options: Options) -> dict[int, OutputsOnly]:
 
 
 def _rows(state: State, name: str, place: int) -> Tensor:
-    """Return one part of one layer and direction, `(batch, unit)`; of a layer that stacks none, all of it."""
+    """Return one part of one layer and direction, `(batch, unit)`; if the layer is not stacked, the whole part."""
     part, axis = state[name].detach(), state.batch_axis[name]
     rows = part[place] if axis == 1 and part.dim() == 3 else part.movedim(axis, 0).flatten(1)
     return rows.clone()

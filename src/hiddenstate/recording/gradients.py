@@ -1,4 +1,4 @@
-"""The gradient of a loss with respect to every state: what arrived from outside, carried back through time."""
+"""The gradient of a loss with respect to every state: the gradients of outputs, propagated back through time."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ K = TypeVar("K")
 
 
 class GraphToken:
-    """Held by hooks on a graph alone: a weak reference to it is dead when the graph is, and no gradient can come."""
+    """A token that only the hooks on a graph hold: when a weak reference to it dies, no gradient can come any more."""
 
 
 @dataclass(slots=True)
 class OutsideGradients:
     """Gradients that reach a call's outputs and final states from outside, summed over backward passes."""
 
-    seen: dict[str, Tensor] = field(default_factory=dict)  # of all tracks: "out 0", "out 1", …, "h", "c"
+    seen: dict[str, Tensor] = field(default_factory=dict)  # for all tracks: "out 0", "out 1", …, "h", "c"
     graph: ref[GraphToken] | None = None
     layer: int = 0
-    place: int = 0  # of the track in the state of all layers
-    column: slice = field(default_factory=lambda: slice(None))  # of the track in its layer's output
+    place: int = 0  # the index of the track in the state
+    column: slice = field(default_factory=lambda: slice(None))  # the units of the track in its layer's output
 
     @classmethod
     def on(cls, outs: list[Tensor], finals: tuple[Tensor, ...], directions: int) -> list[OutsideGradients]:
-        """Put hooks on each layer's output and on the final state, and return what concerns each track."""
+        """Put hooks on each layer's output and on the final state, and return one object for each track."""
         graph, seen = GraphToken(), dict[str, Tensor]()
         for layer, out in enumerate(outs):
             add_up_gradients(out, seen, f"out {layer}", graph)
@@ -46,12 +46,12 @@ class OutsideGradients:
 
     @property
     def out(self) -> Tensor | None:
-        """The gradient of the outputs, where one arrived."""
+        """The gradient of the track's outputs, if one has arrived."""
         grad = self.seen.get(f"out {self.layer}")
         return None if grad is None else grad[..., self.column]
 
     def end(self, part: str) -> Tensor | None:
-        """Return the gradient of a final part, where one arrived."""
+        """Return the gradient of a part of the final state, if one has arrived."""
         grad = self.seen.get(part)
         return None if grad is None else grad[self.place]
 
@@ -61,10 +61,10 @@ class OutsideGradients:
 
 
 def add_up_gradients(tensor: Tensor, seen: dict[K, Tensor], key: K, graph: GraphToken) -> None:
-    """Add up in `seen[key]` the gradients that backward passes bring to a tensor; nothing else changes."""
+    """Sum into `seen[key]` the gradients that backward passes bring to a tensor; nothing else changes."""
 
     def hook(grad: Tensor | None, _graph: GraphToken = graph) -> None:
-        if grad is None:  # a kernel of several outputs was reached through another of them
+        if grad is None:  # a kernel with several outputs, of which the backward pass used another one
             return
         grad = grad.detach()
         seen[key] = seen[key] + grad if key in seen else grad.clone()
@@ -74,7 +74,7 @@ def add_up_gradients(tensor: Tensor, seen: dict[K, Tensor], key: K, graph: Graph
 
 
 def through_time(track: Padded, out: Tensor | None, ends: dict[str, Tensor | None]) -> dict[str, Tensor]:
-    """Return dL/dh and dL/dc at every step, `(time, batch, unit)`, from gradients that came from outside."""
+    """Return dL/dh and dL/dc at every step, `(time, batch, unit)`, from the gradients that came from outside."""
     if out is None and not any(end is not None for end in ends.values()):
         return {}
     step: _Lstm | _Gru | _Rnn = (
@@ -103,7 +103,7 @@ class _Lstm:
         self.before = track.before("c")
 
     def back(self, t: int, grad: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the whole gradient of step t's state, and what goes on to the step before."""
+        """Return the full gradient of step t's state, and the gradient it passes on to the step before."""
         i, f, g, o = (self.gates[name][t] for name in ("input", "forget", "candidate", "output"))
         assert self.track.c is not None
         squashed = self.track.c[t].tanh()
@@ -133,7 +133,7 @@ class _Gru:
         self.inner = torch.nn.functional.linear(self.before, weights.hh[2 * units :], bias)
 
     def back(self, t: int, grad: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the gradient of step t's state, and what goes on to the step before."""
+        """Return the full gradient of step t's state, and the gradient it passes on to the step before."""
         r, z, n = (self.track.gates[name][t] for name in ("reset", "update", "candidate"))
         dh = grad["h"]
         dn = dh * (1 - z) * (1 - n**2)
@@ -147,7 +147,7 @@ class _Rnn:
         self.track = track
 
     def back(self, t: int, grad: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the gradient of step t's state, and what goes on to the step before."""
+        """Return the full gradient of step t's state, and the gradient it passes on to the step before."""
         h, dh = self.track.h[t], grad["h"]
         slope = 1 - h**2 if self.track.kind == "rnn_tanh" else (h > 0).to(h)
         return {"h": dh}, {"h": (dh * slope) @ self.track.weights.hh}

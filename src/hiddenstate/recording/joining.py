@@ -1,4 +1,4 @@
-"""Several runs as one trajectory: the steps of each row one run after another, or the rows of all runs together."""
+"""Joining several runs into one trajectory: along time, row by row, or as the rows of one batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .trajectory import Trajectory
 
 
 def joined(runs: Sequence[Trajectory]) -> Trajectory:
-    """Return runs of one track as one; padding between them is left out, that at the end is zero.
+    """Return runs of one track joined along time; padding between runs is removed, padding at the end is zero.
 
     >>> pieces = torch.randn(2, 6, 3).split(2, dim=1)
     >>> joined([Trajectory(piece) for piece in pieces]).h.equal(torch.cat(pieces, dim=1))
@@ -46,7 +46,7 @@ def joined(runs: Sequence[Trajectory]) -> Trajectory:
 
 
 def stacked(runs: Sequence[Trajectory]) -> Trajectory:
-    """Return runs of one track as the rows of one trajectory, those of the first run first; short rows are padded.
+    """Return runs of one track as the rows of one trajectory, first run first; short rows are padded.
 
     >>> stacked([Trajectory(torch.ones(2, 3, 1)), Trajectory(torch.ones(1, 5, 1))]).lengths
     tensor([3, 3, 5])
@@ -84,7 +84,7 @@ def _padded(part: Tensor, time: int) -> Tensor:
 
 
 def _placed(pieces: list[Tensor], lengths: Tensor, starts: Tensor, time: int) -> Tensor:
-    """Return pieces `(batch, time, unit)` behind each other, those of each row from its own place on."""
+    """Return pieces `(batch, time, unit)` put one after another in each row, at the given starts."""
     if bool((lengths == torch.tensor([piece.shape[1] for piece in pieces]).unsqueeze(1)).all()):
         return torch.cat(pieces, dim=1)
     batch, units = pieces[0].shape[0], pieces[0].shape[2]

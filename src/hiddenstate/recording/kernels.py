@@ -1,6 +1,7 @@
-"""Two kernels for CUDA: an LSTM's cells in one scan, and a product in cuDNN's own precision.
+"""Two kernels for CUDA: an LSTM's cells in one scan, and a matrix product in cuDNN's own precision.
 
-Loaded only where a CUDA device has something to reconstruct; without triton plain torch does the same, slower.
+This module is loaded only if a CUDA device has something to reconstruct. Without triton, plain torch does the same,
+more slowly.
 """
 
 # mypy: disable-error-code="import-not-found, no-untyped-def, union-attr, untyped-decorator"
@@ -12,12 +13,12 @@ try:
     import triton
     import triton.language as tl
     from triton.language.extra import libdevice
-except ImportError:  # as on a machine without a GPU
+except ImportError:  # for example on a machine without a GPU
     triton = None
 
 
 def available() -> bool:
-    """Say whether the kernels can be compiled here."""
+    """Say whether the kernels can be compiled on this machine."""
     return triton is not None
 
 
@@ -81,7 +82,7 @@ if triton is not None:
 
 
 def lstm_scan(pre: Tensor, first: Tensor, lengths: Tensor, *, reverse: bool) -> Tensor:
-    """Turn gates `(time, batch, 4 * hidden)` before their activations into those after, in place; return the cells."""
+    """Activate gates `(time, batch, 4 * hidden)` in place, given before their activations; return the cells."""
     time, batch, width = pre.shape
     hidden = width // 4
     cells = pre.new_empty(time, batch, hidden)
@@ -97,7 +98,7 @@ def lstm_scan(pre: Tensor, first: Tensor, lengths: Tensor, *, reverse: bool) -> 
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool) -> Tensor:
-    """Write (or add) `x (rows, depth) @ weight (columns, depth).T + bias` to `out`, in tf32."""
+    """Write `x (rows, depth) @ weight (columns, depth).T + bias` to `out` in tf32, or add it to `out`."""
     (rows, depth), columns = x.shape, weight.shape[0]
     if out.numel():
         m, n = 128, 128

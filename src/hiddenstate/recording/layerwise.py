@@ -1,8 +1,9 @@
-"""A fused call, run one layer at a time with torch's own kernels, so that every layer's states are seen.
+"""Running a fused call one layer at a time with torch's own kernels, so that the states of every layer are seen.
 
-The results are bit for bit those of the whole call on the CPU: the same operations in the same order, on the same
-shapes, with the same draws from the random stream. Gates that a run leaves behind need not be reconstructed; a way of
-running that leaves them is taken only after its result has been compared with torch's own, bit for bit: see `judge`.
+On the CPU, the results equal those of the whole call bit for bit: the same operations run in the same order, on the
+same shapes, with the same draws from the random stream. Some ways of running a layer also leave its gates behind,
+which saves reconstructing them. Such a way is used only after its result was compared with torch's own, bit for bit:
+see `judge`.
 """
 
 from __future__ import annotations
@@ -22,37 +23,38 @@ from .gradients import OutsideGradients
 Parts = tuple[Tensor, ...]
 Layered = tuple[Tensor, list[Parts], list[tuple[Tensor | None, Tensor | None]] | None]
 
-_TELLING = 256  # numbers of an output that tell whether two kernels round alike
-_ONEDNN_LSTM = 2  # oneDNN's number for the kind of network
+_TELLING = 256  # so many numbers of an output show whether two kernels round alike
+_ONEDNN_LSTM = 2  # oneDNN's number for an LSTM
 _CUDNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 _cudnn_generators: dict[torch.device, torch.Generator] = {}
-_verdicts: dict[Hashable, bool] = {}  # of ways that were tried: whether they agree with torch's own
+_verdicts: dict[Hashable, bool] = {}  # for each way that was tried: whether it agrees with torch's own kernel
 
 
 @dataclass(slots=True)
 class Pass:
-    """One layer and direction of one call: what its run left behind, in the graph until `pad` takes it out."""
+    """One layer and direction of one call: the values that its run left behind, until `pad` copies them."""
 
     kind: str
     reverse: bool
     x: Tensor  # (time, batch, feature), or packed (rows, feature)
     h: Tensor  # (time, batch, unit), or packed
     initial: Parts  # each (batch, unit)
-    weights: TrackWeights  # still the model's own
+    weights: TrackWeights  # the model's own tensors
     gates: Tensor | None = None  # (time, batch, gates * hidden) after their activations, or packed
     cells: Tensor | None = None  # (time, batch, hidden), or packed
-    outside: OutsideGradients | None = None  # what reaches it from outside the call, where asked for
+    outside: OutsideGradients | None = None  # gradients from outside the call, if they were asked for
 
 
 def run(call: KernelCall, *, gates: bool = False, grads: bool = False) -> tuple[tuple[Tensor, ...], list[Pass]]:
-    """Return what the fused function returns, and one Pass for each layer and direction, in the order of its state.
+    """Return the results of the fused function, and one Pass for each layer and direction, in the order of its state.
 
-    With `gates` they are kept where the kernel leaves none; with `grads` each Pass hears of gradients from outside.
+    With `gates`, gates are kept also where the kernel itself leaves none. With `grads`, each Pass gets the gradients
+    that reach it from outside the call.
     """
     x = call.data.transpose(0, 1) if call.batch_first else call.data
     if _in_onednn(call):
-        x = x.contiguous()  # as torch does once, before the first layer
-    # Views, not copies: matrix products may round differently when their operands lie at other addresses.
+        x = x.contiguous()  # torch does this once, before the first layer
+    # Views, not copies: a matrix product may round differently if its operands are at other addresses.
     states = [torch.split(part, call.directions) for part in call.state]
     finals: list[list[Tensor]] = [[] for _ in call.state]
     passes: list[Pass] = []
@@ -73,7 +75,7 @@ def run(call: KernelCall, *, gates: bool = False, grads: bool = False) -> tuple[
 
 
 def _layer(call: KernelCall, layer: int, x: Tensor, state: Parts, gates: bool) -> Layered:
-    """Run one layer: its output, the final parts of each direction, and gates and cells where they came for free."""
+    """Run one layer; return its output, the final parts of each direction, and gates and cells if they cost nothing."""
     way = _way(call, layer, x, gates)
     if way is None:
         return (*_plain(call, layer, x, state), None)
@@ -85,21 +87,21 @@ def _layer(call: KernelCall, layer: int, x: Tensor, state: Parts, gates: bool) -
     out, ends = _plain(call, layer, x, state)
     if trusted(key) is False:
         return out, ends, None
-    with torch.no_grad():  # but not detached: which product torch chooses may depend on requires_grad
+    with torch.no_grad():  # but do not detach: torch may choose a product by requires_grad
         mine, its_ends, kept = ours(x, _sides(state), weights)
     flat = (mine, *(part for end in its_ends for part in end)), (out, *(part for end in ends for part in end))
     return out, ends, kept if judge(key, lambda: same_bits(*flat)) else None
 
 
 def _way(call: KernelCall, layer: int, x: Tensor, gates: bool) -> tuple[Any, Any] | None:
-    """Return a key and a function for a way that keeps the gates, or None where the plain kernel must do."""
+    """Return a key and a function for a way that keeps the gates, or None if only the plain kernel will do."""
     if call.kind not in cpu_loop.STEP or call.data.device.type != "cpu":
         return None
     if _in_onednn(call):
         if torch.is_grad_enabled():
             return ("onednn", call.bias), _onednn
-        # Another kernel would run, which leaves nothing behind. At most sizes it rounds as the one for training does,
-        # at some small ones most numbers differ: so many that a few hundred tell.
+        # Torch would run another kernel here, which leaves nothing behind. At most sizes it rounds as the training
+        # kernel does. At some small sizes most numbers differ, so comparing a few hundred numbers decides.
         hidden = call.weights(layer)[1].shape[1]
         if not gates or x.shape[0] * x.shape[1] * hidden < _TELLING:
             return None
@@ -114,11 +116,11 @@ def _way(call: KernelCall, layer: int, x: Tensor, gates: bool) -> tuple[Any, Any
 
 def _onednn(x: Tensor, state: list[Parts], weights: list[TrackWeights]) -> tuple[Tensor, list[Parts], list[Any]]:
     outs, ends, kept = [], [], []
-    if not torch.is_grad_enabled():  # no graph is to come of it
+    if not torch.is_grad_enabled():  # the caller wants no graph
         x, state = x.detach(), [tuple(part.detach() for part in parts) for parts in state]
         weights = [own.map(Tensor.detach) for own in weights]
     for reverse, (parts, own) in enumerate(zip(state, weights, strict=True)):
-        with torch.enable_grad():  # oneDNN keeps a workspace in grad mode only
+        with torch.enable_grad():  # oneDNN keeps a workspace only in grad mode
             result = _onednn_track(x, parts, own, reverse=bool(reverse))
         outs.append(result[0])
         ends.append(result[1:3])
@@ -162,7 +164,7 @@ def _between(call: KernelCall, layer: int, out: Tensor) -> Tensor:
 
 
 def _sides(state: Parts) -> list[Parts]:
-    """Return the parts of each direction out of parts `(directions, batch, unit)`."""
+    """Split parts `(directions, batch, unit)` into the parts of each direction."""
     return list(zip(*(part.unbind(0) for part in state), strict=True))
 
 
@@ -184,7 +186,7 @@ def _passes(call: KernelCall, layer: int, ends: tuple[Tensor, Tensor], state: Pa
 
 
 def _in_onednn(call: KernelCall) -> bool:
-    """Say whether torch hands this call to oneDNN."""
+    """Say whether torch runs this call in oneDNN."""
     if call.kind != "lstm" or call.batch_sizes is not None or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     tensors = (call.data, *call.state, *call.flat)
@@ -202,7 +204,7 @@ def _onednn_track(x: Tensor, state: tuple[Tensor, ...], weights: TrackWeights, *
     """Run one layer and direction over `x (time, batch, feature)`: output, h, c, and in grad mode a workspace."""
     bias = weights.bias_ih is not None
     hidden = weights.hh.shape[1]
-    b_ih = torch.zeros_like(weights.ih) if weights.bias_ih is None else weights.bias_ih  # as torch fills the place
+    b_ih = torch.zeros_like(weights.ih) if weights.bias_ih is None else weights.bias_ih  # torch itself passes this
     b_hh = torch.zeros_like(weights.hh) if weights.bias_hh is None else weights.bias_hh
     h, c = (part.contiguous() for part in state)
     result: tuple[Tensor, ...] = torch.mkldnn_rnn_layer(
@@ -214,17 +216,17 @@ def _onednn_track(x: Tensor, state: tuple[Tensor, ...], weights: TrackWeights, *
 def _workspace(
     result: tuple[Tensor, ...], x: Tensor, state: tuple[Tensor, ...], weights: TrackWeights, *, reverse: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return gates `(time, batch, 4 * hidden)` and cells `(time, batch, hidden)` out of a training run's workspace.
+    """Return gates `(time, batch, 4 * hidden)` and cells `(time, batch, hidden)` from a training run's workspace.
 
-    Its layout is oneDNN's own business: at each new size the last step is checked against the equations, and
-    None is returned where it differs.
+    Its layout is an internal matter of oneDNN. For each new size, the last step is therefore checked against the
+    equations, and if it differs, None is returned.
     """
     out, _, last, workspace = result
     time, batch, hidden = out.shape
     numbers = workspace.view(torch.float32)
     row, step = _row_length(4 * hidden), batch * hidden
-    # Each region starts on a page: gates, h without its projection, h of two layers, c of two layers; the latter two
-    # with the initial state in front and without the final one, which goes straight to the result.
+    # Each region starts on a page: gates, h without its projection, h of two layers, c of two layers. The last two
+    # begin with the initial state and lack the final one, which is written to the result directly.
     inner = _pages(time * batch * row) + _pages(time * batch * _row_length(hidden))
     start = inner + _pages(2 * (time + 1) * batch * _row_length(max(x.shape[2], hidden))) + (time + 2) * step
     if len(numbers) < start + (time - 1) * step:
@@ -260,7 +262,7 @@ def _final_gates(x: Tensor, out: Tensor, state: tuple[Tensor, ...], weights: Tra
 
 
 def _row_length(numbers: int) -> int:
-    """Return the length of a workspace row: whole cache lines, but never a multiple of 256 numbers."""
+    """Return the length of a workspace row: a whole number of cache lines, but never a multiple of 256 numbers."""
     padded = -(-numbers // 16) * 16
     return padded + 16 if padded % 256 == 0 else padded
 
@@ -270,14 +272,14 @@ def _pages(numbers: int) -> int:
 
 
 def _in_cudnn(call: KernelCall) -> bool:
-    """Say whether torch hands this call to cuDNN."""
+    """Say whether torch runs this call in cuDNN."""
     return call.data.is_cuda and bool(torch.backends.cudnn.is_acceptable(call.data))  # type: ignore[no-untyped-call]
 
 
 def _laid_for_cudnn(call: KernelCall, layer: int) -> list[Tensor]:
-    """Return one layer's weights as copies that lie as cuDNN wants them; gradients reach the originals.
+    """Return copies of one layer's weights in the memory layout of cuDNN; gradients reach the originals.
 
-    A layer's weights inside those of a stack do not lie as they would in a layer of its own, and cuDNN would warn.
+    In a stack, one layer's weights do not have the layout they would have in a layer of its own, and cuDNN would warn.
     """
     copies = [weight.clone() for weight in call.weights(layer)]
     hidden = call.weights(layer)[1].shape[0] // (4 if call.kind == "lstm" else 3 if call.kind == "gru" else 1)
@@ -292,7 +294,7 @@ def _laid_for_cudnn(call: KernelCall, layer: int) -> list[Tensor]:
 
 
 def _cudnn_dropout(x: Tensor, p: float) -> Tensor:
-    """Drop entries as cuDNN does between its layers: apart from torch's random stream, which stays as it is."""
+    """Drop entries as cuDNN does between its layers: with random numbers of its own, not from torch's random stream."""
     source = _cudnn_generators.get(x.device)
     if source is None:
         source = _cudnn_generators[x.device] = torch.Generator(x.device).manual_seed(torch.cuda.initial_seed())
@@ -302,7 +304,7 @@ def _cudnn_dropout(x: Tensor, p: float) -> Tensor:
 
 
 def same_bits(ours: tuple[Tensor, ...], plain: tuple[Tensor, ...]) -> bool:
-    """Say whether two results are equal, NaN being equal to NaN."""
+    """Say whether two results are equal, counting NaN as equal to NaN."""
     return all(
         a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
         for a, b in zip(ours, plain, strict=True)
@@ -310,12 +312,12 @@ def same_bits(ours: tuple[Tensor, ...], plain: tuple[Tensor, ...]) -> bool:
 
 
 def trusted(key: Hashable) -> bool | None:
-    """Return whether the way of this key has been seen to agree, or None where it has not been tried."""
+    """Return whether the way with this key agreed when it was tried; None if it was never tried."""
     return _verdicts.get(key)
 
 
 def judge(key: Hashable, agree: Callable[[], bool]) -> bool:
-    """Return the verdict on a way, which is found by `agree()` the first time and remembered."""
+    """Return the verdict on a way; the first time, `agree()` finds it."""
     verdict = _verdicts.get(key)
     if verdict is None:
         verdict = _verdicts[key] = agree()

@@ -1,7 +1,7 @@
-"""One track of one call as rectangles: rows in the user's order, padding zero, memory of its own.
+"""The values of one track in one call: rows in the user's order, padded with zeros, in memory of their own.
 
-Gates and cells that the kernel did not leave behind are reconstructed: given every h, all gates of all steps are one
-matrix product, and an LSTM's cells follow from the gates.
+Gates and cells that the kernel did not leave behind are reconstructed: given h at every step, all gates of all steps
+are one matrix product, and an LSTM's cells follow from its gates.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .recording import Options
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the rows of a packed sequence belong; nothing to do where the input was not packed."""
+    """Where the rows of a packed sequence belong; the identity if the input was not packed."""
 
     time: int
     batch: int
     lengths: Tensor  # (batch,) int64, on the CPU
-    places: Tensor | None = None  # (rows,) the place time * batch + row of each packed row
+    places: Tensor | None = None  # (rows,) for each packed row: time * batch + row
     order: Tensor | None = None  # (batch,) the user's order of rows
 
     @staticmethod
     def of(h: Tensor, sizes: Tensor | None, packed: PackedSequence | None) -> Layout:
-        """Read the layout off a call's batch sizes and the sequence that its module was given."""
+        """Read the layout from a call's batch sizes and the sequence that its module was given."""
         if sizes is None:
             time, batch = h.shape[:2]
             return Layout(time, batch, torch.full((batch,), time, dtype=torch.int64))
@@ -48,7 +48,7 @@ class Layout:
         return Layout(time, batch, lengths, (step * batch + row).to(h.device), order)
 
     def pad(self, data: Tensor) -> Tensor:
-        """Return `(rows, unit)` as `(time, batch, unit)`, zero where there is no row."""
+        """Return packed `(rows, unit)` as `(time, batch, unit)`, with zeros as padding."""
         if self.places is None:
             return data
         flat = data.new_zeros(self.time * self.batch, data.shape[-1])
@@ -61,7 +61,7 @@ class Layout:
 
 @dataclass(slots=True, eq=False)
 class Padded:
-    """One track of one call; gates and cells that it did not leave behind are reconstructed when first asked for."""
+    """One track of one call; gates and cells that it did not leave behind are reconstructed when first needed."""
 
     kind: str
     reverse: bool
@@ -69,7 +69,7 @@ class Padded:
     initial: dict[str, Tensor]  # part -> (batch, unit)
     layout: Layout
     weights: TrackWeights
-    x: Tensor | None  # (time, batch, feature), where something is still to be reconstructed
+    x: Tensor | None  # (time, batch, feature), as long as something is to be reconstructed from it
     activated: Tensor | None  # (time, batch, gates * hidden)
     c: Tensor | None
     outside: gradients.OutsideGradients | None
@@ -81,15 +81,15 @@ class Padded:
 
     @property
     def last(self) -> Tensor:
-        """The step each row ends at, in the order of computation."""
+        """The step at which each row ends, in the order of computation."""
         lengths = self.layout.lengths.to(self.h.device)
         return torch.zeros_like(lengths) if self.reverse else lengths - 1
 
     def complete(self) -> Padded:
-        """Reconstruct what is missing; what it is reconstructed from is then let go."""
+        """Reconstruct what is missing, and drop the values that only the reconstruction needed."""
         if self.activated is None and self.x is not None:
             self.activated, c = self._reconstructed(self.x)
-            self.c = c if self.c is None else self.c  # the one there has its graph
+            self.c = c if self.c is None else self.c  # prefer the c that is there: it has its graph
         elif self.kind == "lstm" and self.c is None:
             assert self.activated is not None
             self.c = self._cells(self.activated)
@@ -114,7 +114,7 @@ class Padded:
         return {"h": self.h, "c": c}
 
     def before(self, part: str) -> Tensor:
-        """Return the part as it was before each step, `(time, batch, unit)`."""
+        """Return a part's value before each step, `(time, batch, unit)`."""
         values, first = self.states()[part] if part == "c" else self.h, self.initial[part]
         first = first.to(values.dtype)
         if not self.reverse:
@@ -126,7 +126,7 @@ class Padded:
         )
 
     def grads(self) -> dict[str, Tensor]:
-        """Return the gradient of each part at every step, where a backward pass has brought any."""
+        """Return the gradient of each part at every step; nothing before a backward pass has brought any."""
         if self.outside is None:
             return {}
         out = self.outside.out
@@ -144,7 +144,7 @@ class Padded:
     def _reconstructed(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the gates `(time, batch, gates * hidden)` after their activations, and an LSTM's cells."""
         if self.kind == "lstm" and (kernels := _kernels(x)) is not None:
-            # A launch for each step would cost as much as the network itself.
+            # One launch for all steps: one for each step would cost as much as the network itself.
             with torch.no_grad(), torch.autocast("cuda", enabled=False):
                 flat_x, flat_h = _flat(x, self.weights), _flat(self.before("h"), self.weights)
                 pre = _sums(flat_x, flat_h, self.weights, _in_tf32(flat_x)).view(*x.shape[:-1], -1)
@@ -167,7 +167,7 @@ class Padded:
             forget, steps = f.unbind(0), c.unbind(0)
             for t in order:
                 steps[t].addcmul_(forget[t], last)
-                if started is not None:  # a short row, read backwards, starts at its own last step
+                if started is not None:  # read backwards, a short row starts at its own last step
                     steps[t].copy_(torch.where(started[t], steps[t], last))
                 last = steps[t]
             return self._only_valid(c)
@@ -177,7 +177,7 @@ class Padded:
 
 
 def pad(run: Pass, layout: Layout, options: Options) -> Padded:
-    """Return a pass as rectangles that share no memory with anything the user may change."""
+    """Return a pass padded, sharing no memory with any tensor that the user may change."""
     wants_gates = options.gates or options.grads
     c = _cells_in_graph(run, layout) if options.graph and run.kind == "lstm" and run.h.requires_grad else None
     needed = run.kind == "lstm" and c is None
@@ -202,7 +202,7 @@ def pad(run: Pass, layout: Layout, options: Options) -> Padded:
         c,
         run.outside,
     )
-    if activated is not None and not wants_gates:  # a workspace is large: keep the cells, let it go
+    if activated is not None and not wants_gates:  # a workspace is large: copy the cells out of it and drop it
         padded.complete().activated = None
     elif run.kind == "lstm" and activated is not None:
         padded.complete()
@@ -211,7 +211,7 @@ def pad(run: Pass, layout: Layout, options: Options) -> Padded:
 
 
 def _cells_in_graph(run: Pass, layout: Layout) -> Tensor:
-    """Return an LSTM's cells `(time, batch, hidden)` with the graph that leads through its inputs, states, weights."""
+    """Return an LSTM's cells `(time, batch, hidden)` with a graph that leads back to inputs, states and weights."""
     weights, initial = run.weights, {name: layout.rows(part) for name, part in zip("hc", run.initial, strict=False)}
     h, x = layout.pad(run.h), layout.pad(run.x).to(weights.ih.dtype)
     track = Padded("lstm", run.reverse, h, initial, layout, weights, None, None, None, None)
@@ -229,9 +229,9 @@ def _cells_in_graph(run: Pass, layout: Layout) -> Tensor:
 
 
 def activated_gates(kind: str, x: Tensor, before: Tensor, weights: TrackWeights, *, like_cudnn: bool = False) -> Tensor:
-    """Return the gates `(..., gates * hidden)` of steps with input `x` whose h was `before`.
+    """Return the gates `(..., gates * hidden)` of steps whose input is `x` and whose previous h is `before`.
 
-    Torch's cells and cuDNN's layers do not round alike: with `like_cudnn` products are in tf32 where cuDNN's are.
+    Torch's cells and cuDNN's layers round differently: with `like_cudnn`, products are in tf32 where cuDNN's are.
     """
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         flat_x, flat_h = _flat(x, weights), _flat(before, weights)
@@ -274,14 +274,14 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor | None, tf32: bool) -> Tenso
 
 
 def _in_tf32(x: Tensor) -> bool:
-    """Say whether cuDNN ran the layer in tf32: then reconstruction need not be finer, nor as slow as float32 is."""
+    """Say whether cuDNN ran the layer in tf32: a finer reconstruction would be slower, and no more exact."""
     if x.dtype != torch.float32 or not x.is_cuda:
         return False
     return bool(torch.backends.cudnn.allow_tf32) and torch.cuda.get_device_capability(x.device) >= (8, 0)
 
 
 def _kernels(x: Tensor) -> Kernels | None:
-    """Return the kernels where they can run; triton is too heavy to load where nobody needs it."""
+    """Return the CUDA kernels if they can run; triton is loaded only then, since it is heavy."""
     if not x.is_cuda:
         return None
     from . import kernels
@@ -290,7 +290,7 @@ def _kernels(x: Tensor) -> Kernels | None:
 
 
 def _flat(values: Tensor, weights: TrackWeights) -> Tensor:
-    # Under autocast a run's inputs and states may be narrower than its weights.
+    # Under autocast, a run's inputs and states may have a narrower dtype than its weights.
     return values.reshape(-1, values.shape[-1]).to(weights.ih.dtype).contiguous()
 
 

@@ -1,4 +1,4 @@
-"""A recording that is under way: who listens where, and where the runs go."""
+"""A recording that is under way: it listens to layers, and keeps the runs they make."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ LayerRecorder: TypeAlias = FusedRecorder | CellRecorder | StackRecorder
 
 
 class Recorder(Recording):
-    """A recording under way, or just ended; see `record`."""
+    """A recording that is under way or has just ended; see `record`."""
 
     def __init__(self, model: nn.Module, options: Options) -> None:
-        """Find the layers; nothing is touched before the block begins."""
+        """Find the layers; the model is not touched before the block begins."""
         self._found, self._own_code = layers(model), has_own_code(model)
         if not self._found and not self._own_code:
             raise _not_recurrent(model)
@@ -71,12 +71,12 @@ class Recorder(Recording):
         self._cells = CellRuns(options, self.keep, self._calls)
         self._fused = FusedRuns(options, self.keep, self._calls)
         self._listener = _ModelListener(self, self._recorders(self._found))
-        self._examined = False  # whether a call of the model was watched for what else recurs in it
-        self._loops = False  # whether something does that only watching shows
-        self._looks = 0  # calls that were watched and did not tell
-        self._seen: Layers | None = None  # what they told
+        self._examined = False  # whether a call of the model was watched for other recurrence
+        self._loops = False  # whether there is recurrence that only watching shows
+        self._looks = 0  # calls that were watched without a decision
+        self._seen: Layers | None = None  # what the watched calls showed
         self._told: set[str] = set()
-        self._stateful: list[Layer] = []  # modules that keep a state in their attributes, from call to call
+        self._stateful: list[Layer] = []  # modules that keep a state in attributes from call to call
         self._runs: dict[str, list[RecordedRun]] = {}
         self._lock = threading.RLock()
         self._handles: list[Handle] = []
@@ -99,7 +99,7 @@ class Recorder(Recording):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop listening, leave no hook behind, and close the runs that are still open."""
+        """Stop listening, remove everything from the model, and close the runs that are still open."""
         for handle in self._handles:
             handle.remove()
         _under_way.remove(self)
@@ -119,7 +119,7 @@ class Recorder(Recording):
             self._report_states()
 
     def _report_states(self) -> None:
-        """Say where a loop outside the model does not hand the states on."""
+        """Warn if a loop outside the model does not pass the states on."""
         for recorder in self._listener.recorders.values():
             for runs in (self._cells, self._fused):
                 for (_, module), succession in runs.successions.items():
@@ -128,9 +128,9 @@ class Recorder(Recording):
                         warnings.warn(f"{who} was {complaint}.", RecordingWarning, stacklevel=3)
 
     def hears(self) -> bool:
-        """Say whether calls in this thread are recorded: the one of the block, and those started in it.
+        """Say whether calls in this thread are recorded: it is the thread of the block, or was started in it.
 
-        A thread that has a recording of its own is heard by that one alone. A full disk ends the listening.
+        In a thread with a recording of its own, only that one records. After a full disk, nothing does.
         """
         if self._folder is not None and self._folder.stopped is not None:
             return False
@@ -140,7 +140,7 @@ class Recorder(Recording):
         return here not in self._older and not any(other._thread is here for other in _under_way)
 
     def flush(self) -> None:
-        """Write to disk what is still waiting to be, and end the runs; without `to` there is nothing to do."""
+        """End this thread's runs and write them to disk; without `to`, this does nothing."""
         if self._folder is not None:
             with self._lock:
                 self.close_runs(threading.current_thread())
@@ -148,7 +148,7 @@ class Recorder(Recording):
                 self._folder.flush()
 
     def model_call(self, entry: OuterCall, run: Callable[[], Any]) -> Any:
-        """Note that a call of the model begins; the runs in it may go on in the next one, if their state does."""
+        """Note that a call of the model begins; the next call may continue its runs, if it is given their states."""
         here = threading.current_thread()
         if not self.hears():
             return run()
@@ -175,18 +175,18 @@ class Recorder(Recording):
         return result
 
     def _watches(self) -> bool:
-        """Say whether a call is watched: until one has told what recurs in the model, or where only watching shows."""
+        """Say whether to watch a call: until one has shown what recurs in the model, or if only watching shows it."""
         return self._own_code and (self._loops or not self._examined)
 
     def _look(self, found: Layers) -> None:
-        """Keep what was seen in a call that was watched."""
+        """Keep what a watched call has shown."""
         known = {layer.name for layer in self._stateful}
         first = self._begin_with(found) if not self._examined or self._shows_more(found) else []
         self._seen = found.settled()
         self._warn(found.doubts(heard=True))
         runs = runs_of(found, first, self.options)
         for layer in self._stateful:
-            if layer.name not in known:  # what the call before left is seen now, by what this one began from
+            if layer.name not in known:  # this call's start shows the state that the one before left
                 runs += [run_before(layer, self.options)] if self._looks > 1 else []
                 runs.append(attribute_run(layer, starts_of(layer), self.options))
         for run in runs:
@@ -194,7 +194,7 @@ class Recorder(Recording):
                 self.keep(run)
 
     def _begin_with_cell(self, entry: OuterCall, run: Callable[[], Any]) -> Callable[[], Any]:
-        """Record the model itself, from this call on, where the step that it is handed shows that it is a cell."""
+        """Record the model itself from this call on, if the step that it is given shows that it is a cell."""
         if len(entry.args) + len(entry.kwargs) < 2 or not entry.args or not isinstance(entry.args[0], Tensor):
             return run
         with suppress(NotRecurrent, StateMismatch):
@@ -207,16 +207,16 @@ class Recorder(Recording):
         return lambda: self._listener.layer_call(call, lambda same: same.returned(run())).result
 
     def _shows_more(self, found: Layers) -> bool:
-        """Say whether a later call has shown what those before did not."""
+        """Say whether a later call has shown tracks that earlier ones did not."""
         return not set(self.options.choose(found, final=False)) <= set(self._chosen)
 
     def _begin_with(self, found: Layers) -> list[Layer]:
-        """Listen to what a watched call has shown, too, and return the cells that were not heard in it."""
+        """Listen also to what a watched call has shown; return the cells that were not heard in that call."""
         if not found and not found.doubts() and found.decided:
             raise _not_recurrent(self._model)
         adapters = {(layer.module, layer.adapter) for layer in found}
         for layer in self._found:
-            if (layer.module, layer.adapter) not in adapters:  # it only bore the names of a cell
+            if (layer.module, layer.adapter) not in adapters:  # it was only named like a cell
                 self._listener.recorders.pop(layer.module, None)
                 self._forget(layer.tracks)
         self._chosen = tuple(dict.fromkeys([*self.options.choose(found), *(self._chosen if self._examined else ())]))
@@ -232,7 +232,7 @@ class Recorder(Recording):
         self._listener.recorders.update({each.layer.module: each for each in self._recorders(unheard)})
         before, self._handles = self._handles, [self._listen(self._listener.recorders.values())]
         self._handles += when_reached(self._model, found, self._on_reached)
-        for handle in before:  # afterwards, so that nothing is torn down in mid-call
+        for handle in before:  # after the new handle is in place: a call is under way
             handle.remove()
         self._warn(not_shown(found, wanted))
         self._warn(shown_otherwise(found, wanted, called), what="recorded, but mind: ")
@@ -241,13 +241,13 @@ class Recorder(Recording):
         return [layer for layer in unheard if layer.seen is not None]
 
     def _on_reached(self, name: str) -> None:
-        """Say that a call goes where none went that was watched, and watch the next ones."""
+        """Warn that a call reached a module that no watched call has reached, and watch the next calls."""
         if self._examined and not self._loops and self.hears():
             self._examined, self._looks = False, 0
             self._warn([f"{name}, which no call reached before: calls are watched from the next one on"])
 
     def _forget(self, tracks: Iterable[str]) -> None:
-        """Drop what was recorded of tracks that turn out to be none."""
+        """Discard the recorded values of tracks that turn out not to be tracks."""
         for track in tracks:
             self._runs.pop(track, None)
             self._cells.forget(track)
@@ -264,7 +264,7 @@ class Recorder(Recording):
         return listen(self._model, [each.layer for each in recorders], self._listener)
 
     def close_runs(self, thread: threading.Thread | None = None) -> None:
-        """End the runs that are under way, or those of one thread."""
+        """End all runs that are under way, or those of one thread."""
         self._cells.close_all(thread)
         self._fused.close_all(thread)
 
@@ -281,7 +281,7 @@ class Recorder(Recording):
                 self._write_ready()
 
     def _write_ready(self, *, everything: bool = False) -> None:
-        # A run whose gradients are still to come waits for them, as long as its graph lives.
+        # A run whose gradients may still come is held back as long as its graph lives.
         assert self._folder is not None
         for track, runs in self._runs.items():
             ready = [run for run in runs if everything or not run.waits()]
@@ -335,7 +335,7 @@ class Recorder(Recording):
 
 
 class _ModelListener(Listener):
-    """What a recording hears of its model, and who records which layer."""
+    """The listener of a recording, with the recorder of each layer."""
 
     title = "hs.record"
 
@@ -347,7 +347,7 @@ class _ModelListener(Listener):
 
     @property
     def observes(self) -> bool:
-        """Whether a cell may run by a schedule: its steps are then seen apart from its graph."""
+        """Whether a cell may run by a schedule, so that its steps are seen without their graph."""
         return not (self._recorder.options.grads or self._recorder.options.graph)
 
     def model_call(self, entry: OuterCall, run: Callable[[], Any]) -> Any:
@@ -362,7 +362,7 @@ class _ModelListener(Listener):
         return proceed(call) if recorder is None else recorder.record(call, proceed)
 
     def report_silent(self) -> None:
-        """Say which layers were never called, while others were."""
+        """Warn of layers that were never called, although others were."""
         if self._heard and self._silent:
             names = ", ".join(repr(layer.name) for layer in self._silent.values())
             warnings.warn(
@@ -375,12 +375,12 @@ class _ModelListener(Listener):
 
 
 def _second(entry: OuterCall) -> Any:
-    """Return what a call was given beside its first argument, where that is one thing."""
+    """Return the second argument of a call, if it has exactly two."""
     others = [*entry.args[1:], *entry.kwargs.values()]
     return others[0] if len(others) == 1 else None
 
 
-_LOOKS = 3  # calls that are watched at most, where they are too short to tell what recurs
+_LOOKS = 3  # calls to watch at most, if they are too short to decide what recurs
 _under_way: list[Recorder] = []
 
 

@@ -1,4 +1,4 @@
-"""A recording: what to record, and every run of every track as a mapping that reads well in a notebook."""
+"""A recording: its options, and a mapping from each track to its runs that prints as a table."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Tracks: TypeAlias = "str | Iterable[str] | Callable[[str], bool]"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Options:
-    """What to record: the keywords of `hs.record`, handed on as one value."""
+    """What to record: the keywords of `hs.record` as one value."""
 
-    gates: bool = False  # also gates, and what cells name with `hs.tap`
-    grads: bool = False  # also the gradient of the loss with respect to every state
+    gates: bool = False  # also record gates, and the values that cells name with `hs.tap`
+    grads: bool = False  # also record the gradient of the loss with respect to every state
     tracks: Tracks | None = None  # names of tracks or layers, or a function of a track's name; None: all
     every: int = 1  # only steps 0, every, 2 * every, …
     to: str | PathLike[str] | None = None  # the folder to stream to; None: values stay in memory
-    dtype: torch.dtype | None = None  # of the stored values; None: as they are
-    device: torch.device | None = None  # where values are stored; None: where they are
+    dtype: torch.dtype | None = None  # of the stored values; None: unchanged
+    device: torch.device | None = None  # of the stored values; None: unchanged
     graph: bool = False  # states keep the graph that made them, for penalties and heads
 
     def __post_init__(self) -> None:
-        """Refuse an `every` that is no number of steps, and a graph on disk."""
+        """Refuse an `every` that is not a positive whole number, and a graph on disk."""
         if self.graph and self.to is not None:
             raise BadInput(
                 "graph=True keeps the states with the graph that made them, which cannot be written to a folder. "
@@ -46,15 +46,15 @@ class Options:
             )
 
     def thin(self, values: Tensor) -> Tensor:
-        """Return the steps of `(time, batch, unit)` that are to be recorded, as the recording stores them."""
+        """Return the steps of `(time, batch, unit)` to record, in the dtype and on the device of the recording."""
         return self.cast(values[:: self.every] if self.every > 1 else values)
 
     def taken(self, values: Tensor) -> Tensor:
-        """Return states with their graph where that is wanted, else without."""
+        """Return states with their graph if the options ask for it, else detached."""
         return values if self.graph else values.detach()
 
     def cast(self, values: Tensor) -> Tensor:
-        """Return values where and as the recording stores them; integers stay integers."""
+        """Return values in the dtype and on the device of the recording; integers stay integers."""
         if self.dtype is None and self.device is None:
             return values
         dtype = self.dtype if values.is_floating_point() else None
@@ -63,7 +63,7 @@ class Options:
     def choose(self, layers: list[Layer], *, final: bool = True) -> tuple[str, ...]:
         """Return the tracks of these layers that are to be recorded, in the model's order.
 
-        Names that no track has are refused where the layers are `final`; before, they may still turn up.
+        If the layers are `final`, a name that no track has is an error; if not, it may still turn up.
         """
         everything = {track: layer for layer in layers for track in layer.tracks}
         if self.tracks is None:
@@ -83,7 +83,7 @@ class Options:
 
 
 def the_track(source: Any) -> Any:
-    """Return the one trajectory of a recording that has one track; what is no recording comes back as it is."""
+    """Return the single trajectory of a recording with one track; anything but a recording is returned unchanged."""
     if not isinstance(source, Mapping):
         return source
     if not source:
@@ -97,14 +97,14 @@ def the_track(source: Any) -> Any:
 
 
 class Recording(Mapping[str, Trajectory]):
-    """A mapping from track name to Trajectory, with all runs behind it; printing it is a table."""
+    """A mapping from track name to Trajectory, with all runs of each track; printing it shows a table."""
 
     every: int = 1
     stopped: str | None = None  # why and where the recording ended early
 
     @abstractmethod
     def _tracks(self) -> dict[str, int]:
-        """Return each track that has runs, and how many."""
+        """Return each track that has runs, with their number."""
 
     @abstractmethod
     def _known(self) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ class Recording(Mapping[str, Trajectory]):
         """Return all runs of one track, or the first few."""
 
     def __getitem__(self, track: str) -> Trajectory:
-        """Return the one run of a track; a layer with one track answers to its own name."""
+        """Return the single run of a track; the name of a layer with one track works as well."""
         runs = self.runs(track)
         if len(runs) > 1:
             raise SeveralRuns(
@@ -131,7 +131,7 @@ class Recording(Mapping[str, Trajectory]):
         return self._load(self._resolve(track))
 
     def joined(self, track: str) -> Trajectory:
-        """Return all runs of one track as one, such as the chunks of a stream: row by row, without padding between.
+        """Return all runs of one track joined along time, such as the chunks of a stream, without padding between them.
 
         >>> gru, x = torch.nn.GRU(3, 4, batch_first=True), torch.randn(2, 9, 3)
         >>> with hs.record(gru) as rec:
@@ -143,7 +143,7 @@ class Recording(Mapping[str, Trajectory]):
         return joined(self.runs(track))
 
     def stacked(self, track: str) -> Trajectory:
-        """Return all runs of one track as rows of one trajectory, such as the batches of a data set: short ones padded.
+        """Return all runs of one track as rows of one padded trajectory, such as the batches of a data set.
 
         >>> gru = torch.nn.GRU(3, 4, batch_first=True)
         >>> with hs.record(gru) as rec:
@@ -155,15 +155,15 @@ class Recording(Mapping[str, Trajectory]):
         return stacked(self.runs(track))
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the tracks that have been run."""
+        """Iterate over the tracks that have run."""
         return iter(self._tracks())
 
     def __len__(self) -> int:
-        """Return the number of tracks that have been run."""
+        """Return the number of tracks that have run."""
         return len(self._tracks())
 
     def __contains__(self, track: object) -> bool:
-        """Say whether a track, or a layer of one track, has been run."""
+        """Say whether a track has run; the name of a layer with one track works as well."""
         return isinstance(track, str) and self._find(track) in self._tracks()
 
     __eq__ = object.__eq__
@@ -171,15 +171,15 @@ class Recording(Mapping[str, Trajectory]):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of everything recorded."""
+        """The size of everything recorded, in bytes."""
         return sum(run.nbytes for track in self for run in self.runs(track))
 
     def numpy(self) -> dict[str, Any]:
-        """Return for each track a dict of arrays as `Trajectory.numpy` gives it, or a list of them for several runs."""
+        """Return a dict of arrays for each track, as `Trajectory.numpy` does; a list of them if it has several runs."""
         return {track: _one([run.numpy() for run in self.runs(track)]) for track in self}
 
     def to_xarray(self) -> dict[str, Any]:
-        """Return an `xarray.Dataset` for each track, or a list of them for several runs."""
+        """Return an `xarray.Dataset` for each track; a list of them if it has several runs."""
         return {track: _one([run.to_xarray() for run in self.runs(track)]) for track in self}
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Runs: one that was recorded, where its values come from, and those that are under way."""
+"""Runs: a recorded one with the source of its values, and those that are under way."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .recording import Options
 from .trajectory import Trajectory
 
 _R = TypeVar("_R")
-RunKey: TypeAlias = "tuple[threading.Thread, str, OpenRun]"  # thread, track, and which of its runs
+RunKey: TypeAlias = "tuple[threading.Thread, str, OpenRun]"  # thread, track, and which of the track's runs
 
 
 class RunValues(Protocol):
-    """Something that knows the values of a run, all `(time, batch, unit)` and in memory of their own."""
+    """A source of a run's values, all `(time, batch, unit)` and in memory of their own."""
 
     def states(self) -> dict[str, Tensor]:
         """Return each part of the state."""
@@ -48,27 +48,27 @@ class RecordedRun:
     track: str
     kind: str
     options: Options
-    lengths: Tensor  # (batch,) int64: steps that were run, before `every`
-    initial: Mapping[str, Tensor]  # part -> (batch, unit); empty where nobody knows
-    source: RunValues | None  # let go as soon as all has been worked out
-    thinned: bool = False  # the source has left out steps already
-    piece: int = 0  # of a run that is written in pieces: how many came before this one
-    number: int | None = None  # of a run on disk: how many of its track came before, once a piece of it is there
+    lengths: Tensor  # (batch,) int64: steps that were run, before `every` left any out
+    initial: Mapping[str, Tensor]  # part -> (batch, unit); empty if unknown
+    source: RunValues | None  # dropped as soon as all values are computed
+    thinned: bool = False  # whether the source has left out steps already
+    piece: int = 0  # for a run written in pieces: the number of pieces before this one
+    number: int | None = None  # for a run on disk: its number among the track's runs, set with its first piece
     _values: dict[str, Tensor] = field(default_factory=dict)
 
     def settle(self) -> RecordedRun:
-        """Work out all values now, and let go of what they came from; gradients may still arrive."""
+        """Compute all values now, and drop their source; gradients may still arrive."""
         self.values()
         return self
 
     def values(self) -> dict[str, Tensor]:
-        """Return all that was recorded by flat names, `(time, batch, unit)`: `states.h`, `gates.input`, `grads.h`."""
+        """Return everything recorded by flat names, `(time, batch, unit)`: `states.h`, `gates.input`, `grads.h`."""
         stored = self.options.cast if self.thinned else self.options.thin
         if not self._values and self.source is not None:
             found = {f"states.{name}": stored(part) for name, part in self.source.states().items()}
             if self.options.gates:
                 found |= {f"gates.{name}": stored(gate) for name, gate in self.source.gates.items()}
-            if self.options.every > 1 and not self.thinned:  # a slice would hold on to the steps that are left out
+            if self.options.every > 1 and not self.thinned:  # copy: a slice would keep the skipped steps in memory
                 found = {name: value.clone() for name, value in found.items()}
             self._values = found
         if not self.options.grads:
@@ -83,11 +83,11 @@ class RecordedRun:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all values."""
+        """The size of all values, in bytes."""
         return sum(value.nbytes for value in self.values().values())
 
     def entries(self) -> dict[str, Tensor]:
-        """Return all that a file needs to hold, by flat names."""
+        """Return everything that a file needs to contain, by flat names."""
         initial = {f"initial.{name}": self.options.cast(part) for name, part in self.initial.items()}
         return {**self.values(), **initial, "lengths": self.lengths}
 
@@ -101,7 +101,7 @@ class RecordedRun:
 def assemble(
     values: Mapping[str, Tensor], initial: Mapping[str, Tensor], *, lengths: Tensor, every: int, track: str, kind: str
 ) -> Trajectory:
-    """Return the Trajectory that values by flat names make; `lengths` count all steps, also those left out."""
+    """Return a Trajectory made of values by flat names; `lengths` count all steps, also those that were left out."""
     groups: dict[str, dict[str, Tensor]] = {"states": {}, "gates": {}, "grads": {}}
     for name, value in values.items():
         group, _, short = name.partition(".")
@@ -126,25 +126,25 @@ def assemble(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arranged:
-    """The values of a run in the user's rows and order of steps, where others were run.
+    """Puts the values of a run back into the user's rows and order of steps, if other rows or steps were run.
 
-    To be run, rows may have been sorted, cut into segments that stand side by side, or turned round.
+    Rows may have been sorted, cut into segments that run side by side, or reversed.
     """
 
     source: RunValues
     places: RowPlaces
-    run_lengths: Tensor  # (places,) of what was run
-    reverse: bool = False  # each row was run from its end
-    every: int = 1  # steps that the source left out: it holds steps 0, every, 2 * every, …
+    run_lengths: Tensor  # (places,) lengths of the rows that were run
+    reverse: bool = False  # whether each row was run from its end
+    every: int = 1  # the source holds steps 0, every, 2 * every, …
 
     @property
     def lengths(self) -> Tensor:
-        """How many steps each of the user's rows had, `(batch,)`."""
+        """The number of steps of each of the user's rows, `(batch,)`."""
         found = torch.zeros(self.places.batch, dtype=torch.int64)
         return found.scatter_reduce(0, self.places.rows, self.places.starts + self.run_lengths, "amax")
 
     def rows(self, first: Tensor) -> Tensor:
-        """Return the state before the first step of each place as `(batch, unit)`; zero for rows that wait."""
+        """Return the state before each row's first step as `(batch, unit)`; zero for rows that have not started."""
         begins = (self.places.starts == 0).nonzero().squeeze(1)
         found = first.new_zeros(self.places.batch, *first.shape[1:])
         return found.index_copy(0, self.places.rows[begins].to(first.device), first[begins.to(first.device)])
@@ -180,7 +180,7 @@ class Arranged:
 
 @dataclass(slots=True, eq=False)
 class Joined:
-    """Several calls of a layer, each of which went on from the one before, as one run."""
+    """Several calls of a layer as one run, each continuing the one before."""
 
     pieces: list[RunValues]
 
@@ -216,37 +216,37 @@ class Keep(Protocol):
     """Where a run goes when it has ended."""
 
     def __call__(self, run: RecordedRun, *, last: bool = True) -> None:
-        """Keep a run, or with `last=False` a piece of one that goes on."""
+        """Keep a run, or with `last=False` a piece of a run that continues."""
 
 
 class ModelCalls(threading.local):
-    """The call of the model that is under way in this thread, or was last: its number, and what it was handed."""
+    """The model call of this thread that is under way, or was last: its number, and the arguments it was given."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start without a call."""
         self.number = 0
         self._handed: set[int | None] = set()
 
     def begin(self, *handed: Any) -> None:
-        """Begin the next one."""
+        """Begin the next call."""
         self.number += 1
         self._handed = {memory_of(tensor) for tensor in tensors(handed).values()} - {None}
 
     def gave(self, native: Any) -> bool:
-        """Say whether a layer's state is among what the model was handed."""
+        """Say whether a layer's state is among the arguments of the model call."""
         return any(memory_of(tensor) in self._handed for tensor in tensors(native).values())
 
 
 class OpenRuns(ABC, Generic[_R]):
-    """The runs of one kind of layer that are under way, several of a track where they are fed in turns.
+    """The runs of one kind of layer that are under way; a track has several if they are fed in turns.
 
-    Each goes to `keep` when it ends.
+    Each run goes to `keep` when it ends.
     """
 
-    piece_bytes: ClassVar[int] = 32 * 2**20  # a run that is streamed goes to disk in pieces about this large
+    piece_bytes: ClassVar[int] = 32 * 2**20  # a streamed run is written in pieces of about this size
 
     def __init__(self, options: Options, keep: Keep, calls: ModelCalls | None = None) -> None:
-        """Start with none."""
+        """Start without any runs."""
         self.options = options
         self.keep = keep
         self.calls = ModelCalls() if calls is None else calls
@@ -258,10 +258,10 @@ class OpenRuns(ABC, Generic[_R]):
         """Return a run as far as it has come."""
 
     def run_of(self, call: Call) -> tuple[OpenRun, bool]:
-        """Return the run that a call of a layer belongs to, and whether it goes on with what was recorded of it.
+        """Return the run that a layer's call belongs to, and whether the call continues its recorded values.
 
-        It does where it is handed the state in which that ended. Pieces of several steps that a model hands on by
-        itself, from one call to the next, are runs of their own.
+        It does if the call is given the state in which the run ended. But if a model itself passes states from one of
+        its calls to the next, each call of several steps is recorded as a run of its own.
         """
         run = self._succession(call).run_of(call, self.calls.number)
         if run.last is None:
@@ -270,7 +270,7 @@ class OpenRuns(ABC, Generic[_R]):
         return run, within or (run.steps == 1 and call.steps == 1) or self.calls.gave(call.given_native)
 
     def ended(self, call: Call, run: OpenRun) -> None:
-        """Remember what a call ended in, for those that go on from it; end the runs that none can go on with."""
+        """Remember the state a call ended in, for calls that continue it; end the runs that no call can continue."""
         over = self._succession(call).ended(call, self.calls.number, run)
         for key in [key for key in self.open if key[2] in over] if over else ():
             self.close_one(key)
@@ -289,7 +289,7 @@ class OpenRuns(ABC, Generic[_R]):
                 self.close_one(key)
 
     def forget(self, track: str) -> None:
-        """Forget the runs of a track that are under way."""
+        """Discard the runs of a track that are under way."""
         self.open = {key: run for key, run in self.open.items() if key[1] != track}
 
     def under_way(self) -> list[str]:
@@ -308,6 +308,6 @@ class OpenRuns(ABC, Generic[_R]):
 
 
 def warn_and_go_on(text: str) -> None:
-    """Warn; a filter that makes errors of warnings does not stop the user's run."""
+    """Warn, but do not stop the user's run if a filter turns warnings into errors."""
     with contextlib.suppress(RecordingWarning):
         warnings.warn(text, RecordingWarning, stacklevel=2)

@@ -1,4 +1,4 @@
-"""The steps of a run, as they come one by one: a buffer that joins them along time."""
+"""A buffer for the steps of a run, which come one by one and are joined along time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .gradients import GraphToken, add_up_gradients
 from .recording import Options
 
 K = TypeVar("K")
-Named: TypeAlias = "str | tuple[str, ...]"  # one gate, or several side by side
+Named: TypeAlias = "str | tuple[str, ...]"  # the name of one gate, or of several side by side
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A part of a state as the cell returned it, and the axis of its rows; None where it has no such axis."""
+    """A part of a state as the cell returned it, with its batch axis; None if it has no batch axis."""
 
     tensor: Tensor
     axis: int | None = 0
@@ -32,7 +32,7 @@ class Placed:
 
     @property
     def units(self) -> int:
-        """How many numbers each row has."""
+        """The number of units in each row."""
         return self.tensor.numel() // max(self.rows, 1)
 
     def flat(self, values: Tensor) -> Tensor:
@@ -45,9 +45,9 @@ class Placed:
 
 @dataclass(slots=True, eq=False)
 class StepBuffer:
-    """A run that is stepped: the state after each step, gates and gradients.
+    """The steps of a run: the state after each, gates and gradients.
 
-    A batch that shrinks on the way has rows that ended early.
+    If the batch shrinks on the way, the missing rows have ended.
     """
 
     options: Options
@@ -58,18 +58,18 @@ class StepBuffer:
     lengths: list[int] = field(default_factory=list)  # rows at each step
     rows: list[int] = field(default_factory=list)  # rows at each kept step
     parts: dict[str, list[Tensor]] = field(default_factory=dict)
-    named: list[dict[Named, Tensor]] = field(default_factory=list)  # gates of each kept step
-    seen: list[dict[str, Tensor]] = field(default_factory=list)  # gradients of each kept step
+    named: list[dict[Named, Tensor]] = field(default_factory=list)  # the gates of each kept step
+    seen: list[dict[str, Tensor]] = field(default_factory=list)  # the gradients of each kept step
     graph: ref[GraphToken] | None = None
     axes: dict[str, int | None] = field(default_factory=dict)
-    places: RowPlaces | None = None  # where its rows lie, None where they are as the user gave them
+    places: RowPlaces | None = None  # where each row belongs; None if rows are in the user's order
     alive: int = 0  # rows at the last step
-    pieces: int = 0  # that were split off already
-    number: int | None = None  # of the run on disk, once a piece of it is there
+    pieces: int = 0  # pieces that were split off
+    number: int | None = None  # of the run on disk, set once a piece of it is written
     last: dict[str, Tensor] = field(default_factory=dict)  # the state after the last step, in the cell's own memory
 
     def add(self, state: dict[str, Placed], gates: dict[Named, Tensor]) -> None:
-        """Add one step: the state after it, still in the graph, and its gates."""
+        """Add one step: the state after it, with its graph, and its gates."""
         rows = next(iter(state.values())).rows
         self.lengths.append(rows)
         self.alive = rows
@@ -90,7 +90,7 @@ class StepBuffer:
             self._listen(state)
 
     def fits(self, state: dict[str, Placed]) -> bool:
-        """Say whether a state can stand beside the last one: rows may have ended, but none joined."""
+        """Say whether a state can follow the last one: rows may have ended, but not been added."""
         if state.keys() != self.last.keys():
             return False
         for name, part in state.items():
@@ -126,7 +126,7 @@ class StepBuffer:
         return not any(self.seen) and self.graph is not None and self.graph() is not None
 
     def split(self) -> StepBuffer:
-        """Return the steps so far as a buffer of their own, and go on with those that follow."""
+        """Return the steps so far as a separate buffer, and continue with the steps that follow."""
         head = replace(self)
         self.batch, self.nbytes = self.lengths[-1], 0
         self.lengths, self.rows, self.parts, self.named, self.seen = [], [], {}, [], []
@@ -134,7 +134,7 @@ class StepBuffer:
         return head
 
     def row_lengths(self) -> Tensor:
-        """Return how many steps each row had."""
+        """Return the number of steps of each row."""
         rows = torch.tensor(self.lengths, dtype=torch.int64)
         return (torch.arange(self.batch) < rows.unsqueeze(1)).sum(0)
 
@@ -144,7 +144,7 @@ class StepBuffer:
 
     @property
     def gates(self) -> dict[str, Tensor]:
-        """Each gate by name; NaN at steps where a cell did not tap it."""
+        """Each gate by name; NaN at steps where the cell did not tap it."""
         found: dict[str, Tensor] = {}
         for name in dict.fromkeys(name for step in self.named for name in step):
             joined = self._join(self._filled(name, self.named, float("nan")))

@@ -1,4 +1,4 @@
-"""One track along time: what a recording is made of, and what measures, heads and plots take."""
+"""A trajectory: one track along time. Recordings are made of them; measures, heads and plots take them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .._compiling import compiling
 from ..errors import BadInput, MissingExtra
 from ..state import State, shown_in_short
 
-_frozen = WeakTensorKeyDictionary()  # states that were recorded without their graph -> their track
+_frozen = WeakTensorKeyDictionary()  # recorded states without a graph -> the name of their track
 
 
 @shown_in_short
@@ -34,15 +34,15 @@ class Trajectory:
     c: Tensor | None = None  # (batch, time, unit)
     gates: Mapping[str, Tensor] = field(default_factory=dict)  # name -> (batch, time, unit)
     grads: Mapping[str, Tensor] = field(default_factory=dict)  # part -> (batch, time, unit), dL/d of that state
-    others: Mapping[str, Tensor] = field(default_factory=dict)  # further parts of a custom cell's state
+    others: Mapping[str, Tensor] = field(default_factory=dict)  # other parts of a custom cell's state
     initial: State | None = None  # the state before the first step
     track: str = ""
     kind: str = ""  # the layer's kind: lstm, gru, rnn, lstm_cell, cell, …
     every: int = 1  # the steps kept are 0, every, 2 * every, …
-    name: str = "h"  # what its layer calls h
+    name: str = "h"  # the layer's own name for the part h
 
     def __post_init__(self) -> None:
-        """Check that all parts agree, and fill in lengths where none were given."""
+        """Check that all parts agree; if no lengths are given, use the full length for all rows."""
         if self.h.dim() != 3:
             raise BadInput(
                 f"a trajectory is (batch, time, unit), but h has shape {tuple(self.h.shape)}. "
@@ -78,7 +78,7 @@ class Trajectory:
     def part(self, name: str) -> Tensor:
         """Return a part of the state, a gate, or the gradient of a part, `"grads.h"`: (batch, time, unit).
 
-        `"h"` is the first part, whatever it is called.
+        `"h"` is the first part, whatever the layer calls it.
         """
         there = {**self.states, **self.gates, **{f"grads.{name}": grad for name, grad in self.grads.items()}}
         if name in there:
@@ -91,13 +91,13 @@ class Trajectory:
         raise BadInput(f"the trajectory has no {name!r}; it has {', '.join(there)}.{hint}")
 
     def trainable(self) -> Tensor:
-        """Return h, or refuse it while gradients are on and none could reach the model that made it."""
+        """Return h; raise if gradients are on, but h was recorded without the graph that they would need."""
         return trainable(self.h)
 
     def without_padding(self, lengths: Any) -> Trajectory:
-        """Return the run with true lengths that its layer was not told; what lies behind them becomes zero.
+        """Return the run with true lengths that its layer did not know of; values beyond them become zero.
 
-        A run that knows shorter rows, or is of other rows or steps than these lengths, is returned as it is.
+        A run that knows shorter lengths, or has other rows or steps than these lengths, is returned unchanged.
 
         >>> walk = Trajectory(torch.ones(2, 4, 1)).without_padding([4, 2])
         >>> walk.h[1, :, 0]
@@ -126,14 +126,14 @@ class Trajectory:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all values."""
+        """The size of all values, in bytes."""
         return sum(value.numel() * value.element_size() for value in self._named().values())
 
     def __getitem__(self, where: Any) -> Trajectory:
-        """Return some rows, and some steps of them: `walk[:4]`, `walk[[0, 2], 10:20]`, `walk[:, -5:]`.
+        """Return some rows, and some of their steps: `walk[:4]`, `walk[[0, 2], 10:20]`, `walk[:, -5:]`.
 
-        Rows by slice, number, numbers or bool mask; steps by slice. One row is a batch of one. The state before the
-        first step goes along.
+        Rows are chosen by a slice, a number, several numbers or a bool mask; steps by a slice. A single row stays a
+        batch of one. The state before the first chosen step is kept.
 
         >>> walk = Trajectory(torch.arange(12.0).view(2, 6, 1), torch.tensor([6, 3]))
         >>> walk[1, 2:].lengths
@@ -164,11 +164,11 @@ class Trajectory:
         if step == 0:
             return None if self.initial is None else self.initial.select(rows)
         if self.every > 1:
-            return None  # that state was not kept
+            return None  # that state was not recorded
         return State({name: part[:, step - 1].index_select(0, rows) for name, part in self.states.items()})
 
     def numpy(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return all values by name: `h`, `c`, `gates.input`, `grads.h`, …, and `lengths`; bfloat16 as float32."""
+        """Return all values by name: `h`, `c`, `gates.input`, `grads.h`, …, and `lengths`. bfloat16 becomes float32."""
         assert self.lengths is not None
         values = {**self._named(), "lengths": self.lengths}
         narrow = {name: v.float() if v.dtype == torch.bfloat16 else v for name, v in values.items()}
@@ -177,7 +177,7 @@ class Trajectory:
     def to_xarray(self) -> Any:
         """Return an `xarray.Dataset` with dims batch, time and unit; `time` counts steps of the run.
 
-        A part of another width than `h`, as the cells of an LSTM with a projection, has a dim of its own: `unit_c`.
+        A part with another width than `h`, such as c in an LSTM with a projection, gets a dim of its own: `unit_c`.
         """
         try:
             xarray = import_module("xarray")
@@ -197,7 +197,7 @@ class Trajectory:
     def to_pandas(self, part: str = "h") -> Any:
         """Return a `pandas.DataFrame` of one part, gate or gradient: a line for each real step, a column for each unit.
 
-        Lines are indexed by `row` and `step`, so that `table.loc[3]` is row 3, and padding is left out.
+        The index is `row` and `step`, so that `table.loc[3]` is row 3. Padding is left out.
         """
         try:
             pandas = import_module("pandas")
@@ -213,7 +213,7 @@ class Trajectory:
         return pandas.DataFrame(values.numpy(), index=index, columns=units)
 
     def real(self, part: str = "h") -> Tensor:
-        """Return all real steps of one part, gate or gradient, row after row, (step, unit), detached.
+        """Return all real steps of one part, gate or gradient, row after row: (step, unit), detached.
 
         >>> hs.Trajectory(torch.zeros(2, 5, 3), torch.tensor([5, 2])).real().shape
         torch.Size([7, 3])
@@ -236,16 +236,16 @@ def _span(steps: Any, time: int) -> tuple[int, int, int]:
 def _rows(rows: Any, batch: int) -> Tensor:
     try:
         given = rows if isinstance(rows, slice) else np.asarray(rows)
-        whole = not isinstance(given, slice) and given.size == 0  # an empty list is of no dtype that could be an index
+        whole = not isinstance(given, slice) and given.size == 0  # an empty list has no dtype that could be an index
         return torch.from_numpy(np.atleast_1d(np.arange(batch)[[] if whole else given]).copy())
     except (IndexError, TypeError) as error:
         raise BadInput(f"rows {rows!r} are asked for, but there are {batch}, 0 to {batch - 1}: {error}.") from error
 
 
 def trainable(h: Tensor) -> Tensor:
-    """Return states, or refuse them while gradients are on if they, or what they are a view of, were recorded without.
+    """Return states; raise if gradients are on, but the states, or their base tensor, were recorded without a graph.
 
-    Any other tensor is taken as it is, `h.detach()` of recorded states too.
+    Any other tensor is returned unchanged, also `h.detach()` of recorded states.
     """
     if h.requires_grad or not torch.is_grad_enabled() or compiling():
         return h
@@ -259,5 +259,5 @@ def trainable(h: Tensor) -> Tensor:
 
 
 def _owner(h: Tensor) -> Tensor:
-    """Return the tensor that this one is a view of, or itself."""
+    """Return the base of a view; a tensor that is not a view is returned itself."""
     return h if h._base is None else h._base

@@ -1,4 +1,4 @@
-"""What keeps states in hand: penalties on how they move, and dropout made for recurrence."""
+"""Regularization of states: penalties on their size and changes, and dropout made for recurrence."""
 
 from .dropout import VariationalDropout
 from .penalty import Penalty

@@ -15,10 +15,10 @@ Sequences = TypeVar("Sequences", Tensor, PackedSequence)
 
 
 class VariationalDropout(nn.Module):
-    """Drops units of `(batch, time, unit)`, in training, one choice for each sequence that holds for all its steps.
+    """Drops units of `(batch, time, unit)` in training; each sequence has one mask for all its steps.
 
-    What is kept is scaled by 1 / (1 - p), so that in evaluation nothing is left to do. A PackedSequence is welcome;
-    `(time, unit)` is one sequence.
+    Kept units are scaled by 1 / (1 - p), so evaluation changes nothing. The input may be a PackedSequence; `(time,
+    unit)` is a single sequence.
 
     >>> x = VariationalDropout(0.5)(torch.ones(2, 5, 8))
     >>> bool((x == x[:, :1]).all())
@@ -48,12 +48,12 @@ class VariationalDropout(nn.Module):
         return x * F.dropout(torch.ones_like(x.narrow(time, 0, min(1, x.shape[time]))), self.p)
 
     def extra_repr(self) -> str:
-        """Say how much is dropped."""
+        """Return the probability, for printing."""
         return f"p={self.p}" + ("" if self.batch_first else ", batch_first=False")
 
 
 def probability(p: float) -> float:
-    """Return `p` where it can be a probability."""
+    """Return `p`; raise if it is not a probability."""
     if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
         raise BadInput(f"p is a probability from 0 to 1, but this is {p!r}.")
     return float(p)

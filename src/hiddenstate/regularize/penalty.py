@@ -1,4 +1,4 @@
-"""Penalties on every recurrent layer of a model, added to any training loop by one line."""
+"""Penalties on every recurrent layer of a model, added to any training loop in one line."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _TERMS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
     "temporal": temporal,
     "norm_stabilizer": norm_stabilizer,
 }
-_CALLS_KEPT = 16  # model calls whose graphs are kept while nobody asks
+_CALLS_KEPT = 16  # model calls whose graphs are kept until the penalty is called
 
 
 class Penalty:
-    """Watches the recurrent layers of an unmodified model; called, it returns what their last runs cost.
+    """Watches the recurrent layers of an unmodified model; calling it returns the penalty for their last runs.
 
-    The cost is a sum over layers of coefficient times term: `activity`, `temporal`, `norm_stabilizer`, as the
-    functions of these names give them for the layer's output (of a stack its last layer's, of a cell its state h).
-    Calls that hand the state on, in the model or in a loop of your own, are one run; of several a layer pays the mean.
-    Runs are noted in training, while gradients are on, and forgotten when asked for: ask once, before `backward`. In
-    evaluation the cost is zero.
+    The penalty is a sum over layers of coefficient times term. The terms are `activity`, `temporal` and
+    `norm_stabilizer`, which the functions of these names compute from the layer's output (the last layer's output of a
+    stack, the state h of a cell). Calls that pass the state on, in the model or in a loop of your own, are one run; a
+    layer with several runs pays their mean. Runs are noted in training with gradients on, and forgotten when the
+    penalty is called: call it once, before `backward`. In evaluation, the penalty is zero.
 
     >>> model = nn.GRU(3, 4, batch_first=True)
     >>> penalty = Penalty(model, activity=2.0, temporal=1.0)
@@ -74,16 +74,16 @@ class Penalty:
                 f"forward is recorded: with hs.record(model, graph=True) as rec, and then "
                 f"regularize.temporal(rec[track]) of each track in rec."
             )
-        self._told: set[Layer] = set()  # layers of which it was said that they only make single steps
+        self._told: set[Layer] = set()  # layers for which a warning about single steps was given
         self._listener = _RunListener(self._model)
         handle = listen(model, self._layers, self._listener)
-        self._end = finalize(self, _end, handle, self._listener)  # who forgets to close it leaves nothing behind either
+        self._end = finalize(self, _end, handle, self._listener)  # stops listening even if nobody calls close()
         self._end.atexit = False
 
     def __call__(self, lengths: Lengths | None = None) -> Tensor:
-        """Return the cost of all runs since it was last asked, a scalar with gradient.
+        """Return the penalty for all runs since the last call, as a scalar with gradient.
 
-        Padded sequences have `lengths (batch,)`, which the layers were not told of; packed ones need none.
+        Pass `lengths (batch,)` for padded sequences whose layers did not get their lengths; packed ones need none.
         """
         if not self._end.alive:
             raise BadInput("this Penalty was closed and watches nothing any more. Make a new one: Penalty(model, ...).")
@@ -96,11 +96,11 @@ class Penalty:
         return sum(costs[1:], costs[0])
 
     def close(self) -> None:
-        """Leave the model as it was; safe to repeat."""
+        """Leave the model unchanged and stop listening; may be repeated."""
         self._end()
 
     def __enter__(self) -> Penalty:
-        """Return itself, to be closed at the end."""
+        """Return itself; the context closes it at the end."""
         return self
 
     def __exit__(
@@ -118,12 +118,12 @@ class Penalty:
         total = h.new_zeros((), dtype=torch.float32)
         longest = h.shape[1] if lengths is None else int(lengths.max())
         for name, coefficient in self.coefficients.items():
-            if longest > 1 or name == "activity":  # a run of one step has no changes to pay for
+            if longest > 1 or name == "activity":  # a run of one step has no changes
                 total = total + coefficient * _TERMS[name](h, lengths)
         return total
 
     def _tell_single_steps(self, runs: list[LayerRun], counts: Counter[Layer]) -> None:
-        """Say where changes from step to step were to be paid for, and a layer only made runs of one step."""
+        """Warn if changes between steps have a coefficient, but a layer only made runs of one step."""
         pairwise = [name for name in self.coefficients if name != "activity"]
         longer = {run.layer for run in runs if len(run.calls) > 1 or run.calls[0].steps > 1}
         single = [layer for layer, count in counts.items() if count > 1 and layer not in longer | self._told]
@@ -149,17 +149,17 @@ class Penalty:
 
 @dataclass(slots=True, eq=False)
 class LayerRun:
-    """One run of a layer, with its graph: a call, and those that went on from the state it ended in."""
+    """One run of a layer, with its graph: a call, and the calls that continued from its end state."""
 
-    model_call: int  # the number of the model call it belongs to, or went on in last
+    model_call: int  # the number of the model call that it belongs to, or was last continued in
     calls: list[Call]
-    of: OpenRun  # which of the layer's runs it is, as far as it is noted
-    watched: bool = False  # whether its graph says when it is used up
-    key: object = field(default_factory=object)  # what hooks know it by: one that held it would hold its graph
+    of: OpenRun  # the run in the layer's succession of calls
+    watched: bool = False  # whether a hook reports when its graph is used up
+    key: object = field(default_factory=object)  # identifies it to hooks: a hook with a reference would keep its graph
 
     @property
     def layer(self) -> Layer:
-        """Whose run it is."""
+        """The layer that made this run."""
         return self.calls[0].layer
 
     @property
@@ -168,21 +168,21 @@ class LayerRun:
         return any(map(_has_graph, self.calls))
 
     def takes(self, call: Call) -> bool:
-        """Say whether `call` can follow: rows may end on the way, but not appear."""
+        """Say whether `call` can continue this run: rows may have ended, but not been added."""
         last = self.calls[-1]
         return call.rows <= last.rows and last.lengths is None and call.lengths is None
 
 
 class _RunListener(Listener):
-    """Notes the runs of a model's layers in training, until somebody asks for them."""
+    """Notes the runs of a model's layers in training until they are asked for."""
 
     title = "hs.regularize.Penalty"
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._runs: list[LayerRun] = []
-        self._number = 0  # of the model call that is under way, or was last
-        self._training = False  # whether it began in training, with gradients on
+        self._number = 0  # of the present or last model call
+        self._training = False  # whether that call began in training with gradients on
         self._unpaid: set[Layer] = set()  # layers whose last runs had no graph
         self._successions: dict[nn.Module, Succession] = {}
 
@@ -195,14 +195,14 @@ class _RunListener(Listener):
         succession = self._successions.setdefault(call.layer.module, Succession())
         run = succession.run_of(call, self._number) if self._training else None
         done = proceed(call)
-        # Inside a reentrant checkpoint gradients are off; what it returns gets its graph afterwards.
+        # Gradients are off inside a reentrant checkpoint; its result gets a graph afterwards.
         if run is not None and (not torch.is_grad_enabled() or _has_graph(done)):
             self._note(done, run)
             succession.ended(done, self._number, run)
         return done
 
     def recompute(self, call: Call, proceed: Proceed) -> Call:
-        # A backward pass that uses up the graph of a reentrant checkpoint: nobody has asked for its runs in time.
+        # A backward pass uses up the graph of a reentrant checkpoint, whose runs were never asked for.
         self._runs = [run for run in self._runs if run.layer is not call.layer or run.watched]
         if call.layer in self._unpaid and torch.is_grad_enabled():
             self._unpaid.discard(call.layer)
@@ -215,7 +215,7 @@ class _RunListener(Listener):
         return proceed(call)
 
     def pop_all(self) -> list[LayerRun]:
-        """Return the runs that can be paid for, and forget all."""
+        """Return the runs that have a graph, and forget all runs."""
         runs, self._runs = self._runs, []
         self._unpaid |= {run.layer for run in runs if not run.has_graph}
         return [run for run in runs if run.has_graph]
@@ -239,7 +239,7 @@ class _RunListener(Listener):
         self._forget_old()
 
     def _spent(self, key: object, gradient: Tensor) -> None:
-        if not torch.is_grad_enabled():  # a gradient of a gradient is yet to come otherwise, and the graph stays
+        if not torch.is_grad_enabled():  # otherwise a second derivative will follow, and the graph is kept
             for model_call in {run.model_call for run in self._runs if run.key is key}:
                 self.forget(model_call)
 
@@ -272,7 +272,7 @@ def _has_graph(call: Call) -> bool:
 
 
 def _states_of(run: LayerRun, lengths: Lengths | None) -> tuple[Tensor, Tensor | None]:
-    """Return the states of a run, (batch, time, unit), and the lengths of its rows where they differ."""
+    """Return the states of a run, (batch, time, unit), and the lengths of its rows if they differ."""
     h, known = _joined([_states(call) for call in run.calls])
     packed = run.calls[0].lengths
     if packed is not None:
@@ -300,7 +300,7 @@ def _joined(pieces: list[Tensor]) -> tuple[Tensor, Tensor | None]:
     rows = len(pieces[0])
     if len(pieces[-1]) == rows:
         return (torch.cat(pieces, dim=1) if len(pieces) > 1 else pieces[0]), None
-    # Rows that ended early: those left are the first ones.
+    # Some rows have ended: the remaining ones are the first.
     padded = [torch.cat([piece, piece.new_zeros(rows - len(piece), *piece.shape[1:])]) for piece in pieces]
     lengths = torch.zeros(rows, dtype=torch.int64)
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""The penalties themselves: plain functions of states along time, without coefficients; padding never counts."""
+"""The penalty terms: plain functions of states along time, without coefficients. Padding never counts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Lengths: TypeAlias = "Tensor | Sequence[int]"
 
 
 def activity(h: Source, lengths: Lengths | None = None, *, batch_first: bool = True) -> Tensor:
-    """Return the mean square of the states, over all real steps and units: large activity costs.
+    """Return the mean square of the states over all real steps and units, which penalizes large activity.
 
-    States are (batch, time, unit), or with `batch_first=False`, as torch's layers have it, (time, batch, unit).
+    States are (batch, time, unit), or (time, batch, unit) with `batch_first=False`, the default of torch's layers.
 
     >>> activity(torch.tensor([[[1.0], [3.0], [9.0]]]), [2])
     tensor(5.)
@@ -37,7 +37,7 @@ def activity(h: Source, lengths: Lengths | None = None, *, batch_first: bool = T
 
 
 def temporal(h: Source, lengths: Lengths | None = None, *, batch_first: bool = True) -> Tensor:
-    """Return the mean square of what changes from one step to the next: quick changes cost. Of single steps it is 0.
+    """Return the mean square change from one step to the next, which penalizes quick changes. For single steps it is 0.
 
     >>> temporal(torch.tensor([[[1.0], [3.0], [9.0]]]), [2])
     tensor(4.)
@@ -47,7 +47,7 @@ def temporal(h: Source, lengths: Lengths | None = None, *, batch_first: bool = T
 
 
 def norm_stabilizer(h: Source, lengths: Lengths | None = None, *, batch_first: bool = True) -> Tensor:
-    """Return the mean square of how much the norm of the state changes from step to step. Of single steps it is 0.
+    """Return the mean square change of the state's norm from one step to the next. For single steps it is 0.
 
     >>> norm_stabilizer(torch.tensor([[[3.0, 4.0], [0.0, 5.0], [0.0, 8.0]]]))
     tensor(4.5000)
@@ -60,15 +60,15 @@ def norm_stabilizer(h: Source, lengths: Lengths | None = None, *, batch_first: b
 def _mean_over_pairs(values: Tensor, valid: Tensor | None) -> Tensor:
     if valid is None:
         return _mean_over(values, None)
-    pairs = valid[:, 1:]  # a step counts only where the one before it does
+    pairs = valid[:, 1:]  # if a step is real, so is the one before it
     pairs_like = pairs.reshape(*pairs.shape, *(1,) * (values.dim() - 2))
     return _mean_over(torch.where(pairs_like, values, 0.0), pairs)
 
 
 def _read_states(h: Source, lengths: Lengths | None, *, batch_first: bool) -> tuple[Tensor, Tensor | None]:
-    """Return states (batch, time, unit), zero in the padding, and which steps count, bool (batch, time) or None.
+    """Return states (batch, time, unit) with zero padding, and which steps count: bool (batch, time), or None for all.
 
-    The zeros are chosen, not multiplied: neither NaN in the padding nor gradient into it comes through.
+    The zeros are selected, not multiplied in, so neither NaN in the padding nor a gradient into it passes.
     """
     if not isinstance(h, Tensor):
         h, lengths = _unwrapped(h, lengths)
@@ -79,7 +79,7 @@ def _read_states(h: Source, lengths: Lengths | None, *, batch_first: bool) -> tu
             f"states are floating point numbers (batch, time, unit), but these are {h.dtype} of shape "
             f"{tuple(h.shape)}. One sequence without a batch axis becomes one with h.unsqueeze(0)."
         )
-    h = h.to(torch.promote_types(h.dtype, torch.float32))  # the square of a half is soon too large for one
+    h = h.to(torch.promote_types(h.dtype, torch.float32))  # squares overflow easily in half precision
     if lengths is None:
         return h, None
     lengths = _read_lengths(lengths, h)
@@ -88,7 +88,7 @@ def _read_states(h: Source, lengths: Lengths | None, *, batch_first: bool) -> tu
 
 
 def _mean_over(values: Tensor, valid: Tensor | None) -> Tensor:
-    """Return the mean of `values (batch, time, ...)`, zero where they do not count, over those that do; of none 0."""
+    """Return the mean of `values (batch, time, ...)` over valid steps, given zeros elsewhere; 0 if there are none."""
     if valid is None:
         return values.mean() if values.numel() else values.sum()
     count = valid.sum() * math.prod(values.shape[2:])

@@ -1,4 +1,4 @@
-"""Dropout on the weights that lead from one state to the next, with torch's fused kernels kept."""
+"""Dropout on the recurrent weights, keeping torch's fused kernels."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .dropout import probability
 
 
 class WeightDrop(nn.Module):
-    """An `nn.LSTM`, `nn.GRU` or `nn.RNN` whose recurrent weights are dropped anew for each call, in training.
+    """An `nn.LSTM`, `nn.GRU` or `nn.RNN` whose recurrent weights are dropped anew for each call in training.
 
-    All layers and directions are. The layer keeps its own parameters under its own names, and only lends its
-    kernel the dropped ones while it runs: `state_dict`, optimizers and `.to()` see a plain layer, and in evaluation
-    it is one, to the bit. What the layer has, such as `hidden_size`, the wrapper has too.
+    This covers all layers and directions. The layer keeps its own parameters under their names, and its kernel gets the
+    dropped weights only while it runs. `state_dict`, optimizers and `.to()` see a plain layer, and in evaluation the
+    results are bit for bit those of the plain layer. The wrapper has the layer's attributes, such as `hidden_size`.
 
     >>> lstm = WeightDrop(nn.LSTM(3, 4, batch_first=True), 0.5)
     >>> output, (h, c) = lstm(torch.randn(2, 5, 3))
@@ -37,33 +37,33 @@ class WeightDrop(nn.Module):
         self.p = probability(p)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer as it is called itself."""
+        """Run the layer with its own arguments."""
         if not self.training or self.p == 0:
             return self.layer(*args, **kwargs)
         with _lent(self.layer, self.p):
             return self.layer(*args, **kwargs)
 
     def flatten_parameters(self) -> None:
-        """Lay the layer's own weights in one block, as cuDNN likes them."""
+        """Put the layer's weights into one block of memory, as cuDNN prefers."""
         self.layer.flatten_parameters()
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the wrapper lacks from the layer."""
+        """Look up missing attributes in the layer."""
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "layer":  # not there yet, as while a pickle is read
+            if name == "layer":  # it does not exist yet while a pickle is loaded
                 raise
             return getattr(self.layer, name)
 
     def extra_repr(self) -> str:
-        """Say how much is dropped."""
+        """Return the probability, for printing."""
         return f"p={self.p}"
 
 
 @contextmanager
 def _lent(layer: nn.RNNBase, p: float) -> Iterator[None]:
-    """Let the kernel see dropped weights; gradients reach the layer's own through them."""
+    """Give dropped weights to the kernel in this context; gradients reach the layer's own weights through them."""
     if not (hasattr(layer, "_flat_weights") and hasattr(layer, "_flat_weights_names")):
         raise UnsupportedTorch(
             f"torch {torch.__version__} keeps no _flat_weights in its recurrent layers, from which their kernels would "
@@ -84,7 +84,7 @@ def _lent(layer: nn.RNNBase, p: float) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    # Dropped weights are never in one block of memory: cuDNN copies them there, and says so each time.
+    # Dropped weights are never in one block of memory; cuDNN copies them into one and warns each time.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
         yield

@@ -1,4 +1,4 @@
-"""A cell whose units now and then keep their last value."""
+"""Zoneout: a cell whose units randomly keep their last value."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Native: TypeAlias = Any  # a tensor, or a nested tuple, list or dict of tensors
 
 
 class Zoneout(nn.Module):
-    """A cell around `cell` in which, in training, each unit of the state keeps its last value with probability p.
+    """Wraps `cell` so that in training each unit of the state keeps its last value with probability p.
 
-    In evaluation each unit takes the mean of both, p times the last and 1 - p times the next. `p` is one number,
-    or one for each part of the state, by name: `{"h": 0.05, "c": 0.5}`. It is called as the cell is, and takes its
-    place in `hs.unroll` and in a loop of your own.
+    In evaluation, each unit is p times its last value plus 1 - p times its next one. `p` is one number, or one for each
+    part of the state by name: `{"h": 0.05, "c": 0.5}`. The wrapper is called as the cell is, and replaces it in
+    `hs.unroll` and in a loop of your own.
 
     >>> cell = Zoneout(nn.GRUCell(3, 4), 0.1)
     >>> cell(torch.randn(2, 3), cell.initial_state(2)).shape
@@ -36,7 +36,7 @@ class Zoneout(nn.Module):
                 f"Zoneout takes a cell of one step, but {type(cell).__name__} runs whole sequences, and its kernel "
                 f"lets nobody in between. Use the cell of its kind, such as nn.LSTMCell, with hs.unroll."
             )
-        self._place = 0 if state_before_output(cell) else 1  # of the state, where an output comes with it
+        self._place = 0 if state_before_output(cell) else 1  # index of the state in a result with an output
         self.p = {name: probability(each) for name, each in p.items()} if isinstance(p, Mapping) else probability(p)
 
     @property
@@ -55,7 +55,7 @@ class Zoneout(nn.Module):
         return layer.to_native(layer.initial(batch))
 
     def forward(self, x: Tensor, state: Native | None = None) -> Native:
-        """Return what the cell returns, its next state mixed with the last one."""
+        """Return the cell's result, with its next state mixed with the last one."""
         if state is None:
             layer = as_layer(self.cell, x)
             rows, batched = layer.rows((x,), {})
@@ -65,11 +65,11 @@ class Zoneout(nn.Module):
             return self._mixed(state, result)
         output, new = _taken_apart(result, state, self.cell, self._place)
         mixed = self._mixed(state, new)
-        # Where the output is the new state itself, it has to stay so.
+        # If the output is the new state itself, it must be the mixed state.
         return _in_place_of(output, new, mixed), mixed
 
     def extra_repr(self) -> str:
-        """Say how often a unit stays."""
+        """Return the probabilities, for printing."""
         return f"p={self.p}"
 
     def _own(self, name: str) -> int:
@@ -122,7 +122,7 @@ def _taken_apart(result: Any, state: Native, cell: nn.Module, place: int) -> tup
 
 
 def _map(fn: Callable[[Tensor, Tensor], Tensor], one: Native, other: Native) -> Native:
-    """Apply `fn` to the tensors of two equal nestings, one by one; the result is nested like `other`."""
+    """Apply `fn` to the tensors of two equal nestings in pairs; the result is nested like `other`."""
     if isinstance(other, Tensor):
         return fn(one, other)
     if isinstance(other, dict):

@@ -1,4 +1,4 @@
-"""Everything that a report shows, measured first and drawn later; what cannot be measured says why."""
+"""Everything that a report shows: measured here, drawn later. If a number cannot be measured, the reason is kept."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from ..recording import Trajectory
 from ..state import State
 from .model_run import ModelRun, along_time, describe, run_model
 
-_WORK = 1e9  # of S³: eigenvalues that take a second or two
-_FEWEST = 20  # steps from which a mean growth is worth its name
-_LONGEST = 400  # steps along which it is measured
-_WIDEST = 1500  # coordinates of a state beyond which one Jacobian alone takes too long
+_WORK = 1e9  # limit for S³, with S coordinates: eigenvalues that take a second or two
+_FEWEST = 20  # the least number of steps for a meaningful mean growth
+_LONGEST = 400  # the largest number of steps along which it is measured
+_WIDEST = 1500  # a state with more coordinates has a Jacobian that takes too long
 
 T = TypeVar("T")
 Tokens = Sequence[str] | Sequence[Sequence[str]]  # of the first row, or of several
@@ -43,14 +43,14 @@ Tokens = Sequence[str] | Sequence[Sequence[str]]  # of the first row, or of seve
 
 @dataclass(frozen=True, slots=True)
 class Unmeasured:
-    """Why there is no number."""
+    """The reason why a number could not be measured."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredTrack:
-    """One track: its first run, how many runs there were, and how saturated it is."""
+    """One track: its first run, the number of its runs, and its saturation."""
 
     name: str
     traj: Trajectory
@@ -60,7 +60,7 @@ class MeasuredTrack:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """All that a report is made of; where a number could not be measured, the reason stands in its place."""
+    """All that a report is made of; the reason takes the place of a number that could not be measured."""
 
     model: str
     parameters: int
@@ -70,18 +70,18 @@ class Evidence:
     tracks: tuple[MeasuredTrack, ...]
     memory: Memory | Unmeasured
     comparison: Comparison | Unmeasured
-    jacobians: dict[str, Jacobians | Unmeasured]  # layer -> at some steps of the first row
-    exponents: dict[str, Lyapunov | Unmeasured]  # layer -> the largest one along the first row
+    jacobians: dict[str, Jacobians | Unmeasured]  # layer -> Jacobians at some steps of the first row
+    exponents: dict[str, Lyapunov | Unmeasured]  # layer -> the largest exponent along the first row
     labels: list[str]
     tokens: list[list[str]] = field(default_factory=list)  # of the first rows
-    survey: Survey | None = None  # of all batches, where the input is the first of a data set
+    survey: Survey | None = None  # of all batches, if the input is a data set
 
     def rows_of(self, traj: Trajectory) -> list[str]:
-        """Return a name for each row of a track; a layer that takes the batch for time has rows of its own."""
+        """Return a name for each row of a track; a layer that takes the batch for time has other rows."""
         return self.labels if len(self.labels) == len(traj.h) else _labels(None, len(traj.h))
 
     def tokens_of(self, traj: Trajectory) -> list[list[str]]:
-        """Return the tokens of the first rows of a track, none where they are not its own steps."""
+        """Return the tokens of a track's first rows; none if the tokens do not match its steps."""
         assert traj.lengths is not None
         known = len(self.labels) == len(traj.h)
         return self.tokens if known and self.tokens and len(self.tokens[0]) == int(traj.lengths[0]) else []
@@ -98,23 +98,23 @@ def gather(
     doctor: dict[str, Any],
     tell: Callable[[str], None],
 ) -> Evidence:
-    """Run, diagnose and measure a model; `tell` is called with a few words before each of these.
+    """Run, diagnose and measure a model; before each of these, `tell` is called with a few words.
 
-    `given` is one call of it, with the first batch of `data` where that is a data set.
+    `given` is one call of the model, with the first batch of `data` if there is a data set.
     """
     tell("running the model")
-    model = along_time(given.model, given.args, batch_axis=batch_axis or 0)  # the doctor steps a cell himself
+    model = along_time(given.model, given.args, batch_axis=batch_axis or 0)  # the doctor itself steps a cell
     ran = run_model(model, given.args)
     real = lengths if lengths is not None else _told_lengths(given, batch_axis)
     inputs = ran.given
-    given = replace(given, args=inputs)  # with the first states that the model insists on
+    given = replace(given, args=inputs)  # including the first states that the model requires
     found = [(name, [_cut(run, real) for run in ran.recording.runs(name)]) for name in ran.recording]
     if not found:
         names = ", ".join(layer.label for layer in ran.layers)
         raise BadInput(f"the model was called, but none of its recurrent layers ({names}) was: nothing to report on.")
     first = found[0][1][0]
     steps = _lengths(given.x, first, batch_axis=batch_axis, rows=None if labels is None else len(labels))
-    named, written = _labels(labels, len(steps)), _tokens(tokens, steps)  # refused before anything takes long
+    named, written = _labels(labels, len(steps)), _tokens(tokens, steps)  # checked before anything takes long
     tell("asking the doctor")
     findings = _try(lambda: _diagnosed(given, data, lengths=lengths, batch_axis=batch_axis, **doctor))
     tell("measuring states")
@@ -147,7 +147,7 @@ def gather(
 
 
 def _told_lengths(given: GivenCall, batch_axis: int | None) -> Tensor | None:
-    """Return the real steps of each row where another input of the model tells them."""
+    """Return the real steps of each row, if another input of the model says them."""
     x = given.x
     if given.alone or not isinstance(x, Tensor) or x.dim() < 2:
         return None
@@ -159,7 +159,7 @@ def _cut(run: Trajectory, lengths: Tensor | None) -> Trajectory:
 
 
 def _labels(labels: Sequence[str] | None, rows: int) -> list[str]:
-    """Return one label for each row, made up where none are given; a wrong count is refused."""
+    """Return one label for each row, made up if none are given; raise if their number is wrong."""
     if labels is None:
         return [f"row {row}" for row in range(rows)]
     if isinstance(labels, str) or len(labels) != rows:
@@ -169,13 +169,13 @@ def _labels(labels: Sequence[str] | None, rows: int) -> list[str]:
 
 
 def _lengths(x: Any, first: Trajectory, *, batch_axis: int | None, rows: int | None) -> list[int]:
-    """Return the steps of each row as the user counts them, `rows` by labels.
+    """Return the steps of each row as the user counts them; `rows` is the number of labels.
 
-    The first track knows best, save where a layer takes the batch for time: then the input itself is asked.
+    They come from the first track, unless a layer takes the batch for time: then they come from the input itself.
     """
     labeled, (rows, steps) = rows, first.h.shape[:2]
     if batch_axis is None and labeled == steps != rows:
-        batch_axis = 0  # the labels say that rows come first
+        batch_axis = 0  # as many labels as the first axis has entries: rows come first
     if isinstance(x, Tensor) and x.dim() > 1 and batch_axis is not None:
         own = (x.shape[batch_axis], x.shape[1 - batch_axis])
         if own == (steps, rows) and rows != steps:
@@ -185,12 +185,12 @@ def _lengths(x: Any, first: Trajectory, *, batch_axis: int | None, rows: int | N
 
 
 def _tokens(tokens: Tokens | None, steps: list[int]) -> list[list[str]]:
-    """Return the tokens of each row that has some, made visible; `steps` are those of each row."""
+    """Return the visible tokens of each row that has some; `steps` are the numbers of steps of the rows."""
     if tokens is None:
         return []
     if isinstance(tokens, str) or all(isinstance(token, str) for token in tokens):
         flat: list[str] = [str(token) for token in tokens]
-        if len(flat) != steps[0] and [len(row) for row in flat] == steps:  # a string for each row, read by characters
+        if len(flat) != steps[0] and [len(row) for row in flat] == steps:  # a string for each row: characters
             return [readable(list(row), count) for row, count in zip(flat, steps, strict=True)]
         return [_checked_tokens(flat, 0, steps[0])]
     if len(tokens) > len(steps):
@@ -208,7 +208,7 @@ def _checked_tokens(tokens: list[str], row: int, steps: int) -> list[str]:
 
 
 def _try(measure: Callable[[], T]) -> T | Unmeasured:
-    """Return what `measure` returns, or why it could not: one number that fails takes no other along."""
+    """Return the result of `measure`, or the reason why it failed, so that one failure does not stop the others."""
     try:
         return measure()
     except Exception as error:
@@ -235,10 +235,10 @@ def _memory(given: GivenCall, first: Trajectory, *, lengths: Tensor | None, batc
         if first.h.shape[:2] == (rows, steps) and int(first.lengths.min()) < steps:
             lengths = first.lengths.to("cpu")
     if len(cells := layers(inner)) == 1 and cells[0].module is inner and not cells[0].fused:
-        return memory(inner, x.unsqueeze(1), time_axis=1)  # a cell, and one step of its input
+        return memory(inner, x.unsqueeze(1), time_axis=1)  # a cell with one step of input
     try:
         return given.ask(memory, lengths=lengths, time_axis=1 - batch_axis)
-    except BadInput:  # a decoder has steps of its own: its last one is asked about
+    except BadInput:  # a decoder makes its own steps: use the last one
         return given.ask(memory, time_axis=1 - batch_axis, output=lambda made: _last(made, batch_axis))
 
 
@@ -255,12 +255,12 @@ def _comparison(traj: Trajectory, labels: list[str], *, given: bool) -> Comparis
         raise BadInput("the input has one row: there is nothing to compare it with.")
     if len(traj.h) != len(labels):
         raise BadInput(f"the layer has {len(traj.h)} rows, but the input has {len(labels)}.")
-    # Where every row has a label of its own, no neighbor can share it.
+    # If every row has a label of its own, no neighbor can share it.
     return compare(traj, labels=labels if given and len(set(labels)) < len(labels) else None)
 
 
 def _jacobians(layer: Layer, ran: ModelRun, real: int) -> Jacobians:
-    """Measure at steps spread evenly over the first row, each as a row of its own that starts where the run was."""
+    """Measure at steps spread evenly over the first row; each step is a row that starts in the run's state there."""
     size = sum(layer.spec.sizes.values()) * layer.spec.layers
     if size > _WIDEST and not layer.spec.bidirectional:
         raise BadInput(f"its state has {size:,} coordinates: eigenvalues of matrices that large take minutes.")
@@ -269,12 +269,12 @@ def _jacobians(layer: Layer, ran: ModelRun, real: int) -> Jacobians:
     at = torch.linspace(0, len(x) - 1, count).long()
     with _one_thread():
         found = jacobians(layer.module, x[at].unsqueeze(1), state=_before(layer, tracks, at), time_axis=1)
-        _ = found.eigenvalues  # worked out here, and kept
+        _ = found.eigenvalues  # computed and cached here
     return found
 
 
 def _exponent(layer: Layer, ran: ModelRun, real: int) -> Lyapunov:
-    """Measure the largest Lyapunov exponent along the first row, from the state that it began with."""
+    """Measure the largest Lyapunov exponent along the first row, from the state it began with."""
     x, tracks = _first_row(layer, ran, real)
     if len(x) < _FEWEST:
         raise BadInput(f"the first row has {len(x)} steps: a Lyapunov exponent is a mean over {_FEWEST} or more.")
@@ -284,7 +284,7 @@ def _exponent(layer: Layer, ran: ModelRun, real: int) -> Lyapunov:
 
 
 def _first_row(layer: Layer, ran: ModelRun, real: int) -> tuple[Tensor, list[Trajectory]]:
-    """Return what a layer was given along the first row, (time, feature), and the tracks that came of it."""
+    """Return a layer's input along the first row, (time, feature), and the tracks it produced."""
     if layer.spec.bidirectional:
         raise BadInput("it runs in both directions: there is no single next state.")
     x = ran.inputs.get(layer.name)
@@ -300,7 +300,7 @@ def _first_row(layer: Layer, ran: ModelRun, real: int) -> tuple[Tensor, list[Tra
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Hold torch to one thread: for eigenvalues of small matrices more only stand in each other's way."""
+    """Limit torch to one thread: more threads slow down the eigenvalues of small matrices."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -310,7 +310,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _before(layer: Layer, tracks: list[Trajectory], at: Tensor) -> State:
-    """Return the states of the first row before the steps `at`, as one state with a row for each."""
+    """Return the states of the first row before the steps `at`, as one state with a row for each step."""
     start = layer.initial(1)
     parts = {}
     for part in layer.spec.parts:

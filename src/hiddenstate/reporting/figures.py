@@ -1,4 +1,4 @@
-"""Pictures as plotly takes them: plain data and layout, with colors by name, so that the page chooses them by theme."""
+"""Figures in plotly's format: plain data and layout. Colors are names, which the page's theme defines."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..recording import Trajectory
 
 Figure = dict[str, Any]
 
-_HOVER = "<extra></extra>"  # without plotly's box that repeats the name of a trace
-_PATHS = 12  # more of them are a tangle
+_HOVER = "<extra></extra>"  # hides plotly's box that repeats the name of a trace
+_PATHS = 12  # more paths would be a tangle
 _POINTS = 4000
-_COLORED = 6  # tokens with a color of their own
+_COLORED = 6  # tokens that get their own color
 _ORDERS: dict[str, Literal["similar", "peak", "size"]] = {
     "alike together": "similar",
     "by peak": "peak",
@@ -43,9 +43,9 @@ def numbers(values: Tensor, digits: int = 4) -> list[Any]:
 
 
 def heatmap(values: Tensor, *, part: str, tokens: list[str] | None, every: int, cells: int) -> tuple[Figure, str]:
-    """Return a heatmap of `values (time, unit)` in about `cells` cells, and a note that says what is left out."""
+    """Return a heatmap of `values (time, unit)` in about `cells` cells, and a note about what is left out."""
     steps = len(values)
-    # Units first: they cannot be averaged. 512 of them are as many as a screen has lines for.
+    # Thin units first, since they cannot be averaged. A screen has no room for more than 512 lines.
     tall = picked(values, min(512, max(24, cells // max(1, min(steps, 1000)))), axis=1)
     wide = averaged(tall.values, max(48, cells // max(1, tall.values.shape[1])))
     shown = wide.values.T  # (unit, time)
@@ -71,7 +71,7 @@ def heatmap(values: Tensor, *, part: str, tokens: list[str] | None, every: int, 
         "plot_bgcolor": "@@gap",
         "height": int(min(480, max(220, 130 + 9 * len(shown)))),
     }
-    # Of the lines of the picture; the page puts them in the order that is chosen there.
+    # The orders of the picture's lines; the page sorts them as the reader chooses.
     orders = {what: ordered(wide.values, how).tolist() for what, how in _ORDERS.items()} if len(shown) > 2 else {}
     note = "; ".join(note for note in (tall.note, wide.note) if note)
     return {"data": [trace], "layout": layout, "orders": orders}, note
@@ -104,7 +104,7 @@ def gates(traj: Trajectory, row: int, tokens: list[str] | None) -> Figure:
 
 
 def histogram(found: Mapping[str, Statistics]) -> Figure:
-    """Return the share of values in each of about 64 bins, a line for each track."""
+    """Return the share of values in each of about 64 bins, with one line for each track."""
     data = []
     for number, (track, one) in enumerate(found.items()):
         filled = one.histogram.nonzero().flatten()
@@ -138,7 +138,7 @@ def memory(result: Memory) -> Figure:
     kept = picked(torch.arange(len(result.curve)), 1000, what="lags")
     lags, curve = kept.values, result.curve.double().cpu()
     peak = float(curve.max())
-    floor = peak * 1e-9  # of what is fainter, nothing can be seen: the picture ends a little above
+    floor = peak * 1e-9  # anything fainter is invisible: the picture ends a little above
     last = int((curve > floor * 10).nonzero()[-1])
     x = lags.tolist()
     low, high = (values.double().cpu()[lags].clamp(min=floor) for values in result.spread())
@@ -196,7 +196,7 @@ def saturation(result: Saturation) -> Figure:
 
 
 def distances(square: Tensor, names: Sequence[str], what: str) -> tuple[Figure, str]:
-    """Return the distances of all pairs, and a note where some are left out."""
+    """Return the distances of all pairs, and a note if some are left out."""
     kept = picked(square.detach().float().cpu(), 200, what=f"{what}s")
     shown = kept.values[:, kept.index]
     ticks = [names[place] for place in kept.index.tolist()]
@@ -216,7 +216,7 @@ def distances(square: Tensor, names: Sequence[str], what: str) -> tuple[Figure, 
 
 
 def paths(traj: Trajectory, labels: list[str], tokens: list[list[str]]) -> tuple[Figure, Tensor, str]:
-    """Return the rows' paths in the plane of the main differences, the shares of its axes, and a note."""
+    """Return the rows' paths in the plane of the main differences, the variance shares of its axes, and a note."""
     rows = [one_row(traj, row=row) for row in range(len(traj.h))]
     plane = project(torch.cat(rows))
     shown = picked(torch.tensor([row for row, path in enumerate(rows) if len(path)]), _PATHS, what="rows")
@@ -273,7 +273,7 @@ def _path(points: Tensor, steps: Tensor, label: str, color: Figure) -> Figure:
 
 
 def _by_token(paths: list[Figure]) -> list[Figure]:
-    """Return the points of paths that jump, colored by what was read there: the commonest tokens, and the rest."""
+    """Return the points of paths that jump, colored by the token read at each: the most frequent ones, and the rest."""
     read = Counter(_token(text) for path in paths for text in path["text"])
     common = [token for token, _ in read.most_common(_COLORED)]
     data: list[Figure] = []
@@ -298,7 +298,7 @@ def _token(step: str) -> str:
 
 
 def spectrum(result: Jacobians) -> Figure:
-    """Return the eigenvalues at all measured steps about the unit circle."""
+    """Return the eigenvalues at all measured steps around the unit circle."""
     values = result.eigenvalues[result.valid].flatten().cpu()
     values = picked(values[values.isfinite()], 6000, what="eigenvalues").values
     reach = max(1.1, 1.05 * float(values.abs().max()) if len(values) else 1.1)
@@ -323,7 +323,7 @@ def spectrum(result: Jacobians) -> Figure:
 
 
 def escape(text: str) -> str:
-    """Return `text` so that plotly, which reads some HTML and `%{}` in labels, writes it as it is."""
+    """Return `text` escaped for plotly, which would interpret some HTML and `%{}` in labels."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("%{", "%\u200b{")
 
 
@@ -331,12 +331,12 @@ def _steps(index: Tensor, tokens: list[str] | None, every: int) -> list[Any]:
     places = (index * every).tolist()
     if tokens is None:
         return list(places)
-    # Each step has a name of its own, as a category axis would draw equal names on top of each other.
+    # Make step names unique: a category axis draws equal names on top of each other.
     return [f"{place} · {escape(tokens[step])}" for place, step in zip(places, index.tolist(), strict=True)]
 
 
 def _ticks(index: Tensor, tokens: list[str] | None) -> Figure:
-    """Write every token where all fit; else let plotly choose steps, more of them the closer one looks."""
+    """Show every token if all fit; otherwise let plotly choose steps, more of them the closer one zooms in."""
     if tokens is None:
         return {"dtick": 1} if 1 < len(index) <= 12 else {}
     texts = [escape(tokens[step]) for step in index.tolist()]

@@ -1,4 +1,4 @@
-"""HTML: a page with its style and what draws its pictures, and its pieces, whose text cannot break out of them."""
+"""HTML pieces of a page: the document with its style and scripts, and elements with escaped text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-# Okabe and Ito's palette, and a lighter one for dark paper; scales without red beside green.
+# Okabe and Ito's palette, and a lighter one for the dark theme; no scale has red next to green.
 _LIGHT = ("#0072B2", "#D55E00", "#00805E", "#B0588C", "#2F8FCB", "#A66F00")
 _DARK = ("#63B8F0", "#F58B4C", "#45C99F", "#E39BC4", "#9CC7FF", "#F0BE55")
 _CIVIDIS = [[0, "#00224e"], [0.25, "#434e6c"], [0.5, "#7d7c78"], [0.75, "#bcaf6f"], [1, "#fee838"]]
@@ -25,7 +25,7 @@ _ON_BLACK = [[0, "#a6d3f5"], [0.25, "#3d86bd"], [0.5, "#171c24"], [0.75, "#c8553
 
 
 def document(title: str, contents: str, body: str, made_by: str) -> str:
-    """Return a page with its style, its contents beside it, and all that draws its pictures."""
+    """Return a page with its style, its table of contents, and the scripts that draw its pictures."""
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -39,7 +39,7 @@ def document(title: str, contents: str, body: str, made_by: str) -> str:
 
 
 def tiles(shown: Sequence[tuple[str, str, str, str]]) -> str:
-    """Return large numbers side by side: of each its kind, the number, what it is, and more about it."""
+    """Return large numbers side by side; each has a kind, a number, a name, and more text about it."""
     boxes = "".join(
         f'<div class="tile {kind}"><dt>{escape(name)}</dt><dd>{escape(value)}</dd>'
         f'<dd class="small">{escape(more)}</dd></div>'
@@ -49,7 +49,7 @@ def tiles(shown: Sequence[tuple[str, str, str, str]]) -> str:
 
 
 def contents(names: Mapping[str, str], inside: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return the list of sections by name and title, with what goes inside some of them."""
+    """Return the table of contents by name and title; `inside` is put below the entries it names."""
     items = "".join(f'<li><a href="#{name}">{title}</a>{inside.get(name, "")}</li>' for name, title in names.items())
     return f'<nav class="contents" aria-label="Contents"><p>Contents</p><ul>{items}</ul></nav>'
 
@@ -95,9 +95,9 @@ def _themes() -> dict[str, dict[str, Any]]:
 
 
 def figure(name: str, picture: dict[str, Any], words: str, *, table: str = "", square: bool = False) -> str:
-    """Return an interactive picture; `words`, HTML of a sentence or two, also stand for it where it cannot be seen."""
+    """Return an interactive picture. `words`, a sentence or two in HTML, describe it to screen readers too."""
     spoken = escape(re.sub(r"<[^>]+>", "", words), quote=True).replace("&amp;", "&")
-    # Its height from the start: pictures are drawn when they are first seen, and nothing below may move then.
+    # The height is set from the start: pictures are drawn when first seen, and nothing below them may move then.
     height = f' style="height:{picture["layout"]["height"]}px"'
     more = f'<details class="more"><summary>As a table</summary>{table}</details>' if table else ""
     return (
@@ -109,7 +109,7 @@ def figure(name: str, picture: dict[str, Any], words: str, *, table: str = "", s
 
 
 def _orders(name: str, picture: dict[str, Any]) -> str:
-    """Return a choice of the order in which lines are drawn, where a picture knows several."""
+    """Return a menu of orders for the lines of a picture, if it has several."""
     if not picture.get("orders"):
         return ""
     options = "".join(f"<option>{escape(order)}</option>" for order in (*picture["orders"], "by number"))
@@ -117,7 +117,7 @@ def _orders(name: str, picture: dict[str, Any]) -> str:
 
 
 def as_json(value: Any) -> str:
-    """Return JSON that can stand inside a script element, whatever strings it holds."""
+    """Return JSON that is safe inside a script element, whatever strings it contains."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
@@ -153,7 +153,7 @@ def unmeasured(why: str) -> str:
 
 
 def tabs(name: str, legend: str, panels: dict[str, str]) -> str:
-    """Return panels of which one is seen, chosen by radio buttons: the keyboard and screen readers know those."""
+    """Return panels with radio buttons to choose the visible one: keyboards and screen readers support those."""
     if len(panels) == 1:
         return next(iter(panels.values()))
     buttons = "".join(

@@ -1,4 +1,4 @@
-"""One run of the user's model: every state and gate, and what each layer was given."""
+"""One run of the user's model: every state and gate, and the inputs of each layer."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from ..recording import Recording, record
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelRun:
-    """What one call of a model did: its layers, their states and gates, and what each layer was given."""
+    """The result of one call of a model: its layers, their states and gates, and the inputs of each layer."""
 
     layers: Layers
     recording: Recording
-    inputs: dict[str, Tensor]  # layer -> what it was given, (batch, time, feature), call after call
-    given: tuple[Any, ...] = ()  # what the model was called with: a state that it insists on among it
+    inputs: dict[str, Tensor]  # layer -> its inputs, (batch, time, feature), call after call
+    given: tuple[Any, ...] = ()  # the arguments of the model's call, including a state that it requires
 
 
 def run_model(model: nn.Module, inputs: tuple[Any, ...]) -> ModelRun:
-    """Call `model` once in eval mode and return all that its layers did; the model comes back untouched."""
+    """Call `model` once in eval mode and return what its layers did; the model comes back unchanged."""
     unwrap_to_call(model)
     found = layers(model)
     if not found and not has_own_code(model):
@@ -61,10 +61,10 @@ def run_model(model: nn.Module, inputs: tuple[Any, ...]) -> ModelRun:
         )
     given = _Inputs()
     if len(inputs) == 1 and isinstance(inputs[0], Tensor):
-        with suppress(BadInput):  # the call itself says what is missing
+        with suppress(BadInput):  # the call below will say what is missing
             inputs = (*inputs, *started(model, inputs[0]).beside(inputs[0]))
     with _in_eval_mode(model), unheard():
-        _call(model, inputs)  # says what is wrong, where it is the model that fails
+        _call(model, inputs)  # raises with an explanation if it is the model that fails
         found = layers(model, *inputs) if has_own_code(model) else found
     if not found:
         raise NotRecurrent(_nothing(model))
@@ -75,15 +75,15 @@ def run_model(model: nn.Module, inputs: tuple[Any, ...]) -> ModelRun:
         finally:
             handle.remove()
     for track in recording:
-        recording.runs(track)  # values are worked out while the weights are as they were
+        recording.runs(track)  # compute all values now, while the weights have not changed
     return ModelRun(found, recording, given.along_time(), inputs)
 
 
 class CellAlongTime(nn.Module):
-    """Calls a cell once for each step of `x (batch, time, ...)`, and returns what it gave: `(batch, time, ...)`."""
+    """Calls a cell once for each step of `x (batch, time, ...)`, and returns its outputs `(batch, time, ...)`."""
 
     def __init__(self, cell: nn.Module, *, time_axis: int) -> None:
-        """Take the cell as it is; time may also come first."""
+        """Take the cell, unchanged; `time_axis` may be 0 or 1."""
         super().__init__()
         self.cell, self.time_axis = cell, time_axis
         self.train(cell.training)
@@ -101,7 +101,7 @@ class CellAlongTime(nn.Module):
 
 
 def along_time(model: nn.Module, inputs: tuple[Any, ...], *, batch_axis: int) -> nn.Module:
-    """Return a cell that is given a sequence as a model that steps it, and any other model as it is."""
+    """Return a cell that is called with a sequence as a model that steps it; return any other model unchanged."""
     inner = unwrap(model)
     cell = cell_along(inner, inputs[0]) if len(inputs) == 1 else None
     return model if cell is None else CellAlongTime(as_layer(inner).module, time_axis=1 - batch_axis)
@@ -116,7 +116,7 @@ def _nothing(model: nn.Module) -> str:
 
 @contextmanager
 def _in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Hold a model in eval mode, without gradients, and put back all that a call may change."""
+    """Keep a model in eval mode without gradients in this context, and restore all that a call may change."""
     inner = unwrap(model)
     carry = Carry.of(inner)
     with untouched(inner), carry.fresh() if carry is not None else nullcontext(), torch.no_grad():
@@ -132,7 +132,7 @@ def _call(model: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 
 def misfit(model: nn.Module, inputs: tuple[Any, ...], raised: str) -> str:
-    """Return why a model cannot be called with these inputs, and the shape that its first recurrent layer takes."""
+    """Return why a model cannot be called with these inputs, and the shape that its first recurrent layer needs."""
     shapes = ", ".join(describe(value) for value in inputs)
     first = next(iter(layers(model)), None)
     wanted = _wanted(first) if first is not None else ""
@@ -142,7 +142,7 @@ def misfit(model: nn.Module, inputs: tuple[Any, ...], raised: str) -> str:
 
 
 def describe(value: Any) -> str:
-    """Return a few words for an input."""
+    """Describe an input in a few words."""
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, PackedSequence):
@@ -160,18 +160,18 @@ def _wanted(layer: Layer) -> str:
 
 
 class _Inputs(Listener):
-    """Keeps what each layer is given, call by call, as (batch, time, feature)."""
+    """Keeps the inputs of each layer, call by call, as (batch, time, feature)."""
 
     def __init__(self) -> None:
         self.of: dict[str, list[Tensor]] = {}
 
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
-        with suppress(NotRecurrent):  # a registered kind may take something else than a tensor
+        with suppress(NotRecurrent):  # a registered kind may take other inputs than tensors
             self.of.setdefault(call.layer.name, []).append(call.x.detach().clone())
         return proceed(call)
 
     def along_time(self) -> dict[str, Tensor]:
-        """Return each layer's inputs joined along time, up to the first call that has other rows or features."""
+        """Return each layer's inputs joined along time, up to the first call with other rows or features."""
         return {name: torch.cat(_alike(calls), dim=1) for name, calls in self.of.items() if calls}
 
 

@@ -1,4 +1,4 @@
-"""The page of a model: its head, its sections, and what stands beside them."""
+"""The page of a model: its header, its sections and its table of contents."""
 
 from __future__ import annotations
 

@@ -36,27 +36,27 @@ def report(
 ) -> Path:
     """Write one self-contained page about the hidden state of `model` as it runs on `inputs`, and return its path.
 
-    The page holds the doctor's findings, the layers, every state and gate of the first row, memory, distances, paths
-    and the spectrum of the Jacobian. It opens without a network. The model comes back untouched.
+    The page shows the doctor's findings, the layers, every state and gate of the first row, memory, distances, paths
+    and the spectrum of the Jacobian. It opens without a network. The model comes back unchanged.
 
     Args:
         model: Any model with recurrent layers or cells in it; it is called as `model(*inputs, **kwargs)`, in eval
             mode. Or an `hs.Monitor`: then the page shows its training run, findings as they came and went, and
             memory, saturation and gradients along it.
-        *inputs: What it is called with; or a DataLoader: its first batch is drawn, and the states of all batches are
-            looked at, one batch at a time.
-        path: Where to write; folders that are missing are made.
-        tokens: What each step of the first row is: a list of strings, or one list for each row.
-        labels: What each row is.
-        lengths: The real steps of each row, where the model is not told by its inputs.
-        batch_axis: Where the rows are in the inputs: 1 for a model that takes time first. Where it is not told, memory
-            is measured along the axis that the model takes for time, and the doctor asks (`hs.diagnose`).
-        time_axis: Where their steps are.
-        targets: For the doctor: with `loss`, gradients are examined too.
+        *inputs: What the model is called with; or a DataLoader: the pictures show its first batch, and statistics
+            cover the states of all batches, one batch at a time.
+        path: Where to write; missing folders are created.
+        tokens: A name for each step of the first row: a list of strings, or one list for each row.
+        labels: A name for each row.
+        lengths: The real steps of each row, if the inputs do not tell the model.
+        batch_axis: Which axis of the inputs holds the rows: 1 for a model that takes time first. If it is not given,
+            memory is measured along the axis that the model takes for time, and the doctor asks (`hs.diagnose`).
+        time_axis: Which axis of the inputs holds the steps.
+        targets: For the doctor: with `loss`, it also examines gradients.
         loss: `loss(output, targets)`.
-        tell: Called with a few words about what is being done; without it they are shown on a terminal.
-        call: How the model is called, where that is not by its forward: `call=lambda model: model.act(x, state)`; or
-            `call(model, *inputs)`, of a DataLoader `call(model, batch)`.
+        tell: Called with a few words about the present task; by default they are shown on a terminal.
+        call: How to call the model, if not through its forward: `call=lambda model: model.act(x, state)`, or
+            `call(model, *inputs)`; for a DataLoader `call(model, batch)`.
         kwargs: What the model is called with by name.
 
     >>> import tempfile, pathlib
@@ -101,13 +101,13 @@ def report(
 
 
 def _shown(doing: str) -> None:
-    """Show on a terminal what is being done; elsewhere, in notebooks, logs and tests, nothing is printed."""
+    """Show the present task on a terminal; print nothing in notebooks, logs and tests."""
     if sys.stderr.isatty():
         print(f"report: {doing} …", file=sys.stderr)
 
 
 def _writable(path: Path) -> Path:
-    """Refuse a path that cannot be written before any work is done."""
+    """Raise for a path that cannot be written to, before any work is done."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -120,7 +120,7 @@ def _writable(path: Path) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    # Under another name first: a reader never sees half a page, and an older page survives a full disk.
+    # Written under another name first: a reader never sees half a page, and an older page survives a full disk.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""The sections of the page: what was found, in pictures that can be explored and in words."""
+"""The sections of the page: findings in pictures that can be explored, and in words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import figures
 from .evidence import Evidence, MeasuredTrack, Unmeasured
 from .markup import anchor, figure, section, table, tabs, unmeasured
 
-TRACKS = 8  # drawn in full; the rest is in the table of layers
+TRACKS = 8  # tracks to draw; the others are only in the table of layers
 _CELLS = 500_000  # of all heatmaps together: about 3 MB
 GROWTH = {
     "chaotic": "disturbances grow",
@@ -24,7 +24,7 @@ GROWTH = {
 
 
 def findings(evidence: Evidence) -> str:
-    """Return the doctor's verdicts, gravest first, each with its evidence and advice inside."""
+    """Return the doctor's findings, gravest first, each with its evidence and advice inside."""
     report = evidence.findings
     if isinstance(report, Unmeasured):
         return section("findings", "Findings", "What the doctor says about this model.", unmeasured(report.reason))
@@ -71,7 +71,7 @@ def layers(evidence: Evidence) -> str:
 
 
 def data_set(evidence: Evidence) -> str:
-    """Return what the states of all batches do, nothing where there was one input alone."""
+    """Return statistics of the states of all batches; nothing if there was a single input."""
     found = evidence.survey
     if found is None:
         return ""
@@ -171,7 +171,7 @@ def distances(evidence: Evidence) -> str:
     tokens = next(iter(evidence.tokens_of(track.traj)), None)
     body = ""
     if len(values) > 1:
-        every = -(-len(values) // 200)  # every pair of thousands of steps would not fit in memory
+        every = -(-len(values) // 200)  # the pairs of thousands of steps would not fit in memory
         kept = values[::every]
         names = [f"{step * track.traj.every}" for step in range(0, len(values), every)]
         if tokens:
@@ -242,7 +242,7 @@ def _growth(result: Lyapunov | Unmeasured | None) -> str:
 
 
 def _closest(result: Comparison, labels: list[str]) -> str:
-    """Say which two rows end closest to each other, by the names that the picture gives them."""
+    """Say which two rows end closest to each other, by their names in the picture."""
     names, neighbors = _unique(labels), result.neighbors[:, 0]
     away = result.distances.gather(1, neighbors.unsqueeze(1)).squeeze(1)
     row = int(away.argmin())
@@ -296,10 +296,10 @@ def _gates(track: MeasuredTrack) -> str:
 
 
 def _unique(names: list[str]) -> list[str]:
-    """Tell equal labels apart: an axis draws equal names on top of each other."""
+    """Make equal labels unique: an axis draws equal names on top of each other."""
     return [name if names.count(name) == 1 else f"{row}: {name}" for row, name in enumerate(names)]
 
 
 def number(value: float) -> str:
-    """Return a number as a tile shows it."""
+    """Return a number formatted for a tile."""
     return f"{value:.3g}" if math.isfinite(value) else "∞" if value > 0 else "–"

@@ -1,4 +1,4 @@
-"""The page of a training run: findings as they came and went, memory, saturation and gradients along it."""
+"""The page of a training run: when findings came and went, with memory, saturation and gradients over time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..diagnosis import Episode, Monitor
 from . import figures
 from .markup import contents, document, figure, section, table, tiles
 
-_MANY = 12  # lines in one picture, the first of them by name; more are a tangle
+_MANY = 12  # lines in one picture, chosen by name; more would be a tangle
 _RANK = {"error": 0, "warning": 1, "note": 2}
 
 
@@ -23,7 +23,7 @@ class _Drawn(NamedTuple):
     name: str
     title: str
     lead: str
-    kinds: tuple[tuple[str, str, str], ...]  # of each kind of number: its words, the end of its name, its axis
+    kinds: tuple[tuple[str, str, str], ...]  # for each kind of number: its words, the end of its name, its axis
 
 
 _SECTIONS = (
@@ -79,7 +79,7 @@ def training_page(monitor: Monitor) -> str:
 
 
 def _together(episodes: list[Episode]) -> list[list[Episode]]:
-    """Return the episodes of each finding at each place together, in the order in which they first began."""
+    """Group the episodes by finding and place, in the order in which they first began."""
     found: dict[tuple[str, str], list[Episode]] = {}
     for episode in episodes:
         found.setdefault((episode.finding.code, episode.finding.where), []).append(episode)
@@ -94,7 +94,7 @@ def _finding_tile(together: list[list[Episode]]) -> tuple[str, str, str, str]:
 
 
 def _drift_tiles(history: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return how the layer that drifts most has drifted, of memory and of saturation."""
+    """Return how memory and saturation have drifted, each in the layer that drifts most."""
     shown = []
     for ending, what, form in (
         ("memory", "memory, in steps", ".0f"),
@@ -112,7 +112,7 @@ def _drift_tiles(history: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 
 
 def _series(history: Mapping[str, Any], ending: str) -> dict[str, tuple[Any, Any]]:
-    """Return steps and values of all numbers with this ending, by layer, where there are any."""
+    """Return the steps and values of all numbers whose names end so, by layer."""
     found = {}
     for name, values in history.items():
         layer, _, last = name.rpartition(".")
@@ -196,7 +196,7 @@ def _findings(monitor: Monitor, together: list[list[Episode]]) -> str:
 
 
 def _details(episodes: list[Episode]) -> str:
-    """Return one finding with all the times that it lasted, and the evidence of the last."""
+    """Return one finding with all its episodes, and the evidence of the last."""
     one, last = episodes[-1].finding, episodes[-1]
     times = f", {len(episodes)} times" if len(episodes) > 1 else ""
     short = f"from call {episodes[0].began:,}{times}, {'still so' if last.ended is None else f'until {last.ended:,}'}"
@@ -212,7 +212,7 @@ def _details(episodes: list[Episode]) -> str:
 
 
 def _timeline(together: list[list[Episode]], end: int) -> figures.Figure:
-    """Return a line for each code and place, with a bar for each time that it lasted."""
+    """Return a line for each code and place, with a bar for each episode."""
     episodes = [episode for each in together for episode in each]
     colors = {"error": "@@color1", "warning": "@@color5", "note": "@@color4"}
     names = list(dict.fromkeys(_line(episode) for episode in episodes))

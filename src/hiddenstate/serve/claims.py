@@ -1,4 +1,4 @@
-"""Sessions as a tick needs them: known from the arena, or claimed from the store until changed or given back."""
+"""Sessions as a tick needs them: known from the arena, or claimed from the store until changed or returned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which model a state belongs to: a hash over all that makes its next state."""
+"""Fingerprints of models: a hash over everything that determines the next state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server logs, and how: as text, or as one JSON object a line."""
+"""A server's logs, as text or as one JSON object per line."""
 
 from __future__ import annotations
 

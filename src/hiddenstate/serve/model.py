@@ -1,4 +1,4 @@
-"""A model as the engine calls it: inputs and states of many sessions in, outputs and new states out."""
+"""The served model as the engine calls it: inputs and states of many sessions in, outputs and new states out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operation comes to, given the session it is about: an error, an answer or a change."""
+"""Deciding each operation, given its session: an error, an answer or a change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs made of what callers give, and outputs as callers get them; those of coroutines gathered, to run as one."""
+"""Inputs made from what callers pass, and outputs as callers get them; inputs of coroutines are gathered."""
 
 from __future__ import annotations
 

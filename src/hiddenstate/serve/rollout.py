@@ -1,4 +1,4 @@
-"""One version of a model after another: which sessions a worker serves, and how older ones are moved on."""
+"""Rolling out a new version of a model: which sessions a worker serves, and how older ones are migrated."""
 
 from __future__ import annotations
 

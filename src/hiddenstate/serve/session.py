@@ -1,4 +1,4 @@
-"""A session from outside: its name, what an engine tells of it, and the file that it is exported to."""
+"""A session as callers see it: its name, what an engine says of it, and the file that it is exported to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores that are set back to an older copy: noticed by what a worker remembers, and told to the callers concerned."""
+"""Noticing that a store was set back to an older copy, by what a worker remembers, and telling the callers."""
 
 from __future__ import annotations
 

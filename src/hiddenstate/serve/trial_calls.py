@@ -1,4 +1,4 @@
-"""Calls that try a model before it is served: what its layers are seen to do in them."""
+"""Trial calls of a model before it is served, which show what its layers do."""
 
 from __future__ import annotations
 

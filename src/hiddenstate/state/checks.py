@@ -1,4 +1,4 @@
-"""Whether tensors make a state, and whether two states fit each other."""
+"""Checks that tensors make a state, and that two states fit each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NATIVE = "A native state, such as nn.LSTM's tuple, becomes a State with Layer.t
 
 
 def check_parts(parts: Any) -> None:
-    """Refuse what is not one or more tensors by name."""
+    """Raise unless `parts` is a mapping of at least one name to a tensor."""
     if not isinstance(parts, Mapping):
         raise StateMismatch(
             f"a state is made of named parts, as in State({{'h': h}}), but this is {type(parts).__name__}. {_NATIVE}"
@@ -32,23 +32,23 @@ def check_parts(parts: Any) -> None:
 
 
 def check_axes(parts: Mapping[str, Tensor], batch_axis: int | Mapping[str, int]) -> dict[str, int]:
-    """Return each part's batch axis, counted from the front, along which all have as many rows."""
+    """Return the batch axis of each part, counted from the front, after checking that all parts have as many rows."""
     given = batch_axis if isinstance(batch_axis, Mapping) else dict.fromkeys(parts, batch_axis)
     if given.keys() != parts.keys():
         raise StateMismatch(
-            f"batch_axis speaks of {', '.join(map(str, given)) or 'no part'}, but the state has {', '.join(parts)}: "
-            f"give one number for all, or one for each part."
+            f"batch_axis names {', '.join(map(str, given)) or 'no part'}, but the state has {', '.join(parts)}: "
+            f"give one number for all parts, or one for each part."
         )
     axes = {name: _axis(name, part, given[name]) for name, part in parts.items()}
     rows = {name: part.shape[axes[name]] for name, part in parts.items()}
     count = next(iter(rows.values()))
-    if any(other != count for other in rows.values()):  # no set: a size that torch.export keeps open has no hash
+    if any(other != count for other in rows.values()):  # not a set: a size that torch.export keeps open has no hash
         _check_rows(parts, axes, rows)
     return axes
 
 
 def _check_rows(parts: Mapping[str, Tensor], axes: dict[str, int], rows: dict[str, int]) -> None:
-    """Refuse different numbers of rows within one layer; the layers of a model may have rows of their own."""
+    """Raise if the parts of one layer differ in their number of rows; each layer of a model may have its own number."""
     firsts: dict[str, str] = {}  # layer -> the first of its parts
     for name, part in parts.items():
         first = firsts.setdefault(name.rpartition(".")[0], name)
@@ -61,7 +61,7 @@ def _check_rows(parts: Mapping[str, Tensor], axes: dict[str, int], rows: dict[st
 
 
 def check_fit(state: State, other: State) -> None:
-    """Refuse an `other` whose rows could not stand among those of `state`."""
+    """Raise unless the rows of `other` could be put among the rows of `state`."""
     if other.keys() != state.keys():
         raise StateMismatch(
             f"this state has the parts {', '.join(state)}, but the other has {', '.join(other)}. "
@@ -72,7 +72,10 @@ def check_fit(state: State, other: State) -> None:
 
 
 def check_shapes(parts: Mapping[str, Tensor], wanted: State) -> None:
-    """Refuse parts that lack an axis of `wanted`, or have it elsewhere, by the name of that axis; other sizes pass."""
+    """Raise if a part lacks an axis that `wanted` has, or has it in another place; other differences in size pass.
+
+    The error names the axis and the code that adds or moves it.
+    """
     for name, part in parts.items():
         if name in wanted and wanted.batch > 1 and part.shape != wanted[name].shape:
             advice = _misplaced(name, tuple(part.shape), tuple(wanted[name].shape), wanted.batch_axis[name])
@@ -82,8 +85,8 @@ def check_shapes(parts: Mapping[str, Tensor], wanted: State) -> None:
 
 
 def _misplaced(name: str, seen: tuple[int, ...], wanted: tuple[int, ...], axis: int) -> str:
-    """Return which axis is missing, of one entry, or in another place, and what to write; "" where none is."""
-    without = wanted[:axis] + wanted[axis + 1 :]  # of one row without its axis
+    """Say which axis is missing, has a single entry or is in the wrong place, and how to fix it; "" if none is."""
+    without = wanted[:axis] + wanted[axis + 1 :]  # the shape of one row, without the batch axis
     stacked = axis == 1 and len(wanted) == 3  # (layers, batch, unit)
     every = f"one for each of {wanted[0]} layers and directions" if stacked else ""
     if seen == (*wanted[:axis], 1, *wanted[axis + 1 :]):
@@ -105,7 +108,7 @@ def _misplaced(name: str, seen: tuple[int, ...], wanted: tuple[int, ...], axis: 
 
 
 def _axis(name: str, part: Tensor, axis: int) -> int:
-    # The plain type first: asking for the protocol costs more than all other checks together.
+    # Test for the plain type first: asking for the SupportsIndex protocol costs more than all other checks together.
     if type(axis) is not int and (isinstance(axis, bool) or not isinstance(axis, SupportsIndex)):
         raise StateMismatch(f"the batch axis of part {name!r} is {axis!r}, but a whole number is needed.")
     if not -part.dim() <= axis < part.dim():

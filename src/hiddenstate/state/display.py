@@ -1,4 +1,4 @@
-"""How values that hold many numbers are shown: what they say, and the shape of what they hold."""
+"""Short displays of values that hold many numbers: a sentence, then the names and shapes of what they hold."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 _WIDTH = 110
-_LINES = 4  # of fields; the first line is what the value says of itself
+_LINES = 4  # of fields, after the line with the value's own sentence
 _LISTED = 4  # entries of a list or tuple that are written out
 
 T = TypeVar("T", bound=type)
 
 
 def shown_in_short(kind: T) -> T:
-    """Give a dataclass a `repr` of a few lines, and a table for notebooks: never the numbers themselves.
+    """Give a dataclass a `repr` of a few lines, and an HTML table for notebooks. The numbers themselves are not shown.
 
     >>> from dataclasses import dataclass
     >>> @shown_in_short
@@ -32,7 +32,7 @@ def shown_in_short(kind: T) -> T:
     Curve: a curve of 300 steps
       values (2, 300) · length 300
     """
-    says = "__str__" in vars(kind)  # otherwise it would say its repr
+    says = "__str__" in vars(kind)  # object.__str__ would return the repr
     shown: dict[str, Callable[[Any, str], str]] = {"__repr__": _in_lines, "_repr_html_": _as_table}
     for name, show in shown.items():
         setattr(kind, name, lambda value, show=show: show(value, str(value) if says else ""))
@@ -40,7 +40,7 @@ def shown_in_short(kind: T) -> T:
 
 
 def as_preformatted(value: object) -> str:
-    """Return what a value prints as HTML: for notebooks, where a table of text needs a fixed font."""
+    """Return the text that a value prints, as preformatted HTML: a table of text needs a fixed-width font."""
     return f"<pre>{escape(str(value))}</pre>"
 
 
@@ -57,7 +57,7 @@ def _as_table(value: Any, said: str) -> str:
 
 
 def _facts(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the name of each field that holds something, and a few words for it."""
+    """Yield the name of each field that is set, and a few words about its content."""
     for field in fields(value):
         held = getattr(value, field.name)
         if held is not None and not (isinstance(held, Mapping | str) and not held):

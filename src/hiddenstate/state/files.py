@@ -1,6 +1,6 @@
-"""States as bytes and on disk: safetensors, with batch axes and checksums in the metadata; never pickle.
+"""States as bytes and as files: safetensors, with batch axes and checksums in the metadata. Nothing is pickled.
 
-Named tensors and their batch axes go in and come out: `value.py` makes a State of them.
+This file deals in named tensors and their batch axes; `value.py` makes a State of them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ..errors import StateFileError
 if TYPE_CHECKING:
     from .value import State
 
-_KEY = "hiddenstate.state"  # the metadata entry that makes a safetensors file one of ours
+_KEY = "hiddenstate.state"  # a safetensors file with this entry in its metadata holds a State
 _VERSION = 1
 
 
 def to_bytes(state: State) -> bytes:
-    """Return what `state.save` writes: the content of a safetensors file."""
+    """Return the content of the safetensors file that `state.save` writes."""
     try:
         tensors = _storable(state)
         parts = [_entry(name, axis, state[name], tensors[name]) for name, axis in state.batch_axis.items()]
@@ -40,33 +40,36 @@ def to_bytes(state: State) -> bytes:
 
 
 def parts_and_axes(data: bytes, source: str) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Return the tensors that `to_bytes` wrote, intact, and where their batch axes are; errors name the `source`."""
+    """Return the tensors and batch axes in bytes that `to_bytes` wrote, with checksums verified.
+
+    Errors call the bytes by the name of their `source`.
+    """
     try:
         tensors = safetensors.torch.load(data)
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length]).get("__metadata__", {}).get(_KEY)
-    # Whatever goes wrong here, in safetensors or torch, says that the data are not what they should be.
+    # Any error that safetensors or torch raises in here means that the data are damaged.
     except (SafetensorError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise _unreadable(data, source, error) from error
     if header is None:
         raise StateFileError(
-            f"{source} is in safetensors format, but does not hold a state: it says nothing of batch axes. "
+            f"{source} is in safetensors format, but does not hold a state: its metadata name no batch axes. "
             f"If it holds weights, load it with safetensors.torch.load_file."
         )
     return _assemble(source, header, tensors)
 
 
 def read(path: str | PathLike[str]) -> bytes:
-    """Return what a file holds; a missing file is Python's own FileNotFoundError."""
+    """Return the content of a file. A missing file raises Python's own FileNotFoundError."""
     if os.path.isdir(path):
         raise StateFileError(f"{os.fspath(path)} is a folder, but a state is one file. Name the file in it.")
     return Path(path).read_bytes()
 
 
 def save(state: State, path: str | PathLike[str]) -> None:
-    """Write `state` to a temporary file next to `path`, then rename it."""
+    """Write `state` to a temporary file in the same folder, then rename it to `path`."""
     data = to_bytes(state)
-    target = Path(os.path.realpath(path))  # through symbolic links, which a rename would replace
+    target = Path(os.path.realpath(path))  # follow symbolic links: a rename would replace the link itself
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, "A state is saved to a file, but this is a folder", os.fspath(path))
     temporary = target.with_name(f".{target.name[:40]}.{os.urandom(8).hex()}.tmp")
@@ -76,13 +79,13 @@ def save(state: State, path: str | PathLike[str]) -> None:
             file.flush()
             os.fsync(file.fileno())
         with contextlib.suppress(FileNotFoundError):
-            os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))  # the rights the older file had
+            os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))  # keep the permissions of the file it replaces
         os.replace(temporary, target)
     except OSError as error:
         reason = f"{error.strerror or error} (the state was not saved; an older file there is untouched)"
         raise OSError(error.errno, reason, os.fspath(path)) from error
     finally:
-        with contextlib.suppress(OSError):  # after the rename there is none
+        with contextlib.suppress(OSError):  # after the rename, the temporary file is gone
             os.unlink(temporary)
     _sync_folder(target.parent)
 
@@ -94,9 +97,9 @@ def _storable(state: State) -> dict[str, Tensor]:
         if name == "__metadata__":
             raise ValueError("the name '__metadata__' is taken by the format itself; name the part otherwise")
         tensor = part.detach().cpu().resolve_conj().resolve_neg()
-        # As pairs of real numbers, since safetensors does not know every complex dtype.
+        # Complex parts are stored as pairs of real numbers: safetensors does not know every complex dtype.
         tensor = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).contiguous()
-        # Safetensors refuses tensors that share memory, as parts of one buffer or one tensor under two names do.
+        # Safetensors refuses tensors that share memory: two parts in one buffer, or one tensor under two names.
         storage = tensor.untyped_storage().data_ptr()
         tensors[name] = tensor.clone() if storage in storages else tensor
         storages.add(storage)
@@ -104,7 +107,7 @@ def _storable(state: State) -> dict[str, Tensor]:
 
 
 def _entry(name: str, axis: int, part: Tensor, stored: Tensor) -> dict[str, Any]:
-    """Return the metadata of a part; its checksum covers name, axis, dtype and shape as well as the bytes."""
+    """Return a part's metadata. The checksum covers name, axis, dtype and shape as well as the bytes."""
     entry = {"name": name, "axis": axis, "complex": part.is_complex()}
     checksum = checksum_of_kind(entry, stored)
     if stored.numel():
@@ -113,7 +116,7 @@ def _entry(name: str, axis: int, part: Tensor, stored: Tensor) -> dict[str, Any]
 
 
 def checksum_of_kind(entry: dict[str, Any], stored: Tensor) -> int:
-    """Return the checksum of a part's name, axis, dtype and shape; that of its bytes goes on from it."""
+    """Return the checksum of a part's name, axis, dtype and shape; the checksum of its bytes continues from it."""
     return zlib.crc32(f"{entry} {stored.dtype} {tuple(stored.shape)}".encode())
 
 
@@ -137,7 +140,7 @@ def _assemble(source: str, header: str, tensors: dict[str, Tensor]) -> tuple[dic
 
 
 def damaged(source: str, error: Exception) -> StateFileError:
-    """Return the error to raise where what a file says of its state cannot be so."""
+    """Return the error for a file whose content contradicts its own metadata."""
     return StateFileError(
         f"{source} is damaged ({type(error).__name__}: {error}), so the state in it cannot be trusted. "
         f"Go back to an older copy."
@@ -154,7 +157,7 @@ def _intact(entry: dict[str, Any], stored: Tensor) -> Tensor:
 def _unreadable(data: bytes, source: str, error: Exception) -> StateFileError:
     if not data:
         return StateFileError(f"{source} is empty: nothing was ever written, or the disk was full.")
-    # Asked only of what safetensors has refused: the length it begins with may look like a pickle's first byte.
+    # Ask only after safetensors has refused the data: the length at its beginning may look like a pickle's first byte.
     if data[:2] == b"PK" or data[:1] == b"\x80":
         return StateFileError(
             f"{source} is a pickle or a zip (torch.save writes those), which may run code when opened: "
@@ -167,7 +170,7 @@ def _unreadable(data: bytes, source: str, error: Exception) -> StateFileError:
 
 
 def _sync_folder(folder: Path) -> None:
-    # Without this the rename itself may be lost when power fails. Windows cannot open folders.
+    # Without this, a power failure may undo the rename. Windows cannot open folders.
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""The rows of a state, each as a file of its own: for whoever writes many small states of one kind."""
+"""Writing each row of a state as a file of its own, quickly: for a store of many small states of one kind."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .value import State, from_bytes
 
 _Bytes: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.uint8]]"
 _WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_CHECKSUM = re.compile(r'(\\"crc32\\": )\d+')  # as it stands in the metadata, which are JSON within JSON
+_CHECKSUM = re.compile(r'(\\"crc32\\": )\d+')  # as written in the metadata, where JSON is quoted within JSON
 
 
 class Format:
-    """How the rows of one kind of state are written, each as the bytes that `to_bytes` would make of it.
+    """Reads and writes the rows of one kind of state, each as the bytes that `to_bytes` would make of it.
 
-    What does not differ between rows is worked out once, from any state of that kind:
+    Whatever is the same in all rows is worked out once, from any state of that kind:
 
     >>> state = State({"h": torch.randn(1, 3, 4), "c": torch.randn(1, 3, 4)}, batch_axis=1)
     >>> each = Format(state)
@@ -38,7 +38,7 @@ class Format:
     __slots__ = ("_axes", "_frame", "_kinds", "_seeds", "_spans", "nbytes")
 
     def __init__(self, state: State) -> None:
-        """Learn names, axes, dtypes and shapes from `state`, of one row or more."""
+        """Learn names, axes, dtypes and row shapes from `state`, which may have any number of rows except none."""
         row = state.select([0]).detach().to("cpu")
         data = to_bytes(row)
         text = data[8 : 8 + int.from_bytes(data[:8], "little")].decode()
@@ -51,24 +51,24 @@ class Format:
         self._frame = _CHECKSUM.sub(r"\g<1>%d", text.rstrip().replace("%", "%%"), len(row))
 
     def pieces(self, state: State) -> list[_Bytes]:
-        """Return the bare bytes of each part, `(row, byte)`; side by side they are the rows. They may be views."""
+        """Return the bytes of each part as a `(row, byte)` array, without headers. The arrays may be views."""
         return [self._matrix(name, state[name]) for name in self._spans]
 
     def rows(self, state: State) -> list[bytes]:
-        """Return the bare bytes of each row, parts one after another."""
+        """Return the bytes of each row, its parts one after another, without a header."""
         pieces = self.pieces(state)
         whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
         width, data = whole.shape[1], whole.tobytes()
         return [data[at : at + width] for at in range(0, width * len(whole), width)] if width else [b""] * len(whole)
 
     def state(self, rows: Sequence[bytes]) -> State:
-        """Return the state whose rows have these bare bytes."""
+        """Return the state whose rows have these bytes, as `rows` gives them."""
         whole = np.frombuffer(bytearray().join(rows), dtype=np.uint8).reshape(len(rows), self.nbytes)
         parts = {name: self._tensor(name, whole) for name in self._kinds}
         return State(parts, self._axes)
 
     def seal(self, row: bytes) -> bytes:
-        """Return a row's file: its bare bytes behind a header with their checksums."""
+        """Return a row's file: a header with checksums, then its bytes."""
         view = memoryview(row)
         sums = tuple(zlib.crc32(view[slice(*self._spans[name])], seed) for name, seed in self._seeds.items())
         header = (self._frame % sums).encode()
@@ -76,11 +76,11 @@ class Format:
         return len(header).to_bytes(8, "little") + header + row
 
     def unseal(self, data: bytes, *, source: str = "these bytes") -> bytes:
-        """Return the bare bytes in a row's file, refusing one that is damaged or of another kind."""
+        """Return the bytes in a row's file without the header; raise if it is damaged or of another kind of state."""
         row = data[len(data) - self.nbytes :]
         if len(row) == self.nbytes and self.seal(row) == data:
             return row
-        state = from_bytes(data, source=source)  # says what is wrong, or that it is right and only written otherwise
+        state = from_bytes(data, source=source)  # raises if damaged; else only its header differs
         if state.batch != 1 or not self.fits(state):
             raise StateMismatch(f"{source} holds {state!r}, which is not a state of this kind: {self!r}.")
         return self.rows(state)[0]
@@ -103,8 +103,8 @@ class Format:
             front = (
                 torch.view_as_real(front.resolve_conj().resolve_neg()) if front.is_complex() else front.resolve_neg()
             )
-        # As whole numbers of that size, since numpy does not know every kind of float; then flat, since a view on bytes
-        # demands that the last axis has stride 1, which torch need not think of an axis of length one.
+        # View as integers of the same width first, since numpy does not know every kind of float. Then flatten: a view
+        # as bytes needs a last axis of stride 1, and torch may give an axis of length one any stride.
         whole = front.view(_WHOLE_NUMBERS[front.element_size()]).numpy()
         return np.ascontiguousarray(whole).reshape(-1).view(np.uint8).reshape(len(front), -1)
 

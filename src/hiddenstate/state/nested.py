@@ -1,4 +1,4 @@
-"""Nested arguments and results: tuples, lists, dicts, named tuples, dataclasses, with tensors at their ends."""
+"""Walking nested arguments and results: tuples, lists, dicts, named tuples and dataclasses with tensors in them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Path = tuple[Any, ...]
 
 
 def ends(thing: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield every end of a nested value with the keys that lead to it; a list of numbers is one end."""
+    """Yield each leaf of a nested value with the path of keys that leads to it; a list of numbers is one leaf."""
     if isinstance(thing, Tensor | PackedSequence) or numbers(thing):
         yield path, thing
     elif isinstance(thing, Mapping):
@@ -35,13 +35,13 @@ def numbers(thing: Any) -> bool:
 
 
 def tensors(thing: Any) -> dict[Path, Tensor]:
-    """Return all tensors of a nested value; of a packed sequence, its data."""
+    """Return all tensors of a nested value by their paths; a packed sequence counts as its data tensor."""
     found = {path: end.data if isinstance(end, PackedSequence) else end for path, end in ends(thing)}
     return {path: end for path, end in found.items() if isinstance(end, Tensor)}
 
 
 def mapped(thing: Any, fn: Callable[[Path, Any], Any], path: Path = ()) -> Any:
-    """Return the same nesting with every end replaced by `fn(path, end)`."""
+    """Return the same nesting with each leaf replaced by `fn(path, leaf)`."""
     if isinstance(thing, Tensor | PackedSequence) or numbers(thing):
         return fn(path, thing)
     if isinstance(thing, Mapping):
@@ -57,7 +57,7 @@ def mapped(thing: Any, fn: Callable[[Path, Any], Any], path: Path = ()) -> Any:
 
 
 def detached(thing: Any) -> Any:
-    """Return the same nesting with every tensor in it cut from the graph; None and the like stay as they are."""
+    """Return the same nesting with each tensor detached from its graph; other leaves, such as None, are kept."""
 
     def cut(_: Path, end: Any) -> Any:
         return end.detach() if isinstance(end, Tensor) else end
@@ -68,10 +68,10 @@ def detached(thing: Any) -> Any:
 def _same_kind(thing: Any, made: dict[Any, Any]) -> Any:
     try:
         return type(thing)(made)
-    except Exception:  # a mapping of the user's own that is made otherwise: a plain dict reads the same
+    except Exception:  # a mapping class of the user's own with another constructor: a plain dict reads the same
         return made
 
 
 def spelled(path: Path) -> str:
-    """Return a path as one would write it: `[1]['logits']`."""
+    """Return a path as it is written in Python: `[1]['logits']`."""
     return "".join(f"[{key!r}]" for key in path)

@@ -1,4 +1,4 @@
-"""Which rows of a batch are meant: indices, a bool mask, or a slice."""
+"""Reading `rows` arguments, which say which sequences of a batch are meant: indices, a bool mask, or a slice."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Rows: TypeAlias = "int | slice | Sequence[int] | Sequence[bool] | Tensor | np.nd
 def row_index(rows: Rows, batch: int, device: torch.device, *, unique: bool = False) -> Tensor:
     """Return `rows` as int64 indices on `device`, checked against a batch of `batch` rows.
 
-    With `unique=True` (for writing) a row may be named once only, and an integer tensor of zeros
-    and ones as long as the batch is refused: it was meant as a mask.
+    With `unique=True`, for writing, a row may be named only once. An integer tensor of only zeros and ones that is as
+    long as the batch is refused too: it was meant as a mask.
 
     >>> row_index([True, False, True], 3, torch.device("cpu"))
     tensor([0, 2])
     """
     if isinstance(rows, slice):
         named = range(*rows.indices(batch))
-        if len(named) == 0:  # torch.arange refuses bounds that have crossed
+        if len(named) == 0:  # torch.arange refuses a start beyond the stop
             return torch.empty(0, dtype=torch.int64, device=device)
         return torch.arange(named.start, named.stop, named.step, device=device)
     if isinstance(rows, Tensor | np.ndarray) and rows.ndim:
@@ -39,7 +39,7 @@ def row_index(rows: Rows, batch: int, device: torch.device, *, unique: bool = Fa
 
 
 def _from_numbers(rows: Any, batch: int) -> list[int]:
-    # Checked in plain Python, not in torch: torch.compile can then see through it.
+    # Checked in plain Python, not in torch, so that torch.compile can trace it.
     many = isinstance(rows, Sequence) and not isinstance(rows, str | bytes)
     numbers = [_number(row) for row in (rows if many else [rows])]
     if not many and isinstance(numbers[0], bool):
@@ -68,7 +68,7 @@ def _number(row: Any) -> int:
 def _from_numpy(rows: np.ndarray[Any, Any]) -> Tensor:
     if rows.dtype.kind not in "biuf":
         raise _unreadable(rows)
-    # A copy in a dtype of torch's: arrays may be read-only, reversed or of another byte order.
+    # Copied, in a dtype that torch has: arrays may be read-only, reversed, or in another byte order.
     return torch.from_numpy(rows.astype({"b": np.bool_, "f": np.float64}.get(rows.dtype.kind, np.int64)))
 
 
@@ -89,13 +89,13 @@ def _from_tensor(given: Tensor, batch: int, *, unique: bool) -> Tensor:
             f"A mask kept as numbers becomes one with mask.bool()."
         )
     given = given.to(torch.int64)
-    if unique or not compiling():  # within one graph, index_select's own check of the range must do
-        _check_indices(given.cpu(), batch, unique=unique)  # on the CPU, so that a GPU is waited for once only
+    if unique or not compiling():  # in a compiled graph, index_select's own range check must do
+        _check_indices(given.cpu(), batch, unique=unique)  # one copy to the CPU: a GPU is waited for only once
     return torch.where(given < 0, given + batch, given)
 
 
 def _check_indices(given: Tensor, batch: int, *, unique: bool) -> None:
-    # A list of numbers can only be read as indices; a tensor may come from `done.long()` or `1 - done`.
+    # A list of numbers can only mean indices; a tensor of zeros and ones may come from `done.long()` or `1 - done`.
     if unique and len(given) == batch and bool(((given == 0) | (given == 1)).all()):
         raise StateMismatch(
             f"rows are {batch} integers, all 0 or 1, as many as the state has rows: a mask was meant, "

@@ -1,4 +1,4 @@
-"""The value everything else is built on: named tensors that know where their batch axis is."""
+"""State: named tensors that know which of their axes is the batch. The rest of the library is built on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NoReturn, SupportsIndex
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree  # torch.func, torch.export and torch.compile find tensors in a value through this
+from torch.utils import _pytree  # how torch.func, torch.export and torch.compile find the tensors in a State
 
 from ..errors import BadInput, StateMismatch
 from .checks import check_axes, check_fit, check_parts
@@ -20,9 +20,9 @@ from .rows import Rows, row_index
 
 
 class State(Mapping[str, Tensor]):
-    """Named tensors at one instant, each with one row for each sequence of a batch.
+    """Named tensors at one instant, with one row for each sequence of a batch.
 
-    A State never changes: every verb returns a new one.
+    A State never changes: each method returns a new one.
 
     >>> state = State({"h": torch.zeros(2, 5, 8), "c": torch.zeros(2, 5, 8)}, batch_axis=1)
     >>> state.batch
@@ -37,7 +37,7 @@ class State(Mapping[str, Tensor]):
     _axes: dict[str, int]
 
     def __init__(self, parts: Mapping[str, Tensor], batch_axis: int | Mapping[str, int] = 0) -> None:
-        """Name the `parts` and say where each one's batch axis is."""
+        """Take tensors by name, and the batch axis: one number for all of them, or one for each name."""
         check_parts(parts)
         parts = dict(parts)
         object.__setattr__(self, "_parts", parts)
@@ -45,7 +45,7 @@ class State(Mapping[str, Tensor]):
 
     @classmethod
     def _trusted(cls, parts: dict[str, Tensor], axes: dict[str, int]) -> State:
-        # For results that are right by construction: the checks cost more than a small state's arithmetic.
+        # For results that are right by construction: checking a small state costs more than computing it.
         state = object.__new__(cls)
         object.__setattr__(state, "_parts", parts)
         object.__setattr__(state, "_axes", axes)
@@ -55,8 +55,8 @@ class State(Mapping[str, Tensor]):
         """Return the tensor of one part."""
         try:
             return self._parts[part]
-        except (KeyError, TypeError):  # a list of rows cannot be looked up at all
-            hint = "" if isinstance(part, str) else ". Rows are taken by state.select([0, 2]), of all parts at once"
+        except (KeyError, TypeError):  # TypeError: a list of rows is not hashable
+            hint = "" if isinstance(part, str) else ". To take rows of all parts at once, use state.select([0, 2])"
             raise KeyError(f"no part named {part!r}; this state has {', '.join(self._parts)}{hint}") from None
 
     def __iter__(self) -> Iterator[str]:
@@ -67,7 +67,7 @@ class State(Mapping[str, Tensor]):
         """Return the number of parts."""
         return len(self._parts)
 
-    # As a dict has them: a Mapping would ask for every part one by one.
+    # The views of the dict itself: those of Mapping would look up each part again.
 
     def keys(self) -> KeysView[str]:
         """Return the part names."""
@@ -81,7 +81,7 @@ class State(Mapping[str, Tensor]):
         """Return part names and tensors."""
         return self._parts.items()
 
-    # A Mapping compares values, which tensors answer elementwise; a state is compared by identity.
+    # Compared by identity: Mapping would compare values, and tensors compare elementwise.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -94,7 +94,7 @@ class State(Mapping[str, Tensor]):
         raise AttributeError(f"a State never changes, so {name!r} cannot be deleted")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle by parts and axes."""
+        """Copy and pickle a State as its parts and axes."""
         return State, (self._parts, self._axes)
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ class State(Mapping[str, Tensor]):
             if batch not in (-1, rows):
                 seen = ", ".join(f"{name} {part.shape[self._axes[name]]}" for name, part in self._parts.items())
                 raise StateMismatch(
-                    f"the layers of this state have different numbers of rows ({seen}), so it has no rows of its own "
+                    f"the layers of this state have different numbers of rows ({seen}), so as a whole it has none "
                     f"to count, select or put. Take the parts of one layer: State({{'h': state['encoder.h']}})."
                 )
             batch = rows
@@ -120,17 +120,17 @@ class State(Mapping[str, Tensor]):
 
     @property
     def batch_axis(self) -> Mapping[str, int]:
-        """Where each part's batch axis is."""
+        """The batch axis of each part."""
         return MappingProxyType(self._axes)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all parts together."""
+        """The size of all parts together, in bytes."""
         return sum(part.numel() * part.element_size() for part in self._parts.values())
 
     @property
     def device(self) -> torch.device:
-        """The device all parts are on."""
+        """The device that all parts are on."""
         devices = {part.device for part in self._parts.values()}
         if len(devices) > 1:
             where = ", ".join(f"{name} on {part.device}" for name, part in self._parts.items())
@@ -140,14 +140,14 @@ class State(Mapping[str, Tensor]):
         return devices.pop()
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> State:
-        """Apply `fn`, which keeps the batch axis where it is, to every part."""
+        """Apply `fn` to every part. It must leave the batch axis where it is."""
         return State({name: fn(part) for name, part in self._parts.items()}, self._axes)
 
     @staticmethod
     def detached(state: Any) -> Any:
-        """Return a state of any form, cut from the graph and in that form: a tensor, `(h, c)`, a nest, a State, None.
+        """Return a state of any form, detached from its graph: a tensor, `(h, c)`, nested tuples, a State, or None.
 
-        The one line between two pieces of truncated backpropagation, whatever the kind of layer:
+        The form stays as it is. This is the one line between two pieces of truncated backpropagation:
 
         >>> _, hidden = torch.nn.LSTM(3, 4)(torch.randn(5, 2, 3))
         >>> hidden = State.detached(hidden)
@@ -157,7 +157,7 @@ class State(Mapping[str, Tensor]):
         return state.detach() if isinstance(state, State) else detached(state)
 
     def detach(self) -> State:
-        """Return the same values cut from the graph."""
+        """Return the same values, detached from their graph."""
         return State._trusted({name: part.detach() for name, part in self._parts.items()}, self._axes)
 
     def clone(self) -> State:
@@ -165,7 +165,7 @@ class State(Mapping[str, Tensor]):
         return State._trusted({name: part.clone() for name, part in self._parts.items()}, self._axes)
 
     def pin_memory(self) -> State:
-        """Return the same values in page-locked memory; a DataLoader with `pin_memory=True` calls this."""
+        """Return the same values in page-locked memory. A DataLoader with `pin_memory=True` calls this."""
         return State._trusted({name: part.pin_memory() for name, part in self._parts.items()}, self._axes)
 
     def to(
@@ -177,10 +177,10 @@ class State(Mapping[str, Tensor]):
         device: str | int | torch.device | None = None,
         copy: bool = False,
     ) -> State:
-        """Move or cast, called as `Tensor.to` is; what need not change is not copied.
+        """Move or cast, with the arguments of `Tensor.to`. A part that need not change is not copied.
 
-        A dtype casts floating parts only, as in `nn.Module.to`; a complex part keeps its imaginary
-        half unless the dtype is complex too.
+        As in `nn.Module.to`, a dtype casts floating-point parts only. A complex part is cast only to another complex
+        dtype, so it never loses its imaginary half.
 
         >>> State({"h": torch.zeros(2, 3), "count": torch.zeros(2).long()}).to(torch.float64)
         State(h (2, 3) float64, count (2,) int64; batch of 2)
@@ -204,7 +204,7 @@ class State(Mapping[str, Tensor]):
         return State._trusted({name: move(part) for name, part in self._parts.items()}, self._axes)
 
     def select(self, rows: Rows) -> State:
-        """Return these rows, by index or bool mask, in that order; a slice is a view."""
+        """Return these rows, by index or bool mask, in the given order; a slice returns a view."""
         if isinstance(rows, slice) and (rows.step or 1) > 0:
             return State._trusted(
                 {n: p[(slice(None),) * self._axes[n] + (rows,)] for n, p in self._parts.items()}, self._axes
@@ -213,7 +213,7 @@ class State(Mapping[str, Tensor]):
         return State._trusted({n: p.index_select(self._axes[n], pick(p)) for n, p in self._parts.items()}, self._axes)
 
     def put(self, rows: Rows, other: State) -> State:
-        """Return this state with `rows` replaced by those of `other`, which has as many.
+        """Return this state with `rows` replaced by the rows of `other`, of which there must be as many.
 
         >>> state = State({"h": torch.zeros(3, 2)})
         >>> state.put([1], State({"h": torch.ones(1, 2)}))["h"].sum(1)
@@ -233,7 +233,7 @@ class State(Mapping[str, Tensor]):
         )
 
     def repeat(self, n: int) -> State:
-        """Return each row `n` times, copies next to each other, as beam search wants them."""
+        """Return each row `n` times, with the copies of a row next to each other, as beam search needs them."""
         if not isinstance(n, SupportsIndex) or index(n) < 1:
             raise StateMismatch(f"each row can be repeated 1 time or more, not {n!r}.")
         return State._trusted(
@@ -243,7 +243,7 @@ class State(Mapping[str, Tensor]):
 
     @staticmethod
     def alike(parts: dict[str, Tensor], axis: int) -> State:
-        """Return a State of tensors that are known to be such: where all have one shape, nothing is left to check."""
+        """Return a State of tensors that are known to be valid; if all have one shape, nothing is checked."""
         shapes = {part.shape for part in parts.values()}
         if len(shapes) != 1:
             return State(parts, axis)
@@ -264,17 +264,17 @@ class State(Mapping[str, Tensor]):
         )
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write a safetensors file that `hiddenstate.load` reads; an older file survives until this one is whole."""
+        """Write a safetensors file that `hiddenstate.load` reads. An existing file stays until it is whole."""
         save(self, path)
 
     def _index(self, rows: Rows, *, unique: bool) -> Callable[[Tensor], Tensor]:
-        # Checked once; moved where parts lie on several devices.
+        # The check is made once; the index is copied only to the devices that need it.
         where = row_index(rows, self.batch, next(iter(self._parts.values())).device, unique=unique)
         return lambda part: where.to(part.device)
 
 
 def from_bytes(data: bytes, *, source: str = "these bytes", device: str | torch.device = "cpu") -> State:
-    """Return the State that `to_bytes` made into `data`; errors call it by the name of its `source`.
+    """Return the State that `to_bytes` wrote into `data`. Errors call the data by the name of their `source`.
 
     >>> from hiddenstate.state import to_bytes
     >>> from_bytes(to_bytes(State({"h": torch.ones(2, 3)})))
@@ -318,7 +318,7 @@ def _flatten_with_keys(state: State) -> tuple[list[tuple[Any, Tensor]], tuple[tu
 
 
 def _unflatten(leaves: Iterable[Any], axes: tuple[tuple[str, int], ...]) -> State:
-    # Unchecked, since a tree may hold anything for a while: shapes, names, tensors that vmap has yet to wrap.
+    # Not checked: a tree may hold anything for a while, such as shapes, names, or tensors that vmap has yet to wrap.
     return State._trusted({name: leaf for (name, _), leaf in zip(axes, leaves, strict=True)}, dict(axes))
 
 
@@ -331,5 +331,5 @@ _pytree.register_pytree_node(
     from_dumpable_context=lambda axes: tuple((name, axis) for name, axis in axes),
     flatten_with_keys_fn=_flatten_with_keys,
 )
-# A State is tensors and numbers only, so a checkpoint that holds one may be opened with weights_only=True.
+# A State is made of tensors and numbers only, so a checkpoint that holds one can be read with weights_only=True.
 torch.serialization.add_safe_globals([State])

@@ -1,4 +1,4 @@
-"""What the library relies on, as checks for models, cells, adapters, stores and rules of your own; and test doubles."""
+"""Checks of what the library relies on, for your own models, cells, adapters, stores and rules; and test doubles."""
 
 from ..serve.stores import MemoryStore
 from .assert_healthy import assert_healthy

@@ -1,4 +1,4 @@
-"""`assert_healthy`: the doctor as one line of a test."""
+"""`assert_healthy`: a diagnosis as one line of a test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def assert_healthy(
     call: Callable[..., Any] | None = None,
     **options: Any,
 ) -> Report:
-    """Raise `DiagnosisFailed`, an `AssertionError`, where the doctor finds an error or a warning, or cannot look.
+    """Raise `DiagnosisFailed`, an `AssertionError`, if the doctor finds an error or a warning, or cannot look.
 
     >>> assert_healthy(nn.GRU(3, 8, batch_first=True), torch.randn(4, 10, 3)).ok
     True
@@ -27,8 +27,8 @@ def assert_healthy(
         model: As for `hs.diagnose`.
         inputs: What the model is called with.
         ignore: Codes that are known and accepted.
-        call: How the model is called, where that is not by its forward.
-        options: What else `hs.diagnose` takes, and what the model is called with by name.
+        call: How to call the model, if not through its forward.
+        options: Options of `hs.diagnose`, and keyword arguments of the model.
     """
     __tracebackhide__ = True
     report = diagnose(model, *inputs, ignore=ignore, call=call, **options)

@@ -1,4 +1,4 @@
-"""The laws of an adapter: what it says of a module, tried on the module."""
+"""The laws of an adapter: what it says of a module, checked on the module."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class AdapterUnderTest:
 
     @property
     def batch_axis(self) -> int:
-        """Where the rows of the input and of the output are."""
+        """The batch axis of the input and the output."""
         return 1 if self.adapter.fused and not self.adapter.spec(self.module).batch_first else 0
 
     @property
     def rows(self) -> int:
-        """How many rows the input has."""
+        """The number of rows of the input."""
         return self.x.shape[self.batch_axis]
 
     def call(self, x: Tensor, state: State | None = None) -> tuple[Any, Any]:
-        """Return output and native state of one call, from `state` where there is one."""
+        """Return output and native state of one call, from `state` if there is one."""
         args: tuple[Any, ...] = (x,)
         kwargs: dict[str, Any] = {}
         if state is not None:
@@ -51,16 +51,16 @@ class AdapterUnderTest:
         return out, self.adapter.to_state(self.module, native, batch=x.shape[self.batch_axis])
 
     def initial(self, rows: int) -> State:
-        """Return what so many rows start from."""
+        """Return the initial state of that many rows."""
         return self.adapter.initial(self.module, rows)
 
 
 def check_adapter(
     kind: type[nn.Module], adapter: Adapter, *, make: Callable[[], nn.Module] | None = None, x: Tensor | None = None
 ) -> None:
-    """Raise `LawBroken`, an `AssertionError`, where `adapter` does not tell the truth about modules of type `kind`.
+    """Raise `LawBroken`, an `AssertionError`, if what `adapter` says of modules of type `kind` is not true.
 
-    An adapter is what `hs.register(kind, adapter)` teaches the library by; it need not be registered for this.
+    An adapter is what `hs.register(kind, adapter)` takes; for this check it need not be registered.
 
     >>> from hiddenstate.cells import Adapter, Spec
     >>> class Sums(nn.Module):
@@ -83,9 +83,9 @@ def check_adapter(
 
     Args:
         kind: The type of module.
-        adapter: What is said of it.
+        adapter: The adapter to check.
         make: Makes such a module; None: `kind()`.
-        x: An input in the module's own layout, with at least two rows, and two steps where one call runs a sequence.
+        x: An input in the module's own layout with at least two rows; and two steps if one call runs a sequence.
             None: made up from the spec's `input_size`, or from the module's sizes.
     """
     name = f"{type(adapter).__name__} for {kind.__name__}"
@@ -112,7 +112,7 @@ def _input(module: nn.Module, adapter: Adapter) -> Tensor:
     for x in invented_inputs(module, *shape):
         try:
             AdapterUnderTest(module, adapter, x).call(x, adapter.initial(module, _ROWS))
-        except Exception:  # made up in vain: another size may do
+        except Exception:  # another made-up input may work
             continue
         return x
     raise BadInput(f"no input could be made up for {type(module).__name__}: give x=, or an input_size in the spec.")
@@ -178,7 +178,7 @@ def _input_may_be_named(trial: AdapterUnderTest) -> str | None:
 
 def _join_undoes_split(trial: AdapterUnderTest) -> str | None:
     if not trial.adapter.fused:
-        return None  # only sequences are put together from pieces
+        return None  # only sequences are joined from pieces
     out, native = trial.call(trial.x, trial.initial(trial.rows))
     again = trial.adapter.split(trial.module, trial.adapter.join(trial.module, out, native))
     return difference(flatten(native)[0], flatten(again[1])[0])
@@ -197,14 +197,14 @@ def _names_and_back(trial: AdapterUnderTest) -> str | None:
 def _first_state_is_the_start(trial: AdapterUnderTest) -> str | None:
     try:
         by_itself = trial.call(trial.x)
-    except TypeError:  # the module insists on a state
+    except TypeError:  # the module requires a state
         return None
     given = trial.call(trial.x, trial.initial(trial.rows))
     return difference(flatten(given[1])[0], flatten(by_itself[1])[0])
 
 
 def _rows_are_where_it_says(trial: AdapterUnderTest) -> str | None:
-    _, state = trial.run(trial.x, trial.initial(trial.rows))  # rows that differ
+    _, state = trial.run(trial.x, trial.initial(trial.rows))  # a state whose rows differ
     out, whole = trial.run(trial.x, state)
     for row in range(trial.rows):
         alone, final = trial.run(trial.x.narrow(trial.batch_axis, row, 1), state.select([row]))
@@ -218,7 +218,7 @@ def _rows_are_where_it_says(trial: AdapterUnderTest) -> str | None:
 
 def _cuts_change_nothing(trial: AdapterUnderTest) -> str | None:
     if not trial.adapter.fused or trial.adapter.spec(trial.module).directions == 2:
-        return None  # a step cannot be cut; what runs backwards needs the whole
+        return None  # a single step cannot be cut, and a layer that runs backwards needs the whole sequence
     time = 1 - trial.batch_axis
     steps = trial.x.shape[time]
     out, whole = trial.run(trial.x, trial.initial(trial.rows))

@@ -1,4 +1,4 @@
-"""The laws of a cell: what unrolling, carrying and serving rely on."""
+"""The laws of a cell, which unrolling, carrying and serving rely on."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _ROWS, _STEPS = 3, 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CellUnderTest:
-    """A cell with a sequence for it."""
+    """A cell, and a sequence to run it on."""
 
     layer: Layer
     x: Tensor  # (batch, time, ...)
 
     def run(self, x: Tensor, state: State | None = None, **options: Any) -> tuple[Tensor, State]:
-        """Return the outputs and the final state, by the plain loop."""
+        """Return the outputs and the final state of the plain loop."""
         return unroll(self.layer.module, x, state, time_axis=1, engine="loop", **options)
 
 
 def check_cell(cell: nn.Module, x: Tensor | None = None) -> None:
-    """Raise `LawBroken`, an `AssertionError`, where `cell` does not keep what the library relies on.
+    """Raise `LawBroken`, an `AssertionError`, if `cell` breaks a law that the library relies on.
 
     >>> check_cell(nn.GRUCell(3, 4))
     >>> class Mixing(nn.GRUCell):
@@ -41,7 +41,7 @@ def check_cell(cell: nn.Module, x: Tensor | None = None) -> None:
     Traceback (most recent call last):
     hiddenstate.errors.LawBroken: Mixing breaks a law: a row does not depend on other rows. ...
 
-    The cell is tried in evaluation mode and without gradients, and comes back as it was.
+    The cell runs in evaluation mode and without gradients, and comes back unchanged.
 
     Args:
         cell: A module of one step: `(x, state) -> (output, state)`, or `-> state`.
@@ -56,10 +56,10 @@ def check_cell(cell: nn.Module, x: Tensor | None = None) -> None:
 
 
 def _prepared(cell: nn.Module, x: Tensor | None) -> CellUnderTest:
-    """Return the cell with `x`, or with the first sequence made up for it that it takes."""
+    """Return the cell with `x`, or with the first made-up sequence that it accepts."""
     name, failed = type(cell).__name__, None
-    with suppress(NotRecurrent, StateMismatch):  # told below
-        as_layer(cell)  # the size of a state tells sizes of inputs, too
+    with suppress(NotRecurrent, StateMismatch):  # reported below
+        as_layer(cell)  # learns the size of the state, which helps to make up inputs
     for sequence in [x] if x is not None else invented_inputs(cell, _ROWS, _STEPS):
         try:
             layer = as_layer(cell, sequence[:, 0])
@@ -73,7 +73,7 @@ def _prepared(cell: nn.Module, x: Tensor | None) -> CellUnderTest:
             )
         try:
             layer.call(sequence[:, 0], native)
-        except Exception as error:  # made up in vain: another size may do
+        except Exception as error:  # another made-up input may work
             failed = failed or error
         else:
             return CellUnderTest(layer, sequence)
@@ -106,7 +106,7 @@ def _state_keeps_its_form(trial: CellUnderTest) -> str | None:
 
 
 def _output_has_rows(trial: CellUnderTest) -> str | None:
-    trial.run(trial.x)  # says itself what is wrong with an output
+    trial.run(trial.x)  # raises if an output is wrong
     return None
 
 
@@ -143,7 +143,7 @@ def _cuts_change_nothing(trial: CellUnderTest) -> str | None:
     whole = trial.run(trial.x)
     for cut in range(1, trial.x.shape[1]):
         head, middle = trial.run(trial.x[:, :cut])
-        trial.run(trial.x.flip(1))  # a state that is hidden in the cell would now be this one's
+        trial.run(trial.x.flip(1))  # if the cell hides a state, this changes it
         tail, final = trial.run(trial.x[:, cut:], middle)
         if seen := difference(_named(*whole), _named(torch.cat([head, tail], dim=1), final)):
             return f"Cut after step {cut} of {trial.x.shape[1]}: {seen}"

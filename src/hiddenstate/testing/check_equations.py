@@ -1,7 +1,8 @@
-"""Whether a cell computes what nn.RNN, nn.GRU or nn.LSTM compute, however it is written.
+"""Checks that a cell computes what nn.RNN, nn.GRU or nn.LSTM compute, however it is written.
 
-Nothing is said of its weights: one step is watched on random rows, and each value in it that is a sigmoid or a tanh of
-something affine in input and state is a gate. The equations are then tried with these gates, in every role.
+Nothing has to be known about the cell's weights. One step is watched on random rows. Each value in it that is a sigmoid
+or a tanh of an affine function of input and state is a gate. The equations are then tried with these gates in all
+roles.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from ..state import State
 Kind: TypeAlias = Literal["rnn", "rnn_relu", "gru", "lstm"]
 Formula: TypeAlias = Callable[..., Tensor]
 
-_KINDS = {"rnn": 1, "rnn_relu": 1, "gru": 1, "lstm": 2}  # parts of the state
-_SCALES = (1.0, 0.25, 0.05)  # of the random rows: where gates saturate, nothing can be told from them
-_RELU_SCALES = (1.0, 4.0, 16.0)  # a relu that is never off could be anything
-_SINGLE = 3e-5  # the tolerance in single precision, in which small rows hide every nonlinearity: these tell nothing
-_BLOCKS = 24  # gates that are tried in every role
+_KINDS = {"rnn": 1, "rnn_relu": 1, "gru": 1, "lstm": 2}  # the number of parts of the state
+_SCALES = (1.0, 0.25, 0.05)  # of the random rows: saturated gates show nothing, so smaller rows are tried
+_RELU_SCALES = (1.0, 4.0, 16.0)  # a relu that is never off cannot be recognized, so larger rows are tried
+_SINGLE = 3e-5  # the tolerance in single precision, in which small rows hide every nonlinearity and show nothing
+_BLOCKS = 24  # gates to try in every role
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WatchedStep:
-    """One step of a cell on random rows, with all that it computed on the way."""
+    """One step of a cell on random rows, with every value that it computed on the way."""
 
     x: Tensor  # (row, feature)
-    before: list[Tensor]  # parts of the state, (row, unit) each: h, and c of an LSTM
+    before: list[Tensor]  # the parts of the state, (row, unit) each: h, and for an LSTM c
     after: list[Tensor]
-    values: list[Tensor]  # (row, unit), in the order in which they were made
+    values: list[Tensor]  # (row, unit), in the order of computation
     tolerance: float
     sigmoids: list[Tensor] = field(init=False)  # gates whose logit is affine in x and h
     affine: Tensor = field(init=False)  # (row, feature + unit + 1)
@@ -49,7 +50,7 @@ class WatchedStep:
         one = self.x.new_ones(len(self.x), 1)
         object.__setattr__(self, "affine", torch.cat([self.x, self.before[0], one], dim=1))
         inside = [v for v in self.values if bool(((v > 0) & (v < 1)).all()) and self.explains(self.affine, v.logit())]
-        # A gate and what it leaves over are one gate: the one that was made first.
+        # A gate g and 1 - g count as one gate: the one that was computed first.
         found: list[Tensor] = []
         for value in inside:
             if not any(self.same(value, old) or self.same(1 - value, old) for old in found):
@@ -58,24 +59,24 @@ class WatchedStep:
 
     @property
     def saturated(self) -> bool:
-        """Whether some value is at the very end of its range, from which nothing can be told back."""
+        """Whether some value is at the very end of its range, so that its logit cannot be recovered."""
         bounded = [value.abs().max() for value in self.values if float(value.abs().max()) <= 1]
         return any(float(largest) > 1 - 1e-6 for largest in bounded)
 
     def tanhs(self, features: Tensor) -> Iterator[Tensor]:
-        """Yield values that are the tanh of something linear in `features`, (row, n) or, by unit, (unit, row, n)."""
+        """Yield values that are the tanh of a linear function of `features`, (row, n) or, by unit, (unit, row, n)."""
         for value in self.values:
             if bool((value.abs() < 1).all()) and self.explains(features, value.atanh()):
                 yield value
 
     def explains(self, features: Tensor, wanted: Tensor) -> bool:
-        """Say whether `wanted (row, unit)` is linear in `features`."""
+        """Say whether `wanted (row, unit)` is a linear function of `features`."""
         goal = wanted.T.unsqueeze(2) if features.dim() == 3 else wanted
         weights = torch.linalg.lstsq(features, goal).solution
         return bool((features @ weights - goal).abs().max() <= 30 * self.tolerance * (1 + goal.abs().max()))
 
     def same(self, one: Tensor, other: Tensor) -> bool:
-        """Say whether two values are equal but for rounding."""
+        """Say whether two values are equal up to rounding."""
         return self.gap(one, other) <= self.tolerance
 
     def gap(self, one: Tensor, other: Tensor) -> float:
@@ -84,10 +85,10 @@ class WatchedStep:
 
 
 def check_equations(cell: nn.Module, kind: Kind, x: Tensor | None = None) -> None:
-    """Raise `LawBroken`, an `AssertionError`, where a step of `cell` is not that of torch's RNN, GRU or LSTM.
+    """Raise `LawBroken`, an `AssertionError`, if a step of `cell` is not that of torch's RNN, GRU or LSTM.
 
-    It does not matter how the cell keeps its weights and in which order its gates stand. The message names the equation
-    that does not hold, and the one that does in its place, where it is a known one.
+    How the cell keeps its weights, and the order of its gates, do not matter. The message names the equation that does
+    not hold and, if it is a known one, the equation that holds instead.
 
     >>> check_equations(nn.GRUCell(3, 4), "gru")
     >>> class NoTanh(nn.Module):
@@ -105,7 +106,7 @@ def check_equations(cell: nn.Module, kind: Kind, x: Tensor | None = None) -> Non
     hiddenstate.errors.LawBroken: NoTanh breaks a law of lstm: h' = o⊙tanh(c'). Here h' = o⊙c' instead.
 
     Args:
-        cell: A module of one step, `(x, state) -> (output, state)` or `-> state`. It comes back as it was.
+        cell: A module of one step, `(x, state) -> (output, state)` or `-> state`. It comes back unchanged.
         kind: `rnn` (tanh), `rnn_relu`, `gru` or `lstm`.
         x: Inputs for it, `(batch, feature)` or `(batch, time, feature)`. None: made up from its sizes.
     """
@@ -122,7 +123,7 @@ def check_equations(cell: nn.Module, kind: Kind, x: Tensor | None = None) -> Non
             return
         broken.append(seen)
         if not step.saturated and kind != "rnn_relu":
-            break  # smaller rows would only hide what was seen
+            break  # a deviation was seen; smaller rows could only hide it
     said = next((seen for seen in broken if "Here" in seen), broken[0])
     raise LawBroken(f"{name} breaks a law of {kind}: {said}")
 
@@ -152,14 +153,14 @@ def _other_rnn(step: WatchedStep, law: str) -> str:
 
 
 def _is_relu(step: WatchedStep) -> bool:
-    """Say whether each unit is linear where it is above zero, and that line is below zero everywhere else."""
+    """Say whether each unit is linear where it is positive, and that linear function is negative elsewhere."""
     (after,) = step.after
     if bool((after < 0).any()) or not bool(((after == 0).any(0) & (after > 0).any(0)).any()):
-        return False  # where no unit is on at one row and off at another, nothing is seen of a relu
+        return False  # unless some unit is on in one row and off in another, nothing shows a relu
     for unit in after.T:
         on = unit > 0
         if int(on.sum()) <= step.affine.shape[1]:
-            continue  # too few to tell
+            continue  # too few rows to decide
         weights = torch.linalg.lstsq(step.affine[on], unit[on].unsqueeze(1)).solution
         line = (step.affine @ weights).squeeze(1)
         if step.gap(line[on], unit[on]) > 30 * step.tolerance * (1 + float(unit.max())):
@@ -237,7 +238,7 @@ _WHOSE = {
 
 
 def _by_unit(x: Tensor, one: Tensor, r: Tensor, h: Tensor) -> Tensor:
-    """Return what each unit's candidate is linear in: x, 1, and all of h and 1 scaled by its own reset gate."""
+    """Return the features that each unit's candidate is linear in: x, 1, and h and 1 scaled by its reset gate."""
     scaled = r.T.unsqueeze(2) * torch.cat([h, one], dim=1)  # (unit, row, unit + 1)
     fixed = torch.cat([x, one], dim=1).expand(r.shape[1], -1, -1)
     return torch.cat([fixed, scaled], dim=2)
@@ -246,7 +247,7 @@ def _by_unit(x: Tensor, one: Tensor, r: Tensor, h: Tensor) -> Tensor:
 def _which(
     step: WatchedStep, wanted: Tensor, name: str, laws: Mapping[str, Formula], roles: Sequence[tuple[Tensor, ...]]
 ) -> str | None:
-    """Return None where the first law holds in some roles, else which other does, or how far it is off."""
+    """Return None if the first law holds for some roles; else which other law does, or how far the first is off."""
     (law, formula), *others = laws.items()
     if _fitting(step, wanted, formula, roles):
         return None
@@ -282,11 +283,11 @@ _LAWS: dict[str, Callable[[WatchedStep], str | None]] = {"rnn": _rnn, "rnn_relu"
 
 
 def _watched(cell: nn.Module, kind: str, x: Tensor | None, scale: float) -> WatchedStep:
-    with suppress(NotRecurrent, StateMismatch):  # told below
-        as_layer(cell)  # the size of a state tells sizes of inputs, too
+    with suppress(NotRecurrent, StateMismatch):  # reported below
+        as_layer(cell)  # learns the size of the state, which helps to make up inputs
     sample = x if x is not None else next(filter(partial(_taken, cell), invented_inputs(cell, 3, 2)), None)
     if sample is None:
-        as_layer(cell).initial(1)  # says so where it is the size of the state that nobody knows
+        as_layer(cell).initial(1)  # raises with an explanation if the size of the state is unknown
         raise BadInput(
             f"no input could be made up for {type(cell).__name__}: give one, check_equations(cell, kind, x)."
         )
@@ -301,7 +302,7 @@ def _watched(cell: nn.Module, kind: str, x: Tensor | None, scale: float) -> Watc
                 return _one_step(own, kind, sample.to(dtype), (scale, tolerance))
             except (NotRecurrent, BadInput):
                 raise
-            except Exception as error:  # a cell that makes tensors of a fixed dtype works in that alone
+            except Exception as error:  # a cell that makes tensors of a fixed dtype only works in that dtype
                 failed = failed or error
     raise LawBroken(
         f"{type(cell).__name__} breaks a law: it takes a step. {type(failed).__name__}: {failed}"
@@ -309,12 +310,12 @@ def _watched(cell: nn.Module, kind: str, x: Tensor | None, scale: float) -> Watc
 
 
 def _taken(cell: nn.Module, sample: Tensor) -> bool:
-    """Say whether the cell takes a step of such an input: sizes that are read off its weights are guesses."""
+    """Say whether the cell accepts a step of this input: sizes read from its weights are guesses."""
     try:
         with untouched(cell), unheard(), torch.no_grad():
             layer = as_layer(cell, sample[:, 0])
             _called(layer, sample[:, 0], layer.initial(len(sample)))
-    except Exception:  # a trial
+    except Exception:  # a trial call
         return False
     return True
 
@@ -351,7 +352,7 @@ def _called(layer: Layer, x: Tensor, state: State) -> Any:
 
 
 def _inside(func: Any, args: Any) -> Iterator[Tensor]:
-    """Yield the gates that one of torch's own cells makes out of sight."""
+    """Yield the gates that one of torch's own cells computes inside its kernel."""
     name = getattr(func, "__name__", "")
     if name not in ("gru_cell", "lstm_cell"):
         return
@@ -368,7 +369,7 @@ def _inside(func: Any, args: Any) -> Iterator[Tensor]:
 
 
 class _WatchedValues(TorchFunctionMode):
-    """Keeps every value of the rows that a step computes, in pieces of as many units as the state has."""
+    """Keeps every value with these rows that a step computes, in pieces of as many units as the state has."""
 
     def __init__(self, rows: int, units: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The laws of a rule of the doctor: what it finds in a sick model, and that it leaves a healthy one alone."""
+"""The laws of a rule of the doctor: it finds a mistake in a sick model, and leaves a healthy one alone."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from torch import nn
 from ..diagnosis import Finding, Report, diagnose
 from .law import Laws, enforce
 
-# What `hs.diagnose` is called with: model and inputs, and options where there are any.
+# The arguments of `hs.diagnose`: model and inputs, and options if there are any.
 Case: TypeAlias = "tuple[nn.Module, tuple[Any, ...]] | tuple[nn.Module, tuple[Any, ...], dict[str, Any]]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleUnderTest:
-    """A rule with what was found in its two patients."""
+    """A rule, and the reports on its two patients."""
 
     code: str
     sick: Report
     healthy: Report
-    changed: str  # what a diagnosis left changed in either model, "" where nothing was
+    changed: str  # what a diagnosis changed in either model, "" if nothing
 
     @property
     def finding(self) -> Finding:
-        """What the rule said of the sick model."""
+        """The rule's finding in the sick model."""
         return next(finding for finding in self.sick if finding.code == self.code)
 
 
 def check_rule(code: str, *, sick: Callable[[], Case], healthy: Callable[[], Case]) -> None:
-    """Raise `LawBroken`, an `AssertionError`, where the rule `code` misses its sick patient or suspects a healthy one.
+    """Raise `LawBroken`, an `AssertionError`, if the rule `code` misses its sick patient or suspects a healthy one.
 
     >>> class Tagger(nn.Module):
     ...     def __init__(self, **options):
@@ -45,9 +45,9 @@ def check_rule(code: str, *, sick: Callable[[], Case], healthy: Callable[[], Cas
 
     Args:
         code: The rule, such as `HS101`.
-        sick: Makes a model with the one mistake, and what it is called with: `(model, inputs)` or
+        sick: Makes a model with this single mistake, and its inputs: `(model, inputs)` or
             `(model, inputs, options)`, as for `hs.diagnose(model, *inputs, **options)`.
-        healthy: Makes the same without the mistake.
+        healthy: Makes the same model without the mistake.
     """
     ill, changed = _examined(sick())
     well, changed_too = _examined(healthy())

@@ -1,4 +1,4 @@
-"""The laws of a store: what an engine relies on, whatever sessions are kept in."""
+"""The laws of a store, which an engine relies on wherever its sessions are kept."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..serve.stores import Advance, Blobs, Change, Claim, Row, Store
 from ..state import Format, State
 from .law import enforce
 
-# What was looked at, what it was, and what it should have been.
+# What was looked at, what was found, and what was expected.
 Seen: TypeAlias = tuple[str, Any, Any]
 
-_REPLAY = 3  # answers to be kept
+_REPLAY = 3  # answers to keep
 
 
 def check_store(make_store: Callable[[], Store]) -> None:
-    """Raise `LawBroken`, an `AssertionError`, where a store does not keep what an engine relies on.
+    """Raise `LawBroken`, an `AssertionError`, if a store breaks a law that an engine relies on.
 
     >>> from hiddenstate.testing import MemoryStore
     >>> check_store(MemoryStore)
@@ -32,7 +32,7 @@ def check_store(make_store: Callable[[], Store]) -> None:
     hiddenstate.errors.LawBroken: Forgetful breaks a law: the last answers of a session are kept, as many as `replay`...
 
     Args:
-        make_store: Makes a new, empty store; called once for each law, and each store is closed.
+        make_store: Makes a new, empty store. It is called once for each law; each store is closed afterwards.
     """
     made: list[Store] = []
 
@@ -164,7 +164,7 @@ def _states_are_any_bytes(store: Store) -> Iterator[Seen]:
 
 
 def _moving_many_is_changing_each(store: Store) -> Iterator[Seen]:
-    """Sessions at random, some under tokens that hold no more; several inputs at once where the store takes them."""
+    """Move random sessions, some under outdated tokens; by several inputs at once if the store supports it."""
     draw = random.Random(0)
     names = [f"session {n}" for n in range(5)]
     _begin(store, *names, state=None)
@@ -198,7 +198,7 @@ def _moving_many_is_changing_each(store: Store) -> Iterator[Seen]:
 
 
 def moved_on(names: list[str], tokens: list[int], seqs: dict[str, int], inputs: int) -> Advance:
-    """Return sessions that have come so many inputs further, with states and answers made up."""
+    """Return an advance of these sessions by some inputs, with made-up states and answers."""
     generator = torch.Generator().manual_seed(sum(seqs.values()))
     h, c = (torch.randn(2, len(names), units, generator=generator) for units in (3, 1))
     states = State({"h": h, "c": c}, 1)

@@ -1,10 +1,10 @@
-"""A clock that stands still until it is told otherwise."""
+"""A clock that stands still until a test moves it."""
 
 from __future__ import annotations
 
 
 class FakeClock:
-    """Seconds since the epoch for `serve.Engine(..., clock=)`, moved by hand: no test has to wait.
+    """Seconds since the epoch for `serve.Engine(..., clock=)`, moved by hand, so that no test has to wait.
 
     >>> clock = FakeClock()
     >>> with hs.serve.Engine(nn.GRU(3, 4, batch_first=True), ttl=10, clock=clock) as engine:
@@ -24,5 +24,5 @@ class FakeClock:
         return self.now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the clock forward."""
         self.now += seconds

@@ -1,4 +1,4 @@
-"""Laws, tried one after the other; the first that is broken is an error that says with what."""
+"""Trying laws one after the other; the first broken one raises, with what was seen."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from ..errors import LawBroken
 
 Subject = TypeVar("Subject")
 
-# From the sentence of each law to a function that tries it, and returns what it saw where the law is broken.
+# For each law, its sentence and a function that tries it; if the law is broken, the function returns what it saw.
 Laws: TypeAlias = Mapping[str, Callable[[Subject], str | None]]
 
 _TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 def enforce(laws: Laws[Subject], subject: Subject, name: str) -> None:
-    """Raise `LawBroken` for the first law that `subject`, called `name`, does not keep."""
+    """Raise `LawBroken` for the first law that `subject`, called `name`, breaks."""
     for law, tried in laws.items():
         try:
             seen = tried(subject)
-        except Exception as error:  # whatever the user's code raises, the law that was tried is part of the answer
+        except Exception as error:  # name the law that was tried, whatever error the user's code raises
             raise LawBroken(f"{name} breaks a law: {law}. {type(error).__name__}: {error}") from error
         if seen is not None:
             raise LawBroken(f"{name} breaks a law: {law}. {seen}")
 
 
 def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str | None:
-    """Say how two sets of named tensors differ, beyond rounding; None where they do not."""
+    """Describe how two sets of named tensors differ beyond rounding; None if they do not."""
     if list(one) != list(other):
         return f"Here are {', '.join(one)}, there {', '.join(other)}."
     for name, left in one.items():

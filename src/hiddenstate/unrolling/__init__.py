@@ -1,4 +1,4 @@
-"""How a cell is run along time, and run fast."""
+"""Running a cell along time, fast."""
 
 from .accelerate import Accelerated, accelerate
 from .explain import explain

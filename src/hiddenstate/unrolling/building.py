@@ -1,4 +1,4 @@
-"""From a run to its schedule: traced, split, checked against the plain loop, and compiled where that pays."""
+"""Building a schedule: a step is traced, split, checked against the plain loop, and compiled if that pays off."""
 
 from __future__ import annotations
 

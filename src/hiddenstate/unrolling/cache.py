@@ -1,4 +1,4 @@
-"""Schedules that were made before: found again by everything they depend on, and never too many."""
+"""The cache of schedules: looked up by everything they depend on, and limited in number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where what may be made again is kept."""
+"""The folder for cached files, all of which can be made again."""
 
 from __future__ import annotations
 

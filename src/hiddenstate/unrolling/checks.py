@@ -1,4 +1,4 @@
-"""What may be unrolled: sequences, first states, lengths and resets, checked before anything runs."""
+"""Checks of the arguments of `unroll`: sequences, first states, lengths and resets, before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations taken apart into smaller ones, which sums and compiled loops understand."""
+"""Decompositions of operations into smaller ones, which sums and compiled loops support."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engine runs a cell along time."""
+"""Choosing the engine that runs a cell along time."""
 
 from __future__ import annotations
 

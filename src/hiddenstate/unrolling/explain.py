@@ -1,4 +1,4 @@
-"""What the fast engine makes of a cell: its schedule in words, or the reason why there is none."""
+"""Explaining what the fast engine makes of a cell: its schedule in words, or the reason why it has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that run a whole sequence in one call: lengths and resets without leaving their kernels."""
+"""Layers that run a whole sequence in one call: lengths and resets while keeping their kernels."""
 
 from __future__ import annotations
 

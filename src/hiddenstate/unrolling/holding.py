@@ -1,4 +1,4 @@
-"""The tensors that a module holds: found, exchanged for others while it runs, and seen to stay as they are."""
+"""The tensors that a module holds: finding them, replacing them during a call, and noticing changes."""
 
 from __future__ import annotations
 

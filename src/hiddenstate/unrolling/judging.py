@@ -1,4 +1,4 @@
-"""Whether a schedule gives what the plain loop gives: tried on steps of the user's own, and on worse ones."""
+"""Checking that a schedule gives the results of the plain loop, on the user's own steps and on harder ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plain reference: one call of the cell for each step, in Python."""
+"""The plain loop in Python, one call of the cell for each step: the reference for all engines."""
 
 from __future__ import annotations
 

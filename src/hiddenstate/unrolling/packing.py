@@ -1,4 +1,4 @@
-"""Rows cut into segments, and segments packed: where each step of each row comes to lie."""
+"""Cutting rows into segments and packing these: the place of each step of each row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of a step's graph that run on their own: once, for all steps at once, or as the body of a loop."""
+"""Pieces of a step's graph that run separately: once, for all steps at once, or as the body of a loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How exactly a loop multiplies float32 on a GPU: as torch's matrix products, or as cuDNN's layers are allowed to."""
+"""The precision of float32 products on a GPU: that of torch's matrix products, or that of cuDNN's layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensors a gradient reaches: those that it does not reach have none, rather than one of zeros."""
+"""Which tensors a gradient reaches: the others get no gradient, not a gradient of zeros."""
 
 from __future__ import annotations
 

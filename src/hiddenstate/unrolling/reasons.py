@@ -1,4 +1,4 @@
-"""Why a cell cannot run by a schedule, and which line of it is to blame."""
+"""The reasons why a cell cannot run by a schedule, with the line of code that causes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loop over time as a value: a body, what it carries, and what it keeps."""
+"""A loop over time as a value: its body, the values it carries, and the values it keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a cell by its schedule: when one is made, when its loops are compiled, what is said where there is none."""
+"""Running a cell by a schedule: when to make one, when to compile its loops, and what to say if there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of a step runs before the loop, in it, and after it: a split of the graph by dependence."""
+"""Splitting a step's graph by dependence into what runs before the loop, in it, and after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells on top of each other and side by side: layers, directions, and the dropout between layers."""
+"""Stacking cells into layers and directions, with dropout between layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step as the graph that torch's tracer read, what goes into it, and how it is run on tensors of any kind."""
+"""A step as the graph that torch's tracer read, with its inputs, run on tensors of any kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums over time that are taken inside out: one product over all steps instead of one for each."""
+"""Sums over time, computed as one product over all steps instead of one for each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A piece of a step, run for all steps at once."""
+"""Running a piece of a step for all steps at once."""
 
 from __future__ import annotations
 

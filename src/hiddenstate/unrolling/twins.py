@@ -1,4 +1,4 @@
-"""A second body for a module: the same tensors and settings, but nothing done to it is seen by the first."""
+"""Twins: a second module with the tensors and settings of another one, which can be changed without changing that."""
 
 from __future__ import annotations
 

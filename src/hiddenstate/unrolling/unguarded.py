@@ -1,4 +1,4 @@
-"""What torch's guards let pass: classes that are written to, attributes that appear, zeros that change their sign."""
+"""What torch's guards do not check: assignments to classes, new attributes, zeros that change their sign."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front function: any cell or layer, run along time."""
+"""`unroll`: the public function that runs any cell or layer along time."""
 
 from __future__ import annotations
 

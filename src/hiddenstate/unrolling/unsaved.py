@@ -1,4 +1,4 @@
-"""Graphs of our own, out of sight of whoever keeps saved tensors."""
+"""Graphs of our own that hooks on saved tensors do not see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of two kernels is faster for one kind of call: measured once, and kept on disk for later processes."""
+"""Which of two kernels is faster for a kind of call: measured once, and kept on disk for later processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows without a step: they wait, while the others are run."""
+"""Rows without a step: they wait while the others run."""
 
 from __future__ import annotations
 

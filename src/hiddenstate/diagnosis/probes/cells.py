@@ -1,4 +1,4 @@
-"""Single cells: one step tried with other states and other inputs, and the steps a model makes with them."""
+"""Probe: a single step of a cell with other states and inputs, and the steps a model makes with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layer that is stepped is fed: steps of an input, or what the model made itself."""
+"""Probe: what a stepped layer gets at each step, the input's steps or values the model made itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where gradients arrive: at each step of the input, at each layer, and at each parameter."""
+"""Probe: where gradients arrive, at each step of the input, at each layer, and at each parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States that modules within a model are handed, and whether what they return follows them."""
+"""Probe: the states passed to modules inside a model, and whether their results depend on these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows of the input each row of the output follows."""
+"""Probe: which rows of the input each row of the output depends on."""
 
 from __future__ import annotations
 

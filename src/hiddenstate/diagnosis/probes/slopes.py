@@ -1,4 +1,4 @@
-"""How gradients change on their way back through time."""
+"""Probe: how gradients change on their way back through time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the output follows the steps of the input, and in which direction each layer is run along them."""
+"""Probe: which steps of the input the output depends on, and in which direction each layer runs."""
 
 from __future__ import annotations
 

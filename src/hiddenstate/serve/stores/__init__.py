@@ -1,4 +1,4 @@
-"""Where sessions are kept: in memory, in a SQLite file, or in a Redis that several workers share."""
+"""Stores of sessions: in memory, in a SQLite file, or in a Redis that several workers share."""
 
 from .address import open_store
 from .memory import MemoryStore

@@ -1,4 +1,4 @@
-"""Sessions in this process's memory: gone when it ends."""
+"""Sessions in this process's memory, which are lost when it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every store of sessions does, and the values that go in and out of it."""
+"""The interface of a store of sessions, and the values that go in and out of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is calling: names by bearer token, from a mapping, a file or the environment, and what each may use."""
+"""Callers: their names by bearer token, from a mapping, a file or the environment, and what each may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is looked at before a request reaches its route: where it comes from, what it is about, how large it is."""
+"""Checks before a request reaches its route: its origin, the session it names, and its size."""
 
 from __future__ import annotations
 

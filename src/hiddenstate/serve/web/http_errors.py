@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: their status, and what the client is told of them."""
+"""Errors as HTTP answers: their status, and the text that the client gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops as C: a body's graph written out as plain code, compiled, and run without Python between steps."""
+"""Loops as C: a body's graph is written as C code, compiled, and run without Python between steps."""
 
 from .runner import CompiledRunner, Unsupported
 

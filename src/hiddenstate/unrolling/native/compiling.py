@@ -1,4 +1,4 @@
-"""C source to a function in memory, kept on disk for the next time."""
+"""Compiling C source to a function in memory, with a cache on disk."""
 
 from __future__ import annotations
 

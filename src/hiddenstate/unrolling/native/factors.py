@@ -1,4 +1,4 @@
-"""Products in a body: by torch's code, or by our own with a factor that was packed before the first step."""
+"""Matrix products in a body: by torch's code, or by our own with a factor packed before the first step."""
 
 from __future__ import annotations
 

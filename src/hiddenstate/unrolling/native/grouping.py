@@ -1,4 +1,4 @@
-"""The order of work in a body: element-wise nodes of one shape share a loop, everything else stands alone."""
+"""Grouping the operations of a body: element-wise ones of the same shape share a loop, others stand alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that are computed where they are read, since keeping them would cost a walk through memory."""
+"""Values that are recomputed where they are read, which is cheaper than storing and loading them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products as C, for factors that are used again: packed once, multiplied at every step."""
+"""Matrix products as C with factors that are reused: packed once, multiplied at every step."""
 
 _HEAD = r"""
 #include <string.h>

@@ -1,4 +1,4 @@
-"""Where the values of a body lie: where they are wanted in the end, if anywhere, or in memory to work in."""
+"""Placing the values of a body in memory: in the result if they belong there, else in working memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The C that every compiled loop begins with."""
+"""The C code at the beginning of every compiled loop."""
 
 PRELUDE = r"""
 #include <math.h>

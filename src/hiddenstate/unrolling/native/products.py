@@ -1,4 +1,4 @@
-"""Matrix products by our own code, where that is nearer to what the processor can do than torch's."""
+"""Matrix products in our own code, for sizes at which it uses the processor better than torch does."""
 
 from __future__ import annotations
 

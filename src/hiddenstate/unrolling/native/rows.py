@@ -1,4 +1,4 @@
-"""Whether the rows of a batch can run apart from each other, so that threads may take some each and never wait."""
+"""Whether the rows of a batch are independent, so that threads can take some each and never wait."""
 
 from __future__ import annotations
 

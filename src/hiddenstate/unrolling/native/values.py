@@ -1,4 +1,4 @@
-"""Where a value lies while a body runs, and how it is read."""
+"""The place of a value in memory while a body runs, and how it is read."""
 
 from __future__ import annotations
 

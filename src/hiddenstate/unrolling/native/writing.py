@@ -1,4 +1,4 @@
-"""A loop's body, written as C."""
+"""Writing a loop's body as C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole loop as one kernel, whose weights stay on the chip from the first step to the last."""
+"""Running a whole loop in one CUDA kernel, which keeps the weights on the chip from the first step to the last."""
 
 from .runner import OnChipRunner
 

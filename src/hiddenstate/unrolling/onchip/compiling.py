@@ -1,4 +1,4 @@
-"""CUDA source to a kernel that can be launched, by the compiler and the driver that torch comes with."""
+"""Compiling CUDA source to a kernel, with the compiler and the driver that torch comes with."""
 
 from __future__ import annotations
 

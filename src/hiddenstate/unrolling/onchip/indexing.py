@@ -1,4 +1,4 @@
-"""Which element of a value is meant: a row, a unit, or a fixed place along each of its axes."""
+"""Indices of a value's elements: a row, a unit, or a fixed place along each axis."""
 
 from __future__ import annotations
 

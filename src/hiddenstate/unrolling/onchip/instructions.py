@@ -1,4 +1,4 @@
-"""What a kernel says to the chip in the chip's own words; all else is plain C++."""
+"""The kernel's inline instructions for the chip; everything else is plain C++."""
 
 INSTRUCTIONS = r"""
 typedef unsigned char uint8_t;

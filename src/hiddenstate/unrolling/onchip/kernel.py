@@ -1,4 +1,4 @@
-"""The whole kernel of a loop: its text, and what it has to be given."""
+"""The complete kernel of a loop: its source, and its arguments."""
 
 from __future__ import annotations
 

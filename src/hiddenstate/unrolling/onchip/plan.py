@@ -1,4 +1,4 @@
-"""What a loop's kernel has to do in a step: in which order, and after which exchanges between its blocks."""
+"""The plan of a loop's kernel: what it does in a step, in which order, and where its blocks exchange values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a loop is spread over the chip: rows and units by block, products by warp."""
+"""The division of a loop over the chip: rows and units by block, products by warp."""
 
 from __future__ import annotations
 

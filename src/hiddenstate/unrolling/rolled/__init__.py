@@ -1,4 +1,4 @@
-"""Loops over time that are written in Python, run by the engine where they stand."""
+"""Running loops over time that are written in Python by the engine."""
 
 from .model import RolledLoops
 

@@ -1,4 +1,4 @@
-"""What the turns of a loop leave behind, as it is written: appended, written into a piece, or joined to what grows."""
+"""The values that the turns of a loop leave behind: appended, written into a piece, or concatenated."""
 
 from __future__ import annotations
 

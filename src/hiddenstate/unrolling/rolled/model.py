@@ -1,4 +1,4 @@
-"""The loops of a model: found in the code of its modules, and run through what is known of each."""
+"""The loops of a model: finding them in the code of its modules, and running each in the way known for it."""
 
 from __future__ import annotations
 

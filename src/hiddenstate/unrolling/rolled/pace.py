@@ -1,4 +1,4 @@
-"""How long a loop takes as it is written, and by the engine with all that this costs besides: forward and backward."""
+"""The times that a loop takes as written and by the engine, overhead included, forward and backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions as their source says, changed and made again: same globals, same closures, same lines."""
+"""Changing functions through their source: the new function has the same globals, closures and line numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the turns of one run of a loop take from outside, all turns at once."""
+"""The values that the turns of one run of a loop take from outside, stacked over all turns."""
 
 from __future__ import annotations
 
