@@ -611,6 +611,18 @@ def test_it_reads_well():
         assert repr(carry) == "Carry(encoder.lstm, gru; 3 rows)"
 
 
+def test_in_a_notebook_it_is_a_table_of_what_is_kept():
+    model = Deep()
+    with Carry(model) as carry:
+        assert carry._repr_html_().count("<td>nothing yet</td>") == 2
+        model(torch.randn(3, 2, 3))
+        carry.reset([0, 2])
+        shown = carry._repr_html_()
+    assert "<b>Carry</b> 3 rows" in shown
+    assert f"<th>gru</th><td>gru</td><td>h {tuple(carry.state['gru.h'].shape)}</td>" in shown
+    assert shown.count("<td>2 rows start anew at the next call</td>") == 2
+
+
 @pytest.mark.slow
 def test_a_compiled_model_is_carried_also_when_it_was_compiled_before():
     model, x = Stepping(PairCellOrNone()), torch.randn(2, 6, 3)

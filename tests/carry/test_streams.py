@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from hiddenstate.carry.streams import Chunk, Streams
 from hiddenstate.errors import BadInput, StateMismatch
@@ -412,3 +413,18 @@ def test_a_state_of_something_else_is_refused_and_changes_nothing(state, message
     assert streams.state_dict() == before
     next(running)
     assert streams.state_dict()["chunk"] == 2
+
+
+def test_a_data_loader_gives_the_chunks_as_they_are_epoch_by_epoch():
+    alone, loaded = (Streams(numbered([5, 9, 3, 4]), 2, 4, targets="next", shuffle=True, seed=seed) for seed in (3, 3))
+    loader = DataLoader(loaded, batch_size=None)
+    assert len(loader) == len(alone)
+    for _ in range(3):
+        assert all_same(list(alone), [Chunk(*chunk) for chunk in loader])
+    assert loaded.state_dict() == alone.state_dict()
+
+
+def test_workers_of_a_data_loader_are_refused_since_each_would_have_all_streams():
+    loader = DataLoader(Streams(numbered([5, 9]), 2, 4), batch_size=None, num_workers=1)
+    with pytest.raises(BadInput, match=r"each worker has a copy of all of them.*num_workers=0"):
+        next(iter(loader))

@@ -120,6 +120,7 @@ def test_of_a_predictable_input_more_can_be_told():
     assert not found.exact
     assert found.curve[:5].tolist() == pytest.approx([1] * 5)
     assert found.curve[5] > 0.1  # though the line does not hold it
+    assert str(found).endswith("more than the state holds, since these inputs tell of each other: give white noise)")
 
 
 def test_features_are_added_up():

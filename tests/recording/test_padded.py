@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from hiddenstate.recording import padded as padded_file
@@ -76,6 +77,20 @@ def test_gates_and_cells_follow_from_the_states_alone(kind, reverse, lengths):
             torch.testing.assert_close(gate.transpose(0, 1), expected.gates[name][:, :time])
         if one.kind == "lstm":
             torch.testing.assert_close(states["c"].transpose(0, 1), expected.c[:, :time])
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_gates_of_many_rows_are_those_of_torchs_own_products_by_whichever_library(monkeypatch, kind, bias):
+    torch.manual_seed(0)
+    layer = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](7, 9, bias=bias)
+    x, before = torch.randn(30, 11, 7), torch.randn(30, 11, 9)
+    weights = TrackWeights.of(list(layer.parameters()), bias)
+    by_onednn = padded_file.activated_gates(kind, x, before, weights)
+    fine = padded_file.activated_gates(kind, x.double(), before.double(), weights.map(Tensor.double))
+    torch.testing.assert_close(by_onednn, fine.float())
+    monkeypatch.setattr(padded_file, "_onednn_linear", None)  # as where torch was built without it
+    torch.testing.assert_close(padded_file.activated_gates(kind, x, before, weights), by_onednn)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

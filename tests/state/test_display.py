@@ -77,3 +77,10 @@ def test_recordings_and_layers_are_tables_in_a_fixed_font():
         model(torch.randn(2, 5, 3))
     for shown in (hs.layers(model), seen):
         assert shown._repr_html_() == f"<pre>{shown}</pre>"
+
+
+def test_a_state_is_a_table_of_its_parts():
+    shown = hs.State({"<h>": torch.zeros(2, 5, 8), "n": torch.zeros(5).long()}, {"<h>": 1, "n": 0})._repr_html_()
+    assert "<b>State</b> batch of 5" in shown
+    assert "<th>&lt;h&gt;</th><td>(2, 5, 8)</td><td>float32</td><td>rows on axis 1</td>" in shown
+    assert "<th>n</th><td>(5,)</td><td>int64</td><td>rows on axis 0</td>" in shown

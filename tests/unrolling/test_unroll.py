@@ -324,6 +324,28 @@ def test_an_input_of_another_width_is_explained_when_the_cell_fails(cell, engine
         unroll(cell, torch.randn(2, INPUT, INPUT + 4), engine=engine)
 
 
+def test_an_input_of_another_width_is_explained_of_cells_that_name_no_width():
+    class Unsaid(nn.Module):
+        hidden_size = 4
+
+        def __init__(self):
+            super().__init__()
+            self.mix = nn.Linear(3 + 4, 4)
+
+        def forward(self, x, h):
+            return torch.tanh(self.mix(torch.cat([x, h], dim=1)))
+
+    with pytest.raises(BadInput, match=r"each step has 5 features, but Unsaid takes 3, and failed with it: mat1"):
+        unroll(Unsaid(), torch.randn(2, 6, 5))
+
+    class Broken(Unsaid):
+        def forward(self, x, h):
+            raise ValueError("a mistake of the cell's own")
+
+    with pytest.raises(ValueError, match="a mistake of the cell's own"):
+        unroll(Broken(), torch.randn(2, 6, 5))
+
+
 def test_a_state_of_another_size_is_explained_when_the_cell_fails():
     with pytest.raises(StateMismatch, match=r"part 'h' of the given state is \(2, 9\).*TanhCell starts from \(2, 4\)"):
         unroll(TanhCell(), torch.randn(2, 3, INPUT), torch.zeros(2, 9))

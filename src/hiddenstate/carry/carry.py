@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..cells import Handle, has_own_code, layers, listen, unwrap
 from ..errors import BadInput, CarryError, CarryWarning, StateMismatch
-from ..state import Rows, State
+from ..state import Rows, State, as_table
 from .attributes import home
 from .carrier import CarryOptions
 from .handover import HandOver
@@ -244,8 +244,21 @@ class Carry:
     def __repr__(self) -> str:
         """Return the parts that are carried, and for how many rows."""
         names = ", ".join(layer.label for layer in self._layers)
+        return f"Carry({names}; {self._rows()})"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: what is kept of each layer, and which of its rows start anew."""
+        told = []
+        for layer in self._layers:
+            state, anew = self._kept.states.get(layer.name), self._kept.anew.get(layer.name)
+            kept = ", ".join(f"{name} {tuple(part.shape)}" for name, part in state.items()) if state else "nothing yet"
+            rows = 0 if anew is None else int(anew.sum())
+            told.append((layer.label, layer.kind, kept, f"{rows} rows start anew at the next call" if rows else ""))
+        return as_table("Carry", self._rows(), told)
+
+    def _rows(self) -> str:
         batches = " and ".join(map(str, dict.fromkeys(state.batch for state in self._kept.states.values())))
-        return f"Carry({names}; {f'{batches} rows' if batches else 'nothing kept yet'})"
+        return f"{batches} rows" if batches else "nothing kept yet"
 
     @property
     def _kept(self) -> Kept:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
 
 from ..errors import BadInput, StateMismatch
 from .sources import Readable, Source, cut
@@ -39,7 +40,7 @@ class Chunk(NamedTuple):
         return Chunk(x, y, starts, lengths)
 
 
-class Streams:
+class Streams(IterableDataset[Chunk]):
     """Chunks of `steps` steps, in which each row continues where it stopped in the chunk before.
 
     When a row's sequence ends, the next one in the queue begins, even in mid-chunk, and `starts` is True there: reset
@@ -61,6 +62,8 @@ class Streams:
     >>> streams.load_state_dict(saved)
     >>> [chunk.x.tolist() for chunk in streams]
     [[[0, 0, 0, 0], [8, 0, 0, 0]]]
+
+    A DataLoader takes it with `batch_size=None`, since a chunk is a batch already.
 
     Args:
         sequences: Tensors, arrays or lists of numbers `(time, ...)`, equal in all but time. Each is read when its turn
@@ -113,6 +116,11 @@ class Streams:
 
     def __iter__(self) -> Iterator[Chunk]:
         """Iterate over a new epoch; right after `load_state_dict`, over the rest of the saved one."""
+        if get_worker_info() is not None:
+            raise BadInput(
+                "streams are read in a worker of a DataLoader, where each worker has a copy of all of them, and the "
+                "position stays behind in it. Use num_workers=0: putting a chunk together is slicing."
+            )
         if not self._waiting:
             self._epoch, self._chunk = self._epoch + 1, 0
         self._waiting = False

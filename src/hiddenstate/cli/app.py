@@ -171,7 +171,8 @@ def diagnose(
     if as_json or sarif:
         typer.echo(json.dumps(found.to_sarif() if sarif else found.to_dict(), indent=2))
     else:
-        typer.echo(str(found))
+        if not found.broken:  # else the error below says it
+            typer.echo(str(found))
     if found.broken:
         raise BadInput(misfit(made, given, found.broken))
     worst = found.worst()
@@ -248,12 +249,18 @@ def bench(
     if as_json:
         typer.echo(json.dumps([asdict(cost) for cost in costs], indent=2))
         return
-    table = Table("", "ratio", "middle half of the rounds", "ms")
+    firsts = any(cost.first is not None for cost in costs)
+    table = Table("", "ratio", "middle half of the rounds", "ms", *(["first call, ms"] if firsts else []))
     for cost in costs:
-        table.add_row(
-            cost.name, f"x {cost.ratio:.3f}", f"{cost.low:.3f} to {cost.high:.3f}", f"{cost.milliseconds:.2f}"
-        )
+        first = "" if cost.first is None else f"{cost.first:.2f}"
+        numbers = (f"x {cost.ratio:.3f}", f"{cost.low:.3f} to {cost.high:.3f}", f"{cost.milliseconds:.2f}")
+        table.add_row(cost.name, *numbers, *([first] if firsts else []))
     Console().print(table)
+    if firsts:
+        typer.echo(
+            "Ratios are of later calls, without gradients, with all values read. The first call within a block also "
+            "looks for recurrence in the model's own code."
+        )
     if said:
         typer.echo(said)
 

@@ -33,6 +33,8 @@ class MemoryCapacity:
             if self.exact
             else f"estimated; lags below {self.threshold:.2g} count as none"
         )
+        if self.total > 1.02 * self.coordinates:
+            how += "; more than the state holds, since these inputs tell of each other: give white noise"
         return f"memory capacity {self.total:.2f} of {self.coordinates} over {len(self.curve)} lags ({how})"
 
 

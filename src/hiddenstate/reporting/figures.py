@@ -69,7 +69,7 @@ def heatmap(values: Tensor, *, part: str, tokens: list[str] | None, every: int, 
         "yaxis": {"title": {"text": "unit"}, "type": "category", "autorange": "reversed", "showgrid": False}
         | {"nticks": 12},
         "plot_bgcolor": "@@gap",
-        "height": int(min(480, max(220, 130 + 9 * len(shown)))),
+        "height": int(min(500, max(240, 150 + 9 * len(shown)))),
     }
     # The orders of the picture's lines; the page sorts them as the reader chooses.
     orders = {what: ordered(wide.values, how).tolist() for what, how in _ORDERS.items()} if len(shown) > 2 else {}
@@ -98,7 +98,7 @@ def gates(traj: Trajectory, row: int, tokens: list[str] | None) -> Figure:
     layout = {
         "xaxis": {"title": {"text": "step"}, **_ticks(index, tokens)},
         "yaxis": {"title": {"text": "opening"}, "range": [-0.02, 1.02]},
-        "height": 300,
+        "height": 320,
     }
     return {"data": data, "layout": layout}
 
@@ -128,7 +128,7 @@ def histogram(found: Mapping[str, Statistics]) -> Figure:
     layout = {
         "xaxis": {"title": {"text": "value"}, "zeroline": True},
         "yaxis": {"title": {"text": "share of values"}, "tickformat": ".0%", "rangemode": "tozero"},
-        "height": 300,
+        "height": 320,
     }
     return {"data": data, "layout": layout}
 
@@ -165,12 +165,13 @@ def memory(result: Memory) -> Figure:
                 "title": {"text": "lag: steps before the output"},
                 "range": [-0.02 * last - 0.2, 1.02 * last + 0.2],
             },
-            "yaxis": {"title": {"text": "influence"}, "type": "log", "exponentformat": "power", "range": heights},
+            "yaxis": {"title": {"text": "influence"}, "type": "log", "exponentformat": "power", "range": heights}
+            | ({"dtick": math.ceil((heights[1] - heights[0]) / 10)} if heights[1] - heights[0] > 2 else {}),
             "shapes": [
                 {**line, "x0": 0, "x1": 1, "xref": "paper", "y0": level, "y1": level},
                 {**line, "x0": result.length - 1, "x1": result.length - 1, "y0": 0, "y1": 1, "yref": "paper"},
             ],
-            "height": 340,
+            "height": 360,
         },
     }
 
@@ -190,7 +191,7 @@ def saturation(result: Saturation) -> Figure:
             "xaxis": {"title": {"text": "unit" if len(shares) <= 512 else "units, most saturated first"}},
             "yaxis": {"title": {"text": "saturated steps"}, "range": [0, 1.02], "tickformat": ".0%"},
             "bargap": 0.15 if len(shares) <= 100 else 0,
-            "height": 260,
+            "height": 280,
         },
     }
 
@@ -211,7 +212,7 @@ def distances(square: Tensor, names: Sequence[str], what: str) -> tuple[Figure, 
         "hovertemplate": f"%{{y}}<br>%{{x}}<br>distance %{{z}}{_HOVER}",
     }
     axis = {"type": "category", "title": {"text": what}, "showgrid": False, "nticks": 12}
-    layout = {"xaxis": axis, "yaxis": {**axis, "autorange": "reversed"}, "height": 440, "plot_bgcolor": "@@gap"}
+    layout = {"xaxis": axis, "yaxis": {**axis, "autorange": "reversed"}, "height": 460, "plot_bgcolor": "@@gap"}
     return {"data": [trace], "layout": layout}, kept.note
 
 
@@ -244,7 +245,7 @@ def paths(traj: Trajectory, labels: list[str], tokens: list[list[str]]) -> tuple
         "xaxis": {"title": {"text": plane.label(0)}, "zeroline": False},
         "yaxis": {"title": {"text": plane.label(1)}, "zeroline": False},
         "annotations": ends,
-        "height": 460,
+        "height": 480,
         "hovermode": "closest",
     }
     return {"data": data, "layout": layout}, plane.explained, "; ".join(dict.fromkeys(note for note in notes if note))
@@ -316,7 +317,7 @@ def spectrum(result: Jacobians) -> Figure:
         "xaxis": {"title": {"text": "real part"}, "range": [-reach, reach], "constrain": "domain"},
         "yaxis": {"title": {"text": "imaginary part"}, "range": [-reach, reach], "scaleanchor": "x"},
         "shapes": [circle],
-        "height": 460,
+        "height": 480,
         "hovermode": "closest",
     }
     return {"data": data, "layout": layout}

@@ -1,7 +1,7 @@
 """What a hidden state is: named tensors at one instant."""
 
 from .checks import check_shapes
-from .display import as_preformatted, shown_in_short
+from .display import as_preformatted, as_table, shown_in_short
 from .files import to_bytes
 from .format import Format
 from .nested import Path, detached, ends, mapped, numbers, spelled, tensors
@@ -14,6 +14,7 @@ __all__ = [
     "Rows",
     "State",
     "as_preformatted",
+    "as_table",
     "check_shapes",
     "detached",
     "ends",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from html import escape
 from typing import Any, TypeVar
@@ -39,6 +39,15 @@ def shown_in_short(kind: T) -> T:
     return kind
 
 
+def as_table(name: str, said: str, rows: Iterable[tuple[str, ...]]) -> str:
+    """Return a name, what is said of it and rows of cells as HTML for notebooks; each row begins with its heading."""
+    lines = (
+        "".join((f"<th>{escape(head)}</th>", *(f"<td>{escape(cell)}</td>" for cell in rest))) for head, *rest in rows
+    )
+    table = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<p><b>{escape(name)}</b> {escape(said)}</p><table>{table}</table>"
+
+
 def as_preformatted(value: object) -> str:
     """Return the text that a value prints, as preformatted HTML: a table of text needs a fixed-width font."""
     return f"<pre>{escape(str(value))}</pre>"
@@ -52,8 +61,7 @@ def _in_lines(value: Any, said: str) -> str:
 
 
 def _as_table(value: Any, said: str) -> str:
-    rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(fact)}</td></tr>" for name, fact in _facts(value))
-    return f"<p><b>{escape(type(value).__name__)}</b> {escape(said)}</p><table>{rows}</table>"
+    return as_table(type(value).__name__, said, _facts(value))
 
 
 def _facts(value: Any) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,7 @@ from torch.utils import _pytree  # how torch.func, torch.export and torch.compil
 
 from ..errors import BadInput, StateMismatch
 from .checks import check_axes, check_fit, check_parts
+from .display import as_table
 from .files import damaged, parts_and_axes, read, save
 from .nested import detached
 from .rows import Rows, row_index
@@ -100,8 +101,16 @@ class State(Mapping[str, Tensor]):
     def __repr__(self) -> str:
         """Return part names, shapes and dtypes, and the number of rows, on one line."""
         parts = ", ".join(f"{name} {_kind(part)}" for name, part in self._parts.items())
+        return f"State({parts}; {self._rows()})"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: the shape, dtype and batch axis of each part."""
+        told = ((name, *_kind(part).rsplit(" ", 1), f"rows on axis {self._axes[name]}") for name, part in self.items())
+        return as_table("State", self._rows(), told)
+
+    def _rows(self) -> str:
         rows = dict.fromkeys(part.shape[self._axes[name]] for name, part in self._parts.items())
-        return f"State({parts}; batch of {' and '.join(map(str, rows))})"
+        return f"batch of {' and '.join(map(str, rows))}"
 
     @property
     def batch(self) -> int:

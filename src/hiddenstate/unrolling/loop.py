@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cells import Cell, Layer
+from ..cells import Cell, Layer, invented_inputs, unheard, untouched
 from ..errors import BadInput, HiddenStateError, NotRecurrent, StateMismatch
 from ..state import State
 from .checks import Task
@@ -147,12 +147,34 @@ def explain_transform(layer: Layer, error: Exception) -> None:
 
 
 def explain_width(layer: Layer, task: Task, error: Exception) -> None:
-    """Raise a BadInput where the input has another width than the cell says, and that is why a step failed."""
-    wanted, width = layer.spec.input_size, task.x.shape[-1]
-    if wanted is None or width == wanted or not task.x.is_floating_point() or isinstance(error, HiddenStateError):
+    """Raise a BadInput where the input has another width than the cell takes, and that is why a step failed."""
+    width = task.x.shape[-1]
+    if not task.x.is_floating_point() or isinstance(error, HiddenStateError):
+        return
+    wanted = layer.spec.input_size
+    if wanted is None and task.x.dim() == 3:
+        wanted = _width_tried(layer, width)
+    if wanted is None or width == wanted:
         return
     turned = " Axis 1 has that many: it may be time, x.transpose(1, 2)." if task.x.shape[1] == wanted else ""
     raise BadInput(
         f"x is {tuple(task.x.shape)}, (batch, time, feature), so each step has {width} features, but "
         f"{type(layer.module).__name__} takes {wanted}, and failed with it: {error}.{turned}"
     ) from error
+
+
+def _width_tried(layer: Layer, given: int) -> int | None:
+    """Return the width that a cell takes which names none, where it fails at the given one; None if no other runs."""
+
+    def runs(x: Tensor) -> bool:
+        try:
+            layer.call(x, layer.to_native(layer.initial(len(x))))
+        except Exception:  # a trial: sizes that are read off weights are guesses
+            return False
+        return True
+
+    with untouched(layer.module), unheard(), torch.no_grad():
+        steps = [x for x in invented_inputs(layer.module, 2) if x.is_floating_point() and x.dim() == 2]
+        if not steps or runs(steps[0].new_zeros(2, given)):
+            return None  # it fails of something else
+        return next((x.shape[1] for x in steps if x.shape[1] != given and runs(x)), None)

@@ -16,7 +16,9 @@
     for (const side of ["xaxis", "yaxis"]) if (layout[side]?.title) layout[side].title.standoff = 14;
     await Plotly.react(holder, data, {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", autosize: true,
-      margin: { l: 56, r: 12, t: 12, b: 48 }, hovermode: "closest", dragmode: touch ? false : "zoom",
+      // Room above for the buttons: where nothing hovers, plotly shows them always.
+      margin: { l: 56, r: 12, t: 34, b: 48 },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: theme["@@muted"], activecolor: theme["@@ink"] }, hovermode: "closest", dragmode: touch ? false : "zoom",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: theme["@@ink"] },
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
       ...layout, xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis },
