@@ -113,6 +113,7 @@ class Found:
     cells: bool = True  # whether what modules hand on is told of them, and not of the loops around them
     # Of a call that somebody has made, and as long as it is held: the same call without cells.
     without_cells: Callable[[], Found] | None = None
+    mixing: Callable[[], tuple[Unsure, ...]] | None = None  # where it takes several steps beside what recurs
     steady: bool = True  # no call has taken another way than those before: loops may be tapped
     plan: TapPlan | None = None  # where loops make their states, so that later calls need not be traced
 

@@ -58,7 +58,7 @@ class Way:
                     return True
                 continue
             opaque = op.name.endswith(".forward") and not _stands_in(op)
-            if opaque or _within(op, timed) or any(start <= number < end for start, end in stepped):
+            if opaque or within_any(op, timed) or any(start <= number < end for start, end in stepped):
                 return True
         return False
 
@@ -121,7 +121,8 @@ class Way:
         return made
 
 
-def _within(op: Op, loops: set[Scope]) -> bool:
+def within_any(op: Op, loops: set[Scope]) -> bool:
+    """Say whether an operation happens within one of these loops."""
     scope: Scope | None = op.scope
     while scope is not None and scope not in loops:
         scope = scope.parent

@@ -24,6 +24,7 @@ from .blind_spots import blind_spots, undecided
 from .candidates import Analysis, Candidate, Draft
 from .found import Found, Part, Recurrence, Unsure
 from .handed_back import entangled
+from .mixing import mixing
 from .model_call import ModelCall, label_of
 from .operation import leaves
 from .order import cuts_of
@@ -250,7 +251,13 @@ def _found(
         examined=frozenset(_examined(analysis)),
         short=tuple(undecided(analysis)),
         entangled=tuple(dict.fromkeys(entangled(analysis))),
+        mixing=partial(_mixing, call, analysis) if live else None,
     )
+
+
+def _mixing(call: ModelCall, analysis: Analysis) -> tuple[Unsure, ...]:
+    with untouched(call.model), unheard():
+        return mixing(analysis)
 
 
 def _times(call: ModelCall, analysis: Analysis) -> tuple[tuple[tuple[Any, ...], int], ...]:
