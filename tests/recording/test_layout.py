@@ -42,7 +42,7 @@ ON_THE_WAY = {
 @pytest.mark.parametrize("layers", [1, 2])
 def test_states_of_a_layer_are_refused_just_where_time_is_first(kind, layers, way):
     h = ON_THE_WAY[way](by_layer(kind, num_layers=layers)[0])
-    with pytest.raises(BadInput, match=r"\(9, 4, \d+\) have time on axis 0.*\(batch, time, unit\).*h\.transpose\(0, 1\)"):
+    with pytest.raises(BadInput, match=r"\(9, 4, \d+\) have time on axis 0.*is needed: h\.transpose\(0, 1\)"):
         refuse_time_first(h)
     refuse_time_first(h.transpose(0, 1))
     right = ON_THE_WAY[way](by_layer(kind, num_layers=layers, batch_first=True)[0])

@@ -11,8 +11,7 @@ from ..errors import BadInput
 
 # Names that torch gives to nodes of a graph. One that is called otherwise in another version shows nothing.
 _KEEPS_AXES = frozenset(
-    "Add Alias Cat Clone Div Dropout FusedDropout Gelu LeakyRelu Mul NativeDropout NativeLayerNorm Relu Sigmoid "
-    "Silu Slice Sub Tanh ToCopy".split()
+    ["Add", "Alias", "Cat", "Clone", "Div", "Dropout", "FusedDropout", "Gelu", "LeakyRelu", "Mul", "NativeDropout", "NativeLayerNorm", "Relu", "Sigmoid", "Silu", "Slice", "Sub", "Tanh", "ToCopy"]
 )
 _FIRST_OPERAND = frozenset(["Cat", "NativeLayerNorm"])  # pieces have the axes of the whole
 _KERNELS = frozenset(["CudnnRnn", "MiopenRnn", "MkldnnRnnLayer"])
