@@ -10,9 +10,8 @@ from .._compiling import compiling
 from ..errors import BadInput
 
 # Names that torch gives to nodes of a graph. One that is called otherwise in another version shows nothing.
-_KEEPS_AXES = frozenset(
-    ["Add", "Alias", "Cat", "Clone", "Div", "Dropout", "FusedDropout", "Gelu", "LeakyRelu", "Mul", "NativeDropout", "NativeLayerNorm", "Relu", "Sigmoid", "Silu", "Slice", "Sub", "Tanh", "ToCopy"]
-)
+_KEEPS_AXES = {"Add", "Alias", "Cat", "Clone", "Div", "FusedDropout", "Gelu", "LeakyRelu", "Mul", "NativeDropout"}
+_KEEPS_AXES |= {"NativeLayerNorm", "Relu", "Sigmoid", "Silu", "Slice", "Sub", "Tanh", "ToCopy"}
 _FIRST_OPERAND = frozenset(["Cat", "NativeLayerNorm"])  # pieces have the axes of the whole
 _KERNELS = frozenset(["CudnnRnn", "MiopenRnn", "MkldnnRnnLayer"])
 _NODES = 16  # between the states and what made them
