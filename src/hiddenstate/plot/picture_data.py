@@ -66,7 +66,10 @@ def of_kind(result: object, name: str, source: str) -> None:
     from .. import measure
 
     if not isinstance(result, getattr(measure, name)):
-        raise BadInput(f"drawn is a result of {source}, but this is {type(result).__name__}.")
+        raise BadInput(
+            f"drawn is a result of {source}, but this is {type(result).__name__}. Measure first, then draw: "
+            f"hs.plot.{source.rpartition('.')[2]}(hs.{source}(...))."
+        )
 
 
 def bounds_of(limits: float | tuple[float, float] | None) -> tuple[float, float] | None:
