@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hiddenstate.cells import input_axes
+import hiddenstate as hs
+from hiddenstate.cells import cell_along, input_axes, is_step
 from hiddenstate.errors import BadInput
 
 
@@ -211,3 +212,39 @@ def test_features_are_not_taken_for_steps() -> None:
     found = input_axes(Convolved(), torch.randn(4, 3, 9))
     assert (found.time, found.batch) == (2, 0)
     assert not input_axes(Convolved(), torch.randn(4, 3, 3)).sure
+
+
+class Around(nn.Module):
+    """A cell around a cell, whose arguments say nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.LSTMCell(3, 5)
+
+    def forward(self, now, st):
+        h, c = self.inner(now, st)
+        return 0.1 * st[0] + 0.9 * h, c
+
+
+class AlongItself(nn.Module):
+    """A model that insists on a state, and steps its cell itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.GRUCell(3, 5)
+
+    def forward(self, x, h):
+        for step in x.unbind(1):
+            h = self.inner(step, h)
+        return h
+
+
+def test_a_cell_around_a_cell_is_one_step_and_a_model_that_steps_its_cell_is_none():
+    x = torch.randn(4, 7, 3)
+    around = Around()
+    assert is_step(around, x)
+    assert (found := cell_along(around, x)) is not None
+    assert found.module is around
+    assert not is_step(AlongItself(), x)
+    assert cell_along(AlongItself(), x) is None
+    assert hs.check_split(Around(), x)

@@ -1,9 +1,10 @@
 """Attention weights over steps: bars for one row, a map for several."""
 
+import numpy as np
 import pytest
 import torch
 
-from hiddenstate import plot
+from hiddenstate import measure, plot
 from hiddenstate.errors import BadInput
 from tests.plot.gallery import title
 
@@ -48,3 +49,31 @@ def test_weights_that_are_no_numbers_are_said():
     weights = torch.tensor([[0.5, 0.5], [float("nan"), float("inf")]])
     assert title(plot.attention(weights)) == "2 of 4 weights are NaN or Inf"
     assert title(plot.attention(weights[1], labels=["x"])) == "x · 2 of 2 weights are NaN or Inf"
+
+
+def made(looks):
+    weights = torch.rand(3, looks, 5)
+    return measure.AttentionWeights(weights / weights.sum(-1, keepdim=True), "model.py:7", "softmax")
+
+
+def test_results_of_the_measure_are_drawn_as_they_are():
+    one, several = made(1), made(4)
+    drawn = plot.attention((one,))
+    assert (drawn.get_ylabel(), title(drawn)) == ("row", "")
+    assert np.allclose(drawn.images[0].get_array(), one.weights[:, 0])
+    drawn = plot.attention(several, row=-1, labels=list("abcd"))
+    assert (drawn.get_ylabel(), title(drawn)) == ("look", "row 2")
+    assert np.allclose(drawn.images[0].get_array(), several.weights[2])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: plot.attention((made(1), made(4))), r"2 lines of code made weights \(0 at model.py:7, 1 .*found\[0\]"),
+        (lambda: plot.attention(made(4), row=3), "row 3 was asked for, but there are weights of 3 rows"),
+        (lambda: plot.attention(made(4), labels=["a"]), "1 labels, but 4 looks: one for each look"),
+    ],
+)
+def test_results_that_do_not_fit_are_refused_by_name(call, message):
+    with pytest.raises(BadInput, match=message):
+        call()

@@ -72,7 +72,10 @@ def test_an_array_is_drawn_like_a_tensor():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: plot.distances(torch.zeros(2, 3)), r"distances are \(n, n\).* but this is \(2, 3\)"),
+        (
+            lambda: plot.distances(torch.zeros(2, 3)),
+            r"distances are \(n, n\).* this is \(2, 3\).*\(hs.measure.compare",
+        ),
         (lambda: plot.distances(square(3), labels=["a"]), "1 labels, but 3 rows: one for each row"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -172,3 +174,15 @@ def test_so_are_their_tensors_and_views_of_them(head, kind):
 def test_a_frozen_tensor_of_anybodys_else_is_taken():
     assert float(regularize.activity(torch.ones(1, 2, 3))) == 1
     assert pool.Mean()(hs.recording.Trajectory(torch.ones(1, 2, 3))).shape == (1, 3)
+
+
+@pytest.mark.parametrize("wanted", ["graph", "grads"])
+def test_of_a_frozen_layer_nothing_is_said_of_checkpointing(wanted):
+    gru = nn.GRU(3, 4).requires_grad_(False)
+    with warnings.catch_warnings(), hs.record(gru, **{wanted: True}) as rec:
+        warnings.simplefilter("error")
+        gru(torch.randn(5, 2, 3))
+    assert not rec["l0"].h.requires_grad
+    with pytest.raises(BadInput, match="as those of a model whose weights are frozen are in any case"):
+        pool.Mean()(rec["l0"])
+    pool.Mean()(rec["l0"].h.detach())

@@ -107,7 +107,7 @@ def check_split(
             f"a sequence is cut in two, but none of the {len(given.args)} inputs of {type(inner).__name__} is a "
             f"tensor: hs.check_split(model, x) needs one with steps."
         )
-    begun = started(inner, x) if given.alone and not is_step(inner) else None
+    begun = started(inner, x) if given.alone and not is_step(inner, x) else None
     axes = input_axes(inner, x, time_axis=time_axis, batch_axis=batch_axis, call=begun or given)
     if begun is not None and not begun.goes_on():
         raise BadInput(

@@ -47,7 +47,7 @@ def tbptt(
     k2 = k1 if k2 is None else k2
     _check_lengths(k1, k2)
     name = type(unwrap(model)).__name__
-    if is_step(unwrap(model)) and not _steps_itself(model, x):
+    if is_step(unwrap(model), x) and not _steps_itself(model, x):
         raise BadInput(
             f"{name} takes one step at a time, but a piece has several: let a model step it in its forward, "
             f"or make a layer of it, hs.Recurrent({name}, input_size, hidden_size)."

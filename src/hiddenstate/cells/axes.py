@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import BadInput
 from ..state import tensors
-from .discovery import is_around_cells, layers
+from .discovery import cell_along, is_around_cells, layers
 from .layer import Call, Layer, unwrap_to_call
 from .listener import Listener, Proceed, listen, unheard
 from .snapshot import untouched
@@ -86,7 +86,7 @@ def input_axes(
     found = layers(model)
     if len(found) == 1 and found[0].module is model:
         return _of_layer(found[0], x)
-    if is_step(model):
+    if is_step(model, x):
         return InputAxes(1, 0, _STEPPED, sure=False)
     return _seen(model, found, x, call or model)
 
@@ -98,8 +98,13 @@ def layer_axes(layer: Layer, x: Tensor, *, time_axis: int | None = None, batch_a
     return _of_layer(layer, x)
 
 
-def is_step(model: nn.Module) -> bool:
-    """Say whether a model is a cell of one step: it cannot be called without a state, and runs no layer along time."""
+def is_step(model: nn.Module, x: Tensor | None = None) -> bool:
+    """Say whether a model is a cell of one step: it cannot be called without a state, and runs no layer along time.
+
+    A step of the sequence `x`, if given, may teach what the names in the model do not tell.
+    """
+    if x is not None and cell_along(model, x) is not None:
+        return True
     found = layers(model)
     if len(found) == 1 and found[0].module is model:
         return not found[0].fused

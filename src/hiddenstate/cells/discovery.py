@@ -234,11 +234,14 @@ def cell_along(model: nn.Module, x: Tensor) -> Layer | None:
     inner = unwrap(model)
     if not isinstance(x, Tensor) or x.dim() <= (2 if x.is_floating_point() else 1) or not x.numel():
         return None
-    if not layers(inner) and len(needed_arguments(inner)) == 2:
-        with suppress(NotRecurrent, StateMismatch):  # a real step may work where invented ones failed
-            as_layer(inner, x[:, 0])
     found = layers(inner)
-    return found[0] if len(found) == 1 and found[0].module is inner and not found[0].fused else None
+    if len(found) == 1 and found[0].module is inner:
+        return None if found[0].fused else found[0]
+    if len(needed_arguments(inner)) == 2 and not any(layer.fused for layer in found):
+        with suppress(NotRecurrent, StateMismatch):  # a real step may work where invented ones failed
+            layer = as_layer(inner, x[:, 0])
+            return layer if learned_of(inner) is not None else None
+    return None
 
 
 def is_around_cells(module: nn.Module) -> bool:

@@ -34,6 +34,7 @@ class Automaton:
     outputs: tuple[Any, ...] | None  # the most frequent target in each cluster, and at the start
     rows: int  # the number of rows it was evaluated on
     held_out: bool  # whether these rows were held out
+    taken: str = ""  # which axes were taken for rows and steps, if a plain tensor does not tell
 
     @property
     def start(self) -> int:
@@ -70,7 +71,9 @@ class Automaton:
             f"{self.start} states, {len(self.tokens)} tokens: led by the tokens alone it is where the model is at "
             f"{self.agreement:.1%} of the steps of {self.rows} {kind}"
         )
-        return line if self.accuracy is None else f"{line}, and tells {self.accuracy:.1%} of the targets right"
+        if self.accuracy is not None:
+            line += f", and tells {self.accuracy:.1%} of the targets right"
+        return f"{line}; {self.taken}" if self.taken else line
 
 
 def automaton(
@@ -163,6 +166,7 @@ class _Fitted:
             outputs=None if outputs is None else tuple(names[1][int(code)] for code in outputs),
             rows=int(judge.sum()),
             held_out=not bool((judge & self.learn).any()),
+            taken=self.series.assumed,
         )
 
     def _table(self, states: Tensor, count: int, tokens: int) -> Tensor:

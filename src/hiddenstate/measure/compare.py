@@ -239,7 +239,7 @@ def _not_taken(model: nn.Module, x: Tensor, number: int, error: Exception) -> st
 
 def _called(model: nn.Module, x: Tensor, time_axis: int | None) -> tuple[Callable[[Tensor], Any], int]:
     """Return a function that calls the model with a batch of one, and the time axis of that; `x` is `(time, ...)`."""
-    if is_step(model):
+    if is_step(model, x.unsqueeze(0)):
         return partial(unroll, as_layer(model, x[:1]).module, time_axis=1), 1
     several = x.unsqueeze(0).expand(3, *x.shape)
     call = started(model, several)

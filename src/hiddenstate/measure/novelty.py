@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadInput
+from ..recording import refuse_time_first
 from ..state import shown_in_short
 from .series import ManyStates, Series, as_series, pieces, refuse_bad
 
@@ -29,6 +30,7 @@ class Novelty:
     quantile: float
     seen: Tensor  # (n,) rising: the score of each seen state against the others
     method: str
+    taken: str = ""  # where rows and steps were taken to lie, where a plain tensor does not tell
 
     @property
     def flagged(self) -> Tensor:
@@ -72,7 +74,7 @@ class Novelty:
         return (
             f"{share:.1%} of {int(known.sum())} steps are stranger than {self.quantile:.3g} of {len(self.seen)} seen "
             f"states ({how} above {self.threshold:.3g}); the strangest is step {step} of row {row}, "
-            f"{float(self.scores[row, step]):.3g}"
+            f"{float(self.scores[row, step]):.3g}{'; ' if self.taken else ''}{self.taken}"
         )
 
 
@@ -116,6 +118,9 @@ def novelty(
     before_seen, before = warmup if isinstance(warmup, tuple) else (warmup, warmup)
     if min(before_seen, before) < 0:
         raise BadInput(f"warmup is {warmup!r}: steps to leave out, or a pair of them, for seen and for judged rows.")
+    for one in (traj, seen):
+        if isinstance(one, Tensor):
+            refuse_time_first(one)
     series = refuse_bad(as_series(traj, lengths, part=part, final=True))
     known = torch.cat(
         [one.values[_after(one, before_seen)] for one in map(refuse_bad, pieces(seen, part=part))]
@@ -134,7 +139,7 @@ def novelty(
         raise BadInput(f"the longest judged row has {int(series.lengths.max())} steps, and {before} are left out.")
     scores[judged] = score(series.values[judged].double(), known.to(series.values.device))
     place = min(len(own) - 1, math.ceil(quantile * len(own)) - 1)
-    return Novelty(scores, float(own[place]), quantile, own.to(scores.device), method)
+    return Novelty(scores, float(own[place]), quantile, own.to(scores.device), method, series.assumed)
 
 
 def _after(series: Series, warmup: int) -> Tensor:

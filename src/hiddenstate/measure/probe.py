@@ -32,6 +32,7 @@ class Probe:
     folds: int
     rows: Tensor  # (time,) real rows at each step
     interrupted: bool = False  # stopped by Ctrl-C: later steps are NaN
+    taken: str = ""  # where rows and steps were taken to lie, where neither states nor targets tell
 
     @property
     def r2(self) -> Tensor:
@@ -51,7 +52,7 @@ class Probe:
         return (
             f"{name} {float(self.accuracy[last]):.3f} at step {last}, {float(self.accuracy[best]):.3f} at best (step "
             f"{best}); chance {self.chance:.3f}, shuffled targets {float(self.shuffled[last]):.3f} "
-            f"({self.folds} folds){stopped}"
+            f"({self.folds} folds){stopped}{'; ' if self.taken else ''}{self.taken}"
         )
 
 
@@ -126,6 +127,7 @@ def probe(
         folds=folds,
         rows=series.valid.sum(0),
         interrupted=interrupted,
+        taken=series.assumed if len(wanted) > 1 or batch == series.values.shape[1] else "",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from ..errors import BadInput
-from ..recording import Recording, Trajectory
+from ..recording import Recording, Trajectory, refuse_time_first
 
 States: TypeAlias = "Trajectory | Tensor | PackedSequence | np.ndarray[Any, Any]"  # of one run
+_ASSUMED = "rows on axis 0 and time on axis 1: assumed, since a plain tensor does not tell"
+
 ManyStates: TypeAlias = "States | Iterable[States] | Recording"  # of one run, or of many, whatever their lengths
 
 
@@ -25,6 +27,7 @@ class Series:
     values: Tensor  # (batch, time, unit), floating, detached, zero in the padding
     valid: Tensor  # (batch, time) bool
     name: str
+    assumed: str = ""  # where rows and steps lie, where neither a trajectory nor lengths tell
 
     @property
     def entries(self) -> Tensor:
@@ -67,7 +70,10 @@ def as_series(traj: ManyStates, lengths: Tensor | None = None, *, part: str = "h
             f"One sequence without a batch axis becomes one with h.unsqueeze(0); "
             f"the last states of several, (batch, unit), with h.unsqueeze(1)."
         )
-    return _series(traj, valid_steps(traj, lengths), "the tensor")
+    if not final or lengths is not None:
+        refuse_time_first(traj)
+    assumed = _ASSUMED if lengths is None and min(traj.shape[:2]) > 1 else ""
+    return replace(_series(traj, valid_steps(traj, lengths), "the tensor"), assumed=assumed)
 
 
 def pieces(traj: ManyStates, lengths: Tensor | None = None, *, part: str = "h") -> Iterator[Series]:
@@ -119,7 +125,8 @@ def _stacked(runs: list[Series]) -> Series:
         ]
         return torch.cat([part.to(padded[0].device) for part in padded])
 
-    return Series(below([run.values for run in runs]), below([run.valid for run in runs]), runs[0].name)
+    first = runs[0]
+    return replace(first, values=below([run.values for run in runs]), valid=below([run.valid for run in runs]))
 
 
 def _no_states(given: object) -> str:

@@ -49,7 +49,8 @@ def distances(
     if not isinstance(square, Tensor) or square.dim() != 2 or square.shape[0] != square.shape[1]:
         seen = tuple(square.shape) if isinstance(square, Tensor) else type(result).__name__
         raise BadInput(
-            f"distances are (n, n), or a result of measure.positions or measure.compare, but this is {seen}."
+            f"distances are (n, n), or a result of measure.positions or measure.compare, but this is {seen}. "
+            f"Those of states are measured first: hs.plot.distances(hs.measure.compare(states))."
         )
     settles = result.settles_at if isinstance(result, Positions) else None
     what = "step" if isinstance(result, Positions) else "row"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadInput
-from ..recording import Trajectory
+from ..recording import Trajectory, refuse_time_first
 
 UNITS = 400  # with more units, each would be thinner than a pixel
 STEPS = 800
@@ -36,6 +36,7 @@ def one_row(traj: Trajectory | Tensor | np.ndarray[Any, Any], *, part: str = "h"
     if isinstance(traj, Trajectory):
         values, lengths = traj.part(part), traj.lengths
     elif isinstance(traj, Tensor) and traj.dim() in (2, 3):
+        refuse_time_first(traj)
         values, lengths = traj.unsqueeze(0) if traj.dim() == 2 else traj, None
     else:
         seen = f"a tensor of shape {tuple(traj.shape)}" if isinstance(traj, Tensor) else type(traj).__name__
@@ -65,7 +66,10 @@ def of_kind(result: object, name: str, source: str) -> None:
     from .. import measure
 
     if not isinstance(result, getattr(measure, name)):
-        raise BadInput(f"drawn is a result of {source}, but this is {type(result).__name__}.")
+        raise BadInput(
+            f"drawn is a result of {source}, but this is {type(result).__name__}. Measure first, then draw: "
+            f"hs.plot.{source.rpartition('.')[2]}(hs.{source}(...))."
+        )
 
 
 def bounds_of(limits: float | tuple[float, float] | None) -> tuple[float, float] | None:

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from .._compiling import compiling
 from .._torch_names import lookup
 from ..errors import BadInput
-from ..recording import Recording, Trajectory, the_track, trainable
+from ..recording import Recording, Trajectory, refuse_time_first, the_track, trainable
 
 Source: TypeAlias = "Tensor | Trajectory | Recording | PackedSequence"
 Lengths: TypeAlias = "Tensor | Sequence[int]"
@@ -92,6 +92,7 @@ def read_steps(h: Source, lengths: Lengths | None) -> Steps:
     """Return a tensor, trajectory or packed sequence as steps, or raise if it cannot be pooled."""
     if isinstance(h, Tensor):
         _check_states(trainable(h))
+        refuse_time_first(h)
         return Steps(h, None if lengths is None else _read_lengths(lengths, h))
     h = the_track(h)
     if lengths is not None:

@@ -2,6 +2,7 @@
 
 from .api import load_recording, record
 from .frames import tap
+from .layout import refuse_time_first
 from .recording import Recording, the_track
 from .trajectory import Trajectory, trainable
 
@@ -10,6 +11,7 @@ __all__ = [
     "Trajectory",
     "load_recording",
     "record",
+    "refuse_time_first",
     "tap",
     "the_track",
     "trainable",

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..cells import Call, EndState, Layer, OpenRun, Proceed, may_be_recomputed, random_streams_kept
 from ..errors import NotRecurrent, StateMismatch
-from ..state import State
+from ..state import State, tensors
 from ..unrolling import places
 from . import layerwise
 from .frames import FUSED, Frame, Intercept, KernelCall, innermost, parse, run_in
@@ -122,9 +122,10 @@ class FusedRecorder:
             found = {
                 self.tracks[at]: pad(one, layout, self.options) for at, one in enumerate(passes) if at in self.tracks
             }
-            if self.options.graph and torch.is_grad_enabled() and found and not any(p.h.requires_grad for p in passes):
+            could = found and any(one.requires_grad for one in tensors(done.result).values())  # not of a frozen layer
+            if self.options.graph and torch.is_grad_enabled() and could and not any(p.h.requires_grad for p in passes):
                 self._warn("its graph is", "it runs inside activation checkpointing, which throws it away")
-            if self.options.grads and found and all(one.outside is None for one in passes):
+            if self.options.grads and could and all(one.outside is None for one in passes):
                 self._warn("its gradients are", "it runs inside activation checkpointing, which throws its graph away")
             self._keep(found, run, goes_on if before is None else before.handed_on(kernel_call.state))
             before = EndState.of(ends)

@@ -253,7 +253,8 @@ def trainable(h: Tensor) -> Tensor:
         raise BadInput(
             f"the states of {_frozen[_owner(h)]!r} were recorded without their graph, so what is made of them trains "
             f"nothing of the model. Record with hs.record(model, graph=True), with gradients on; under "
-            f"torch.no_grad() they are taken as numbers, and run.h.detach(), run.lengths train a head on frozen states."
+            f"torch.no_grad() they are taken as numbers, and run.h.detach(), run.lengths train a head on frozen "
+            f"states, as those of a model whose weights are frozen are in any case."
         )
     return h
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import BadInput
+from ..recording import refuse_time_first
 
 Sequences = TypeVar("Sequences", Tensor, PackedSequence)
 
@@ -44,6 +45,8 @@ class VariationalDropout(nn.Module):
                 f"sequences are (batch, time, unit), (time, batch, unit) with batch_first=False, or (time, unit), "
                 f"but these have shape {tuple(x.shape)}."
             )
+        if self.batch_first:
+            refuse_time_first(x, "VariationalDropout(p, batch_first=False)")
         time = 0 if x.dim() == 2 else 1 if self.batch_first else 0
         return x * F.dropout(torch.ones_like(x.narrow(time, 0, min(1, x.shape[time]))), self.p)
 

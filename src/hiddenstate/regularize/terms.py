@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from .._compiling import compiling
 from ..errors import BadInput
-from ..recording import Recording, Trajectory, the_track, trainable
+from ..recording import Recording, Trajectory, refuse_time_first, the_track, trainable
 
 Source: TypeAlias = "Tensor | Trajectory | Recording | PackedSequence"
 Lengths: TypeAlias = "Tensor | Sequence[int]"
@@ -26,7 +26,7 @@ def activity(h: Source, lengths: Lengths | None = None, *, batch_first: bool = T
     >>> activity(torch.tensor([[[1.0], [3.0], [9.0]]]), [2])
     tensor(5.)
     """
-    states, valid = _read_states(h, lengths, batch_first=batch_first)
+    states, valid = _read_states(h, lengths, batch_first=batch_first, ordered=False)
     steps = states.shape[0] * states.shape[1] if valid is None else valid.sum()
     if not compiling() and not int(steps):
         raise BadInput(
@@ -65,15 +65,19 @@ def _mean_over_pairs(values: Tensor, valid: Tensor | None) -> Tensor:
     return _mean_over(torch.where(pairs_like, values, 0.0), pairs)
 
 
-def _read_states(h: Source, lengths: Lengths | None, *, batch_first: bool) -> tuple[Tensor, Tensor | None]:
+def _read_states(
+    h: Source, lengths: Lengths | None, *, batch_first: bool, ordered: bool = True
+) -> tuple[Tensor, Tensor | None]:
     """Return states (batch, time, unit) with zero padding, and which steps count: bool (batch, time), or None for all.
 
     The zeros are selected, not multiplied in, so neither NaN in the padding nor a gradient into it passes.
     """
     if not isinstance(h, Tensor):
         h, lengths = _unwrapped(h, lengths)
-    elif trainable(h).dim() == 3 and not batch_first:
-        h = h.transpose(0, 1)
+    else:
+        h = trainable(h).transpose(0, 1) if h.dim() == 3 and not batch_first else trainable(h)
+        if batch_first and (ordered or lengths is not None):
+            refuse_time_first(h, "batch_first=False")
     if h.dim() != 3 or not h.is_floating_point():
         raise BadInput(
             f"states are floating point numbers (batch, time, unit), but these are {h.dtype} of shape "
