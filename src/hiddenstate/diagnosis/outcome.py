@@ -176,6 +176,7 @@ class Operation:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     line: str  # "model.py:31", "" where unknown
+    instruction: int = -1  # of the code that this line is in: two operations may stand on one line
 
     @property
     def outputs(self) -> list[Tensor]:
@@ -234,21 +235,21 @@ class Tracer(TorchFunctionMode):
         output = func(*args, **kwargs)
         if name not in _QUIET:
             inputs = tuple(tensors((args, kwargs)).values())
-            self.trace.append(Operation(name, inputs, output, args, kwargs, line()))
+            self.trace.append(Operation(name, inputs, output, args, kwargs, *place()))
         return output
 
 
-def line() -> str:
-    """Return the line of the user's code that is being run: `model.py:31`."""
+def place() -> tuple[str, int]:
+    """Return the line of the user's code that is being run, `model.py:31`, and its instruction."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
         if name == _CALLER:
-            return ""  # nothing of the user's stands between the call of the model and this operation
+            break  # nothing of the user's stands between the call of the model and this operation
         if is_users(name):
-            return f"{FilePath(name).name}:{frame.f_lineno}"
+            return f"{FilePath(name).name}:{frame.f_lineno}", frame.f_lasti
         frame = frame.f_back
-    return ""
+    return "", -1
 
 
 def line_of(error: BaseException) -> str:

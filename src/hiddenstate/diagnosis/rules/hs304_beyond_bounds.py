@@ -50,22 +50,17 @@ model, inputs = Cell(), ()
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-from torch import Tensor
-
 from ...state import tensors
-from ..outcome import SIGMOIDS, Makers, Operation, Operations
+from ..outcome import SIGMOIDS, Operation
 from ..patient import Patient
 from ..probes.calls import TracedCall
 from ..probes.cells import CellDrives, Drive
+from ..probes.factors import Factors
 from ..probes.states import RecordedStates
 from ..rule import Rule, Symptom
 
 _LINEAR = {"linear", "add", "__add__", "__radd__", "matmul", "__matmul__", "addmm", "mm", "sub", "__sub__", "addmm_"}
-_MAPS = {"linear", "matmul", "__matmul__", "addmm", "mm", "addmm_"}
-_RECTIFIED = {"relu", "relu_", "softplus"}
-_SUMS = {"add", "__add__", "__radd__", "add_", "__iadd__"}
+_UNBOUNDED = {"linear", "matmul", "__matmul__", "addmm", "mm", "bmm", "conv2d", "relu", "relu_", "softplus"}
 _PRODUCTS = ("mul", "__mul__", "__rmul__", "multiply")
 _OPEN = {"relu", "relu_", "softplus", "exp", "conv1d", "conv2d"}  # no bound above, or none at all
 
@@ -95,71 +90,47 @@ def check(patient: Patient) -> Symptom | None:
 
 
 def _in_a_loop(patient: Patient) -> Symptom | None:
-    """Report a loop in a forward whose state is multiplied, step by step, by a sum that nothing squashes."""
-    inputs = patient.inputs
-    found = _raw_gates(patient[TracedCall].trace)
-    x, driven = inputs.get(inputs.main), ""
-    if found and isinstance(x, Tensor) and x.is_floating_point():  # by larger inputs it is driven out of its bounds
-        driven = " with inputs a hundred times as large"
-        found = _raw_gates(patient.run(inputs.put(inputs.main, 100 * x), trace=True).trace)
-    for line, gates in found.items():
-        low, high = min(float(gate.min()) for gate in gates), max(float(gate.max()) for gate in gates)
-        if low < -0.01 or high > 1.01:
-            return Symptom(
-                "warning",
-                line,
-                f"a state is multiplied by a gate that goes from {low:.2g} to {high:.2g}{driven} (limits 0 and 1), in "
-                f"a loop with other gates that are squashed.",
-                "this gate is not squashed to [0, 1]: its sigmoid is missing, or another function is in its place",
-                "f = torch.sigmoid(self.forget(xh))",
-                {"low": low, "high": high, "limit": 1.0},
-            )
+    """Report a loop whose state is multiplied, step by step, by what leaves [0, 1]."""
+    squashed = bool(patient[TracedCall].trace.named(*SIGMOIDS))
+    for factor in patient[Factors]:
+        low, high = factor.low, factor.high
+        grows = high > 1.01 or low < -1.01
+        if not factor.varies:
+            if grows:
+                return _growing(factor.line, low if low < -1.01 else high)
+            continue
+        raw, shifted = bool(factor.made_by & _UNBOUNDED), "sigmoid" in factor.made_by and grows
+        in_place = raw and (squashed or factor.complement)  # among other gates, or paired with its complement
+        flipped = low < -0.01 and factor.made_by == {"tanh"} and squashed
+        if "exp" not in factor.made_by and ((in_place and (grows or low < -0.01)) or shifted or flipped):
+            return _leaving(factor.line, low, high, shifted=shifted)
     return None
 
 
-def _raw_gates(trace: Operations) -> dict[str, list[Tensor]]:
-    """Return by line the sums that the states of a loop are multiplied by, where another gate is squashed."""
-    made = trace.makers()
-    lines: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}  # gate, state and product of each step
-    for operation in trace.named(*_PRODUCTS):
-        if len(operation.inputs) == 2 and operation.line and operation.inputs[0].shape == operation.inputs[1].shape:
-            for gate, state in (operation.inputs, operation.inputs[::-1]):
-                if _plain_sum(made, gate) and isinstance(operation.output, Tensor):
-                    lines.setdefault(operation.line, []).append((gate, state, operation.output))
-    # Each product goes into a sum that is the next one's state, beside what another gate has let through.
-    return {
-        line: [gate for gate, _, _ in steps]
-        for line, steps in lines.items()
-        if len(steps) > 2 and all(_goes_on(made, *before, after=after[1]) for before, after in pairwise(steps))
-    }
-
-
-def _plain_sum(made: Makers, gate: Tensor) -> bool:
-    """Whether a tensor is a linear map, or a sum of such maps, or what a function without a bound above makes of it."""
-    maker = made.origin(gate)
-    if maker is not None and maker.name in _RECTIFIED and maker.inputs:
-        maker = made.origin(maker.inputs[0])
-    if maker is None or maker.name not in _MAPS | _SUMS:
-        return False
-    return maker.name in _MAPS or any(
-        inner is not None and inner.name in _MAPS for inner in map(made.origin, maker.inputs)
+def _growing(line: str, factor: float) -> Symptom:
+    return Symptom(
+        "warning",
+        line,
+        f"the state is multiplied by {factor:.3g} at each step (limits -1 and 1), and nothing "
+        "squashes what comes of it.",
+        "a factor above 1 on the old state lets it grow without end: a leak or decay is a share, below 1",
+        "h = decay * h + (1 - decay) * new  # with a decay below 1: torch.sigmoid(self.decay), or exp(-dt / tau)",
+        {"low": factor, "high": factor, "limit": 1.0},
     )
 
 
-def _goes_on(made: Makers, gate: Tensor, state: Tensor, product: Tensor, *, after: Tensor) -> bool:
-    """Whether the state of the next step is the sum of a product and of something that a sigmoid takes part in."""
-    total = made.origin(after)
-    if total is None or total.name not in _SUMS or not any(t is product for t in total.inputs):
-        return False
-    waiting, seen = [t for t in total.inputs if t is not product], {id(state)}
-    while waiting:
-        tensor = waiting.pop()
-        operation = None if id(tensor) in seen else made.get(id(tensor))
-        seen.add(id(tensor))
-        if operation is not None and operation.name in SIGMOIDS:
-            return True
-        waiting += [] if operation is None else operation.inputs
-    return False
+def _leaving(line: str, low: float, high: float, *, shifted: bool) -> Symptom:
+    return Symptom(
+        "warning",
+        line,
+        f"a state is multiplied by a gate that goes from {low:.2g} to {high:.2g} (limits 0 and 1), with inputs of "
+        f"this size or a hundred times as large.",
+        "a number is added to a gate that is squashed already, as in (1 + z) * h"
+        if shifted
+        else "this gate is not squashed to [0, 1]: its sigmoid is missing, or another function is in its place",
+        "h = (1 - z) * h + z * n  # 1 - z, and not 1 + z" if shifted else "f = torch.sigmoid(self.forget(xh))",
+        {"low": low, "high": high, "limit": 1.0},
+    )
 
 
 def _raw_gate(drive: Drive) -> tuple[Operation, float, float] | None:
@@ -263,4 +234,4 @@ def _recorded_gates(patient: Patient) -> Symptom | None:
     return None
 
 
-RULE = Rule("HS304", "gate or state beyond its bound", check, probes=(CellDrives, RecordedStates, TracedCall))
+RULE = Rule("HS304", "gate or state beyond its bound", check, probes=(CellDrives, Factors, RecordedStates, TracedCall))
