@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -385,7 +384,17 @@ _WRAPPERS = {
 
 def weights_like(module: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Return where and in which dtype a module's weights are, for states that should match them."""
-    for tensor in chain(module.parameters(), module.buffers()):
-        if tensor.is_floating_point() or tensor.is_complex():
+    for store in ("_parameters", "_buffers"):
+        if (tensor := _first(module, store)) is not None:
             return tensor.device, tensor.dtype
     return torch.get_default_device(), torch.get_default_dtype()
+
+
+def _first(module: nn.Module, store: str) -> Tensor | None:
+    """Return the first tensor with fractions that a module holds; each step asks, and `parameters()` takes longer."""
+    tensor: Tensor | None
+    for tensor in getattr(module, store).values():
+        if tensor is not None and (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor
+    within = (_first(child, store) for child in module._modules.values() if child is not None)
+    return next((tensor for tensor in within if tensor is not None), None)
