@@ -16,6 +16,7 @@ from .discovery import (
     is_around_cells,
     layers,
     register,
+    registrations,
 )
 from .dynamo import eager, uncompiled
 from .given_call import (
@@ -31,7 +32,7 @@ from .given_call import (
     taken_by_position,
 )
 from .handed_on import EndState, memory_of
-from .layer import Adapter, Call, Layer, Spec, unwrap, unwrap_to_call
+from .layer import Adapter, Call, Layer, Spec, unwrap, unwrap_to_call, weights_like
 from .listener import (
     Handle,
     Listener,
@@ -65,6 +66,7 @@ from .snapshot import (
 )
 from .started import StartedModel, needed_states, started
 from .succession import OpenRun, Succession
+from .torch_layers import TorchCellAdapter
 from .trials import invented_inputs
 from .warning import warn
 from .watched_calls import Begun, foreseen, watched, watched_from, when_reached
@@ -101,6 +103,7 @@ __all__ = [
     "Spec",
     "StartedModel",
     "Succession",
+    "TorchCellAdapter",
     "ambiguous",
     "around",
     "as_layer",
@@ -138,6 +141,7 @@ __all__ = [
     "recomputing",
     "refuse_clashes",
     "register",
+    "registrations",
     "rows_beside_steps",
     "seed",
     "sequence_among",
@@ -157,5 +161,6 @@ __all__ = [
     "watched_from",
     "watchers",
     "watching",
+    "weights_like",
     "when_reached",
 ]

@@ -58,7 +58,8 @@ class CellAdapter(Adapter):
             shapes[name] = (stack, batch, hidden) if axis else (batch, hidden)
         if learned is not None and not is_int(getattr(module, "hidden_size", None)):
             shapes = {n: (*of[: known.axes[n]], batch, *of[known.axes[n] :]) for n, of in learned.shapes.items()}
-        return State({n: torch.zeros(shape, device=device, dtype=dtype) for n, shape in shapes.items()}, known.axes)
+        zeros = {n: torch.zeros(shape, device=device, dtype=dtype) for n, shape in shapes.items()}
+        return State.alike(zeros, known.axes)
 
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
         """Name the parts, and remember their nesting for `to_native`."""

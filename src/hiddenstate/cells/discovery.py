@@ -27,6 +27,7 @@ _own_cells = CellAdapter()
 _own_layers = SequenceAdapter(_own_cells)
 _spread_cells = SpreadAdapter()
 _registered: dict[type[nn.Module], Adapter] = {}
+_registrations: list[type[nn.Module]] = []  # in the order in which they were made
 _known: dict[type[nn.Module], Adapter] = {
     nn.RNN: FusedAdapter("rnn"),
     nn.LSTM: FusedAdapter("lstm"),
@@ -271,6 +272,12 @@ def register(kind: type[nn.Module], adapter: Adapter | None = None) -> None:
             f"For a plain cell leave it out: hs.register({kind.__name__})."
         )
     _registered[kind] = adapter or _own_cells
+    _registrations.append(kind)
+
+
+def registrations() -> int:
+    """Return how many times a type was registered: until the next one, a module has the adapter that it had."""
+    return len(_registrations)
 
 
 def has_own_code(model: nn.Module) -> bool:

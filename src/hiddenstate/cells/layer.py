@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -385,7 +384,20 @@ _WRAPPERS = {
 
 def weights_like(module: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Return the device and dtype of a module's weights, for states that should match them."""
-    for tensor in chain(module.parameters(), module.buffers()):
-        if tensor.is_floating_point() or tensor.is_complex():
+    for store in ("_parameters", "_buffers"):
+        if (tensor := _first(module, store, set())) is not None:
             return tensor.device, tensor.dtype
     return torch.get_default_device(), torch.get_default_dtype()
+
+
+def _first(module: nn.Module, store: str, seen: set[nn.Module]) -> Tensor | None:
+    """Return the first floating-point tensor that a module holds; each step asks, and `parameters()` is slower."""
+    tensor: Tensor | None
+    for tensor in getattr(module, store).values():
+        if tensor is not None and (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor
+    seen.add(module)  # modules may hold each other
+    within = (
+        _first(child, store, seen) for child in module._modules.values() if child is not None and child not in seen
+    )
+    return next((tensor for tensor in within if tensor is not None), None)

@@ -116,9 +116,9 @@ class TorchCellAdapter(Adapter):
 
     def initial(self, module: nn.Module, batch: int) -> State:
         """Return zeros, which torch starts from."""
-        spec = self.spec(module)
+        size = cast(nn.RNNCellBase, module).hidden_size
         device, dtype = weights_like(module)
-        return State({p: torch.zeros(batch, size, device=device, dtype=dtype) for p, size in spec.sizes.items()})
+        return State.alike({p: torch.zeros(batch, size, device=device, dtype=dtype) for p in self._parts}, 0)
 
     def to_state(self, module: nn.Module, native: Native, *, batch: int | None = None) -> State:
         """Name h and c; a state without a batch axis becomes one of a single row."""

@@ -251,12 +251,16 @@ class State(Mapping[str, Tensor]):
         )
 
     @staticmethod
-    def alike(parts: dict[str, Tensor], axis: int) -> State:
+    def alike(parts: dict[str, Tensor], axis: int | dict[str, int]) -> State:
         """Return a State of tensors that are known to be valid; if all have one shape, nothing is checked."""
-        shapes = {part.shape for part in parts.values()}
-        if len(shapes) != 1:
-            return State(parts, axis)
-        return State._trusted(parts, dict.fromkeys(parts, axis))
+        axes = axis if isinstance(axis, dict) else dict.fromkeys(parts, axis)
+        shape = place = None
+        for name, part in parts.items():
+            if shape is None:
+                shape, place = part.shape, axes[name]
+            elif part.shape != shape or axes[name] != place:
+                return State(parts, axes)
+        return State._trusted(parts, axes)
 
     @staticmethod
     def cat(states: Iterable[State]) -> State:

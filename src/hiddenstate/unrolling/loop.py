@@ -39,10 +39,15 @@ def run_loop(layer: Layer, task: Task) -> tuple[Tensor, State]:
     try:
         return run_steps(NamedCell(layer), task)
     except (RuntimeError, ValueError, TypeError) as error:
-        explain_mismatch(layer, task, error)
-        explain_width(layer, task, error)
-        explain_transform(layer, error)
+        explain_failure(layer, task, error)
         raise
+
+
+def explain_failure(layer: Layer, task: Task, error: Exception) -> None:
+    """Raise what says why a step failed, where that is known."""
+    explain_mismatch(layer, task, error)
+    explain_width(layer, task, error)
+    explain_transform(layer, error)
 
 
 def run_steps(cell: Cell[State], task: Task) -> tuple[Tensor, State]:

@@ -16,7 +16,8 @@ from ..errors import BadInput, StateMismatch
 from ..state import State
 from .checks import Lengths, Task, read
 from .engines import Engine, check_engine, chosen_engine, layer_for, run_cell
-from .stacking import run_stack, stacked
+from .one_step import is_single, known_form, remember_step, step_again
+from .stacking import one_of, run_stack, stacked
 from .waiting import run_others
 
 
@@ -116,6 +117,8 @@ class Recurrent(nn.Module):
             if lengths is not None:
                 raise BadInput("x is a PackedSequence, which has its lengths in it: leave lengths out.")
             return self._forward_packed(x, state, resets=resets, engine=engine)
+        if lengths is None and resets is None and engine != "fast" and (again := self._step_again(x, state, engine)):
+            return again
         layer = as_layer(self)
         single = isinstance(x, Tensor) and x.dim() == self.unbatched_axes(x)
         if single:
@@ -184,12 +187,29 @@ class Recurrent(nn.Module):
     def _ends(self) -> tuple[str, ...]:
         return ("", "_reverse") if self.bidirectional else ("",)
 
+    def _step_again(self, x: Any, state: Any, engine: Engine) -> tuple[Any, Any] | None:
+        """Run one step whose first cell was stepped like this before; None for any other call."""
+        x = x if self.batch_first or not isinstance(x, Tensor) or x.dim() < 2 else x.transpose(0, 1)
+        if not is_single(x) or x.dim() != self.unbatched_axes(x) + 1:
+            return None
+        cells = self.cells()
+        form = known_form(cells[0], x)
+        given = None if form is None or state is None else form.unstacked(state, len(cells), x.shape[0])
+        if form is None or (given is None and state is not None):
+            return None
+        if len(cells) == 1:
+            out, last = _run_piece(cells[0], Task(x, None if given is None else one_of(given, 0)), engine)
+            final = stacked([last])
+        else:
+            out, final = self._run(Task(x, given), engine)
+        return (out if self.batch_first else out.transpose(0, 1)), form.build(final)
+
     def _run(self, task: Task, engine: Engine) -> tuple[Tensor, State]:
         dropout = self.dropout if self.training else 0.0
         return run_stack(
             self.cells(),
             task,
-            lambda cell, piece: run_cell(layer_for(cell, piece.x), piece, engine),
+            lambda cell, piece: _run_piece(cell, piece, engine),
             directions=len(self._ends),
             dropout=dropout,
         )
@@ -281,6 +301,18 @@ def _check_settings(num_layers: int, dropout: float) -> None:
 def _stack_of(module: nn.Module) -> Recurrent:
     assert isinstance(module, Recurrent)  # the adapter is registered for no other type
     return module
+
+
+def _run_piece(cell: nn.Module, piece: Task, engine: Engine) -> tuple[Tensor, State]:
+    single = piece.plain and piece.initial is None and is_single(piece.x)
+    again = step_again(cell, piece.x, piece.state, timed=engine == "auto") if single and engine != "fast" else None
+    if again is not None:
+        return again
+    layer = layer_for(cell, piece.x)
+    out, after = run_cell(layer, piece, engine)
+    if single and layer.module is cell:
+        remember_step(layer, piece.x, after)
+    return out, after
 
 
 def _run_named(stack: Recurrent, x: Tensor, state: State | None, **options: Any) -> tuple[Tensor, State]:

@@ -44,20 +44,21 @@ def run_stack(
 def stacked(states: list[State]) -> State:
     """Return states of several cells as one, with a new axis in front."""
     axes = {name: axis + 1 for name, axis in states[0].batch_axis.items()}
-    return State({name: torch.stack([state[name] for state in states]) for name in states[0]}, axes)
+    return State.alike({name: torch.stack([state[name] for state in states]) for name in states[0]}, axes)
 
 
 def _from(whole: Task, piece: Task, number: int) -> Task:
     """Return a piece of work that starts from its own share of the whole stack's state."""
-    first = None if whole.state is None else _take(whole.state, number)
+    first = None if whole.state is None else one_of(whole.state, number)
     start = whole.initial
     return Task(
-        piece.x, first, piece.lengths, piece.resets, None if start is None else lambda rows: _take(start(rows), number)
+        piece.x, first, piece.lengths, piece.resets, None if start is None else lambda rows: one_of(start(rows), number)
     )
 
 
-def _take(state: State, number: int) -> State:
-    return State({n: p[number] for n, p in state.items()}, {n: a - 1 for n, a in state.batch_axis.items()})
+def one_of(state: State, number: int) -> State:
+    """Return the share of one cell in the state of several."""
+    return State.alike({n: p[number] for n, p in state.items()}, {n: a - 1 for n, a in state.batch_axis.items()})
 
 
 def backwards(x: Tensor, lengths: Tensor | None) -> Tensor:

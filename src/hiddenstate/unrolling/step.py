@@ -58,6 +58,11 @@ class Step:
         self._reader, self._seen = reader, (own[0], native)
         self.reading = reader.read(self.layer.module, own[0], native, _tensors(native))
 
+    def read_again(self) -> None:
+        """Read the cell with the same input and state, which takes as long as before every call."""
+        x, native = self._seen
+        self._reader.read(self.layer.module, x, native, _tensors(native))
+
     def without_example(self) -> Step:
         """Return the same step without the input and state that it was read with, which would be kept with it."""
         step = Step(self.layer, self.axes, ends=self.ends, restarts=self.restarts)

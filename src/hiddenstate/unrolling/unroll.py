@@ -16,6 +16,7 @@ from ..state import State
 from .checks import Lengths, read
 from .engines import Engine, chosen_engine, layer_for, run_cell
 from .fused import run_fused
+from .one_step import is_single, remember_step, step_again
 from .recurrent import Recurrent
 from .waiting import run_others
 
@@ -125,6 +126,12 @@ def _unroll(
     batch_axis: int | None,
     engine: Engine | None,
 ) -> tuple[Tensor, State]:
+    usual = lengths is None and resets is None and initial is None and time_axis is None and batch_axis is None
+    single = usual and is_single(x) and isinstance(cell, nn.Module) and not isinstance(cell, Recurrent)
+    if single and (way := chosen_engine(engine)) != "fast":
+        again = step_again(cell, x, state, timed=way == "auto")
+        if again is not None:
+            return again
     told = isinstance(x, Tensor) and x.dim() > 1 and (time_axis == 0 or batch_axis == 1)
     layer = layer_for(cell, x.transpose(0, 1) if told else x)
     axes = _axes(layer, x, time_axis, batch_axis)
@@ -141,6 +148,8 @@ def _unroll(
         task = task if initial is None else replace(task, initial=initial)
         run = run_fused if layer.fused else run_cell
         out, after = run_others(task, lambda some: run(layer, some, engine), layer.initial)
+        if single and layer.module is cell:
+            remember_step(layer, x, after)
     return (out if axes is None or axes.usual else axes.as_given(out)), after
 
 
