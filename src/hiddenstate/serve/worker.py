@@ -306,9 +306,10 @@ class TickCounter:
         single = [op for op in ops if not isinstance(op, PushChain | PushMany)]
         chained = [push for op in ops if isinstance(op, PushChain) for push in op.pushes]
         many = [op for op in ops if isinstance(op, PushMany)]
-        lengths = [op.steps for op in [*single, *chained] if type(op) is Push]
+        good = [op for op in [*single, *chained] if not isinstance(op.result, Exception)]
+        failed = len(single) + len(chained) - len(good)
+        lengths = [op.steps for op in good if type(op) is Push]
         together = sum([len(op) for op in many])
-        failed = len([op for op in [*single, *chained] if isinstance(op.result, Exception)])
         with self._lock:
             self._ticks += 1
             self._inputs += len(lengths) + together
