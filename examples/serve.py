@@ -10,6 +10,7 @@ and all states with a run that nobody disturbed.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import subprocess
 import sys
@@ -75,8 +76,7 @@ def detect(model: Detector, store: str) -> None:
     """Feed every sensor's session, from where the store says it is, and print an alarm for every surprise."""
     names = [f"sensor-{n:04d}" for n in range(SENSORS)]
     with hs.serve.Engine(model, store, max_batch=SENSORS, max_sessions=SENSORS) as engine:
-        for name in names:
-            engine.open(name, exist_ok=True)
+        asyncio.run(begin(engine, names))
         # All sessions advance in one transaction, but a cut between two of them is fine too: an input that is
         # repeated with its number is answered again and not applied again.
         done = min(engine.info(name).seq for name in names)
@@ -87,6 +87,11 @@ def detect(model: Detector, store: str) -> None:
             predicted = engine.push_many(names, features(step), seqs=[step] * SENSORS)
             alarms = [int(n) for n in (surprise > 1.0).nonzero()[:, 0]] if step > 5 else []
             print(json.dumps({"step": step, "alarms": alarms}), flush=True)
+
+
+async def begin(engine: hs.serve.Engine, names: list[str]) -> None:
+    """Begin all sessions that are not there, in a few transactions."""
+    await asyncio.gather(*(engine.aopen(name, exist_ok=True) for name in names))
 
 
 def watch(store: str, *, kill_after: int | None = None) -> dict[int, list[int]]:

@@ -150,7 +150,12 @@ def redis_client(port: int):
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on, below those from which the system takes the ends of connections."""
+    """Return a port of the loopback for servers of this process's tests, which nobody else is given from now on.
+
+    A socket that is bound and does not listen holds it, also while a server is stopped and started again; a server can
+    still bind the port, since both allow that (SO_REUSEADDR). Connections to it are refused until one listens. It lies
+    below the ports from which the system takes the ends of connections.
+    """
     while True:
         port = _PORTS.randrange(15_000, 32_000)
         with socket.socket() as probe:
@@ -158,6 +163,9 @@ def free_port() -> int:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+            # Not before: with this, two that do not listen could have the same port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.detach()  # until this process ends
             return port
 
 

@@ -84,12 +84,16 @@ class Nursery:
         self._process.stdin.write(f"{port} {store} {version}\n")
         self._process.stdin.flush()
         child = int(self._process.stdout.readline())
-        wait_until(lambda: _ready(f"http://127.0.0.1:{port}/readyz"), seconds=60)
+        wait_until(lambda: _ready(f"http://127.0.0.1:{port}/readyz") or not runs(child), seconds=60)
+        if not runs(child):
+            raise RuntimeError(f"the server on port {port} ended before it was ready")
         return child
 
     def close(self) -> None:
+        """End it; not by closing its input, since an interpreter with torch in it takes seconds to end by itself."""
+        self._process.kill()
+        self._process.wait()
         self._process.stdin.close()
-        self._process.wait(10)
         self._process.stdout.close()
 
 

@@ -219,7 +219,7 @@ class BatchRunner:
         kept = (
             [None if leaf is None else _copy(leaf) for leaf in result.leaves] if self._keep_answers else result.leaves
         )
-        bad = _nan_rows(kept, per_row=result.shape.inputs) | _nan_rows(self._nan_parts(result.after))
+        bad = _nan_rows(kept, per_row=result.shape.inputs) | self._nan_states(result.after)
         if self._keep_answers:
             result.answers = self._answers(kept)
         if bad:
@@ -249,10 +249,12 @@ class BatchRunner:
             return after
         return State({name: _copy(part) for name, part in after.items()}, after.batch_axis)
 
-    def _nan_parts(self, state: State) -> list[Tensor]:
-        """Return the parts to search for NaN, rows first."""
-        names = self._model.nan_parts
-        return [part.movedim(state.batch_axis[name], 0) for name, part in state.items() if name in names]
+    def _nan_states(self, state: State) -> set[int]:
+        """Return the rows whose new state has NaN in it."""
+        axes = {name: axis for name, axis in state.batch_axis.items() if name in self._model.nan_parts}
+        if not _has_nan([state[name] for name in axes]):
+            return set()
+        return _nan_rows([state[name].movedim(axis, 0) for name, axis in axes.items()])
 
     def _per_input(self, leaves: list[Tensor | None], shape: InputShape) -> list[Tensor | None]:
         """Turn outputs `(row, step, ...)` into `(input, ...)`, without the steps that are padding."""
@@ -337,18 +339,19 @@ def _copy(tensor: Tensor) -> Tensor:
 
 def _nan_rows(tensors: Sequence[Tensor | None], *, per_row: int = 1) -> set[int]:
     """Return the rows that contain NaN, where `per_row` consecutive entries of a tensor make a row."""
-    floating = [tensor for tensor in tensors if tensor is not None and tensor.is_floating_point() and tensor.numel()]
-    # A sum is NaN if anything in it is: one number is enough to see that all is well.
-    if not floating or not math.isnan(_sum(floating)):
+    if not _has_nan(tensors):
         return set()
     bad: set[int] = set()
-    for tensor in floating:
-        bad.update((torch.isnan(tensor).reshape(len(tensor), -1).any(1).nonzero()[:, 0] // per_row).tolist())
+    for tensor in tensors:
+        if tensor is not None and tensor.is_floating_point() and tensor.numel():
+            bad.update((torch.isnan(tensor).reshape(len(tensor), -1).any(1).nonzero()[:, 0] // per_row).tolist())
     return bad
 
 
-def _sum(tensors: Sequence[Tensor]) -> float:
-    if all([tensor.device.type == "cpu" and tensor.dtype in _NUMPY_FLOATS for tensor in tensors]):
+def _has_nan(tensors: Sequence[Tensor | None]) -> bool:
+    """Return whether there is NaN in any of these: the least of some numbers is NaN where one of them is."""
+    floating = [tensor for tensor in tensors if tensor is not None and tensor.is_floating_point() and tensor.numel()]
+    if all([tensor.device.type == "cpu" and tensor.dtype in _NUMPY_FLOATS for tensor in floating]):
         with np.errstate(all="ignore"):  # by numpy, in one thread, as slots are copied
-            return sum([float(tensor.detach().resolve_neg().numpy().sum()) for tensor in tensors])
-    return float(torch.stack([tensor.sum().float() for tensor in tensors]).sum())
+            return any([math.isnan(tensor.detach().resolve_neg().numpy().min()) for tensor in floating])
+    return bool(torch.stack([tensor.amin().isnan() for tensor in floating]).any())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ..errors import ServeError
+from ..errors import ServeError, SessionLost
 from .arena import Arena, SessionEntry
 from .model import ServedModel
 from .session_operations import Close, Export, Import, Info, ListNames, Open, SessionOperation
@@ -48,7 +48,10 @@ class SessionClaims:
             if entry is not None and not shared:
                 entries[op.session] = entry
             elif shared and isinstance(op, _READ_ONLY):
-                row = self._store.read(op.session)
+                try:
+                    row = self._store.read(op.session)
+                except SessionLost as error:  # it is damaged
+                    op.result, row = error, None
                 if row is not None:
                     entries[op.session] = _entry(op.session, Claim(-1, -1, row))
             else:

@@ -133,8 +133,10 @@ class GatheredFuture(AsyncResultFuture):
 
     __slots__ = ("_rebuild", "waiters")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, rebuild: Callable[[Sequence[Tensor | None]], Any]) -> None:
-        """Expect inputs of `loop`; `rebuild` makes an output of its tensors."""
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, rebuild: Callable[[Sequence[Sequence[Tensor | None]]], Sequence[Any]]
+    ) -> None:
+        """Expect inputs of `loop`; `rebuild` makes outputs of columns of tensors."""
         self._expect(0)
         self.loop, self._rebuild = loop, rebuild
         self.waiters: list[asyncio.Future[Any]] = []
@@ -164,8 +166,7 @@ class GatheredFuture(AsyncResultFuture):
         for place, count, leaves in rows:
             # Copies: a caller that keeps its output shall not keep everybody's in memory.
             columns = [[None] * count if leaf is None else _apart(leaf) for leaf in leaves]
-            outputs = map(self._rebuild, zip(*columns, strict=True))
-            for waiter, output in zip(self.waiters[place : place + count], outputs, strict=True):
+            for waiter, output in zip(self.waiters[place : place + count], self._rebuild(columns), strict=True):
                 if not waiter.done():
                     waiter.set_result(output)
 

@@ -181,6 +181,12 @@ class ServedModel:
         tree = self.layout.tree
         return leaves[0] if tree.is_leaf() else _pytree.tree_unflatten(list(leaves), tree)
 
+    def rebuild_all(self, columns: Sequence[Sequence[Tensor | None]]) -> Sequence[Any]:
+        """Return many outputs, given as a column for each of their tensors."""
+        if self.layout.tree.is_leaf():
+            return columns[0]
+        return [self.rebuild(leaves) for leaves in zip(*columns, strict=True)]
+
     def described(self) -> list[dict[str, Any]]:
         """Return name, dtype and shape of each tensor of the output; -1 stands for the number of steps."""
         stand_ins = [None if leaf is None else torch.empty(0) for leaf in self.layout.leaves]

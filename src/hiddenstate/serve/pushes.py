@@ -104,7 +104,7 @@ class GatheredInputs:
     def __init__(self, model: ServedModel, *, submit: Callable[[Sequence[SessionOperation]], None]) -> None:
         """Gather inputs for `model`, and hand them to `submit`, in the event loop they came from."""
         self._shape, self._dtype = torch.Size(model.layout.step_shape), model.layout.dtype
-        self._rebuild, self._submit = model.rebuild, submit
+        self._rebuild, self._submit = model.rebuild_all, submit
         self._lock = threading.Lock()
         self._gathered: dict[asyncio.AbstractEventLoop, _Gathered] = {}  # in this turn of each event loop
         self._closed = False

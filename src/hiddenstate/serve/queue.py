@@ -6,7 +6,7 @@ import heapq
 import itertools
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from ..errors import Overloaded, ServeError
@@ -351,9 +351,10 @@ def _by_caller(ops: Sequence[SessionOperation]) -> dict[str, int]:
     found: dict[str, int] = {}
     for op in ops:
         if isinstance(op, PushMany):
-            for session in [name for name in op.sessions if ":" in name]:
-                caller = caller_of(session)
-                found[caller] = found.get(caller, 0) + 1
+            if op.callers is None:
+                op.callers = Counter([caller_of(name) for name in op.sessions if ":" in name])
+            for caller, count in op.callers.items():
+                found[caller] = found.get(caller, 0) + count
         elif ":" in op.session:
             caller = caller_of(op.session)
             found[caller] = found.get(caller, 0) + (len(op) if isinstance(op, PushChain) else 1)

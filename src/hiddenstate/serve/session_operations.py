@@ -218,7 +218,7 @@ class PushMany(SessionOperation):
     wrong with one of them, `as_pushes` turns all into single inputs.
     """
 
-    __slots__ = ("pushes", "seqs", "sessions", "single_step", "source", "steps")
+    __slots__ = ("callers", "pushes", "seqs", "sessions", "single_step", "source", "steps")
 
     def __init__(
         self,
@@ -236,6 +236,7 @@ class PushMany(SessionOperation):
         self.source, self.single_step, self.seqs = source, single_step, seqs
         self.steps = source.shape[1]
         self.pushes: list[Push] | None = None  # once turned into single inputs
+        self.callers: dict[str, int] | None = None  # how many of them each caller has, once somebody has counted
 
     def split(self, count: int) -> tuple[PushMany, PushMany]:
         """Return the first `count` and the others."""

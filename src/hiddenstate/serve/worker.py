@@ -11,12 +11,12 @@ import logging
 import math
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
 import torch
 
 from .futures import AsyncResultFuture, ResultFuture, notify_all
@@ -242,7 +242,6 @@ def _in_a_torch_mode() -> bool:
 
 
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_EDGES = np.array(BOUNDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +251,22 @@ class Histogram:
     counts: tuple[int, ...] = (0,) * (len(BOUNDS) + 1)
     seconds: float = 0.0  # in all
 
-    def plus(self, durations: Sequence[float]) -> Histogram:
-        """Return the same with these counted."""
-        places = np.searchsorted(_EDGES, durations)
-        counts = np.bincount(places, minlength=len(self.counts)) + self.counts
-        return Histogram(tuple(counts.tolist()), self.seconds + sum(durations))
+
+class DurationCounter:
+    """Counts durations for a histogram."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self._counts, self._seconds = [0] * (len(BOUNDS) + 1), 0.0
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        """Count one duration, as often as it was met."""
+        self._counts[bisect_left(BOUNDS, seconds)] += count
+        self._seconds += count * seconds
+
+    def histogram(self) -> Histogram:
+        """Return what was counted."""
+        return Histogram(tuple(self._counts), self._seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +300,7 @@ class TickCounter:
         self.set_back = 0
         self._lately: deque[tuple[int, float]] = deque(maxlen=_KEPT)  # operations, seconds
         self._latencies: deque[float] = deque(maxlen=_KEPT)
-        self._waiting = self._answering = self._model = self._store = Histogram()
+        self._waiting, self._answering, self._model, self._store = (DurationCounter() for _ in range(4))
 
     def count(
         self,
@@ -306,27 +316,30 @@ class TickCounter:
         single = [op for op in ops if not isinstance(op, PushChain | PushMany)]
         chained = [push for op in ops if isinstance(op, PushChain) for push in op.pushes]
         many = [op for op in ops if isinstance(op, PushMany)]
-        lengths = [op.steps for op in [*single, *chained] if type(op) is Push]
+        good = [op for op in [*single, *chained] if not isinstance(op.result, Exception)]
+        failed = len(single) + len(chained) - len(good)
+        lengths = [op.steps for op in good if type(op) is Push]
         together = sum([len(op) for op in many])
-        failed = len([op for op in [*single, *chained] if isinstance(op.result, Exception)])
         with self._lock:
             self._ticks += 1
             self._inputs += len(lengths) + together
             self._steps += sum(lengths) + sum([op.steps * len(op) for op in many])
             self._failures += failed
             self._lately.append((len(single) + len(chained) + together, now - began))
-            latencies = [now - future.began for future in complete for _ in range(future.callers)]
-            self._latencies.extend(latencies)
-            self._answering = self._answering.plus(latencies)
-            self._waiting = self._waiting.plus([max(0.0, latency - now + began) for latency in latencies])
-            self._model, self._store = self._model.plus([model]), self._store.plus([store])
+            for future in complete:
+                latency, callers = now - future.began, future.callers
+                self._latencies.extend([latency] * callers)
+                self._answering.add(latency, callers)
+                self._waiting.add(max(0.0, began - future.began), callers)
+            self._model.add(model)
+            self._store.add(store)
 
     def snapshot(self) -> EngineStats:
         """Return the current numbers."""
         with self._lock:
             lately, latencies = list(self._lately), sorted(self._latencies)
             totals = (self._ticks, self._inputs, self._steps, self._failures, self.set_back)
-            times = (self._waiting, self._answering, self._model, self._store)
+            times = [held.histogram() for held in (self._waiting, self._answering, self._model, self._store)]
         batch, seconds = (
             sum(column) / max(1, len(lately)) for column in (zip(*lately, strict=True) if lately else ((), ()))
         )

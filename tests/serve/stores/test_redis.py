@@ -85,6 +85,41 @@ def test_a_damaged_row_is_its_own_sessions_trouble(redis_server):
     store.close()
 
 
+@pytest.mark.redis
+def test_a_redis_that_answers_but_cannot_be_written_to_is_not_ready(tmp_path):
+    server = redis.RedisServer(tmp_path)
+    try:
+        store, client = open_store(server.address()), redis_client(server.port)
+        store.check()
+        client.config_set("maxmemory", 1)
+        with pytest.raises(StoreFailed, match="could not write: OutOfMemoryError"):
+            store.check()
+        client.config_set("maxmemory", 0)
+        client.replicaof("127.0.0.1", free_port())  # as a primary that has come back after a failover
+        with pytest.raises(StoreFailed, match="could not write: ReadOnlyError"):
+            store.check()
+        client.close()
+        store.close()
+    finally:
+        server.stop()
+
+
+@pytest.mark.redis
+def test_where_what_has_a_time_to_live_may_be_evicted_sessions_have_none(tmp_path):
+    server = redis.RedisServer(tmp_path, "--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru")
+    try:
+        store, client = open_store(server.address("mine")), redis_client(server.port)
+        store.ttl = 10
+        begin(store, "a")
+        assert client.ttl("mine:session:a") == -1
+        assert store.sweep(20.0, 10) == 1
+        assert not client.exists("mine:session:a")
+        client.close()
+        store.close()
+    finally:
+        server.stop()
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     if redis.SERVER is None:

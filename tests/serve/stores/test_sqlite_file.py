@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from hiddenstate.errors import StoreFailed
+from hiddenstate.serve.stores import open_store
 from hiddenstate.serve.stores.sqlite_file import PAGE, WatchedFile, connect, copy_log_back
 
 
@@ -61,3 +62,14 @@ def test_a_log_can_be_copied_back_alone(path):
     copy_log_back(str(path.with_name("left.db")))
     with closing(sqlite3.connect(path.with_name("left.db"))) as left:
         assert left.execute("SELECT count(*) FROM a").fetchone() == (0,)
+
+
+def test_the_database_of_something_else_is_refused_and_left_as_it_was(path):
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE bills (a)")
+        db.commit()
+    before = path.read_bytes()
+    with pytest.raises(StoreFailed, match="it is the database of something else, with the tables bills"):
+        open_store(f"sqlite:///{path}")
+    assert path.read_bytes() == before
+    assert not path.with_name("a.db-wal").exists()

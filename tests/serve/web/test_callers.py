@@ -32,6 +32,7 @@ def test_tokens_alone_name_their_callers_by_a_hash():
         {"a": ""},
         {"a": 5},
         {"a": "same", "b": "same"},
+        {"a": "same", "b": "same "},
         {"a": {"token": "x", "inputs": -1}},
         {"a": {"token": "x", "unknown": 1}},
     ],

@@ -1,6 +1,7 @@
 """Pages of others, and names that were made to lead here."""
 
 import json
+import re
 import socket
 
 import httpx
@@ -8,7 +9,8 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from hiddenstate.serve import Engine
+from hiddenstate.errors import BadInput
+from hiddenstate.serve import Engine, app
 from tests.support.web import serving
 
 
@@ -116,3 +118,19 @@ def test_whatever_is_said_in_place_of_a_name_it_is_an_answer(url, head, status):
     assert int(said.split()[1]) == status
     if status == 400 and b"{" in said:
         assert b"is no address" in said
+
+
+@pytest.mark.parametrize(
+    ("allowed", "message"),
+    [
+        ({"origins": ["page.example"]}, "the page to allow is 'page.example', but its origin is needed"),
+        ({"origins": ["https://page.example/app"]}, "but its origin is needed, as https://example.org:8443"),
+        ({"origins": ["https://*.page.example"]}, "but its origin is needed"),
+        ({"hosts": ["served.example:8080"]}, "the name to allow is 'served.example:8080', but a name alone is needed"),
+        ({"hosts": ["https://served.example"]}, "but a name alone is needed, as served.example.org"),
+        ({"hosts": ["*.served.example"]}, "but a name alone"),
+    ],
+)
+def test_names_and_pages_that_no_request_can_have_are_refused(model, allowed, message):
+    with Engine(model) as engine, pytest.raises(BadInput, match=re.escape(message)):
+        app(engine, **allowed)

@@ -46,6 +46,14 @@ def test_a_client_is_told_reason_and_number_and_its_own_name_for_the_session():
     assert facts_of(SequenceGap("gap", 3), connection)["seq"] == 3
 
 
+@pytest.mark.parametrize("caller", ["r", "it", "x.y", "ValueError"])
+def test_only_the_callers_name_in_front_of_a_session_is_left_out_of_a_message(caller):
+    connection = HTTPConnection({"type": "http", "state": {"caller": caller}})
+    said = "ValueError: the engine: it: xzy:a, session {!r} is lost"
+    lost = facts_of(SessionLost(said.format(f"{caller}:it:a"), "unknown"), connection)
+    assert lost["message"] == said.format("it:a")
+
+
 def test_a_full_store_is_503_with_a_time_to_wait(model):
     with Engine(model, max_stored=1) as engine, serving(engine) as url:
         httpx.put(f"{url}/v1/sessions/a", trust_env=False)

@@ -13,118 +13,17 @@ from typing import Any, TypeAlias
 
 from ...errors import SessionLost, StoreFailed
 from .redis_address import RedisAddress
+from .redis_scripts import CLAIM, COMMIT, RELEASE, SWEEP
 from .store import RANDOM_BITS, Busy, Change, Claim, Row, Store, damaged, next_version
 
 _BUCKETS = 256  # hash tags of a cluster: all keys of one are in one slot, and a session is in one bucket
 _COUNTED = 1.0  # seconds for which the number of sessions in a cluster is remembered
 _REPLICATED = 1000  # milliseconds that replicas have to confirm
+_ALIVE = 1000  # milliseconds until what a check has written is gone
 _FIELDS = ("version", "seq", "steps", "opened", "touched", "fingerprint", "state")
 
 # What a script is called with: keys, all of one slot, and values.
 _Asked: TypeAlias = "tuple[list[str], list[Any]]"
-
-# The scripts that run inside Redis, each as one transaction. A session is a hash with the fields version, seq, steps,
-# opened, touched, fingerprint, state, the answers a0, a1 and so on, those of its lease (epoch, holder, until), and its
-# last versions (line). A version is `count:random`: a Redis that is set back to an older copy counts the same numbers
-# again, but never draws the same ones. Numbers are compared as texts: Lua's have 53 bits.
-
-_CLAIM = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local found = {}
-for i, key in ipairs(KEYS) do
-  local known, draw = ARGV[1 + 2 * i], ARGV[2 + 2 * i]
-  local is = redis.call('HMGET', key, 'version', 'until', 'holder', 'line')
-  if not is[1] then
-    found[i] = false
-  elseif is[2] and tonumber(is[2]) > now and is[3] ~= ARGV[1] then
-    found[i] = {'', tonumber(is[2]) - now}
-  else
-    local count = tonumber(string.match(is[1], '^%d+'))
-    local epoch = string.format('%.0f', count + 1) .. ':' .. draw
-    redis.call('HSET', key, 'epoch', epoch, 'holder', ARGV[1], 'until', now + tonumber(ARGV[2]))
-    if is[1] == known then
-      found[i] = {epoch, is[1]}
-    else
-      local strayed = 0
-      if known ~= '' then
-        local ahead = count - tonumber(string.match(known, '^%d+'))
-        local line = ' ' .. (is[4] or '')
-        if ahead <= 0 or (ahead < 16 and is[4] and not string.find(line, ' ' .. known .. ' ', 1, true)) then
-          strayed = 1
-        end
-      end
-      local row = redis.call('HMGET', key, 'seq', 'steps', 'opened', 'touched', 'fingerprint', 'state')
-      found[i] = {epoch, is[1], strayed, row[1], row[2], row[3], row[4], row[5], row[6]}
-    end
-  end
-end
-return found
-"""
-
-_COMMIT = """
-local names, touched = KEYS[#KEYS - 1], KEYS[#KEYS]
-local life = tonumber(ARGV[1])
-local versions = {}
-local at = 2
-for i = 1, #KEYS - 2 do
-  local key = KEYS[i]
-  local session, token, version = ARGV[at], ARGV[at + 1], ARGV[at + 2]
-  local gone, anew, seq, before = ARGV[at + 3] == '1', ARGV[at + 4] == '1', ARGV[at + 5], ARGV[at + 6]
-  local fingerprint, stateful = ARGV[at + 10], ARGV[at + 11] == '1'
-  local is = redis.call('HMGET', key, 'epoch', 'seq', 'fingerprint', 'version', 'line')
-  local fits
-  if token == '' then
-    fits = not is[4]
-  else
-    fits = is[4] and is[1] == token
-    if fits and not gone and not anew and is[2] ~= seq then
-      fits = is[2] == before and is[3] == fingerprint
-    end
-  end
-  if not fits then
-    versions[i] = ''
-  elseif gone then
-    redis.call('DEL', key)
-    redis.call('ZREM', names, session)
-    redis.call('ZREM', touched, session)
-    versions[i] = '0'
-  else
-    if anew then redis.call('DEL', key) end
-    local line = is[5] or ''
-    if line == '' and is[4] then line = is[4] .. ' ' end
-    local held = select(2, string.gsub(line, ' ', ''))
-    if held >= 16 then line = string.gsub(line, '^%S+ ', '') end
-    redis.call('HSET', key, 'version', version, 'line', line .. version .. ' ', 'epoch', '', 'until', 0,
-      'seq', seq, 'steps', ARGV[at + 7], 'opened', ARGV[at + 8], 'touched', ARGV[at + 9], 'fingerprint', fingerprint)
-    if stateful then redis.call('HSET', key, 'state', ARGV[at + 12]) else redis.call('HDEL', key, 'state') end
-    if ARGV[at + 13] ~= '' then redis.call('HSET', key, ARGV[at + 13], ARGV[at + 14]) end
-    if life > 0 then redis.call('PEXPIRE', key, life) else redis.call('PERSIST', key) end
-    redis.call('ZADD', names, 0, session)
-    redis.call('ZADD', touched, ARGV[at + 9], session)
-    versions[i] = version
-  end
-  at = at + 15
-end
-return versions
-"""
-
-_RELEASE = """
-for i, key in ipairs(KEYS) do
-  if redis.call('HGET', key, 'epoch') == ARGV[i] then redis.call('HSET', key, 'until', 0) end
-end
-return {}
-"""
-
-_SWEEP = """
-local old = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', '(' .. ARGV[1], 'LIMIT', 0, tonumber(ARGV[2]))
-for _, session in ipairs(old) do
-  redis.call('DEL', ARGV[3] .. session)
-  redis.call('ZREM', KEYS[1], session)
-  redis.call('ZREM', KEYS[2], session)
-end
-return #old
-"""
 
 
 class RedisStore(Store):
@@ -147,25 +46,27 @@ class RedisStore(Store):
         self._holder = uuid.uuid4().hex
         self._counted: tuple[float, int] | None = None  # of a cluster: when, and how many there were
         self._db, self._errors = place.connect()
-        self._scripts = {} if self._cluster else {s: self._db.register_script(s) for s in (_CLAIM, _COMMIT, _RELEASE)}
+        self._scripts = {} if self._cluster else {s: self._db.register_script(s) for s in (CLAIM, COMMIT, RELEASE)}
         with self._failing("be reached"):
             self._db.ping()
+        # What has a time to live may be evicted: then the sweep alone removes sessions.
+        self._evicts = place.evicts(self._db)
 
     def claim(self, wanted: Sequence[tuple[str, int]]) -> list[Claim | Busy | SessionLost | None]:
         """Lease each session that nobody else holds; rows whose version the caller knows are not sent."""
         each = [("" if v < 0 else _text(v), secrets.randbits(RANDOM_BITS) | 1) for _, v in wanted]
         names = [session for session, _ in wanted]
         asked = self._by_bucket(names, [self._holder, self._lease_ms], each)
-        found = self._again(lambda: self._run(_CLAIM, asked))
+        found = self._again(lambda: self._run(CLAIM, asked))
         return [_claim(session, reply) for session, reply in zip(names, self._ordered(names, found), strict=True)]
 
     def commit(self, changes: Sequence[Change]) -> list[int | None]:
         """Run all changes as one script, or one for each bucket: Redis does nothing else meanwhile."""
-        life = 0 if self.ttl is None else max(1, round(2e3 * self.ttl))
+        life = 0 if self.ttl is None or self._evicts else max(1, round(2e3 * self.ttl))
         names = [change.session for change in changes]
         asked = self._by_bucket(names, [life], [self._values(change) for change in changes], ("names", "touched"))
         with self._failing("write"):
-            versions = self._ordered(names, self._run(_COMMIT, asked, write=True))
+            versions = self._ordered(names, self._run(COMMIT, asked, write=True))
         if self._counted is not None:
             grown = sum((change.token is None) - (change.row is None) for change in changes)
             self._counted = self._counted[0], self._counted[1] + grown
@@ -174,13 +75,19 @@ class RedisStore(Store):
     def release(self, claims: Sequence[tuple[str, int]]) -> None:
         """Give leases back; those that cannot be given back end by themselves."""
         try:
-            self._run(_RELEASE, self._by_bucket([s for s, _ in claims], [], [(_text(token),) for _, token in claims]))
+            self._run(RELEASE, self._by_bucket([s for s, _ in claims], [], [(_text(token),) for _, token in claims]))
         except self._errors:
             return
 
     def read(self, session: str) -> Row | None:
         """Read a session without a lease."""
-        found = self._again(lambda: self._db.hmget(self._key(session), _FIELDS))
+        key = self._key(session)
+        try:
+            found = self._again(lambda: self._db.hmget(key, _FIELDS))
+        except StoreFailed as error:
+            if self._again(lambda: self._db.type(key)) in (b"hash", b"none"):
+                raise
+            raise damaged(session) from error
         return None if found[0] is None else _row(session, found[1:])
 
     def answer(self, session: str, seq: int) -> Any:
@@ -217,14 +124,16 @@ class RedisStore(Store):
                 keys = [self._index("names", bucket), self._index("touched", bucket)]
                 with self._failing("sweep"):
                     where = self._index("session", bucket)
-                    gone += int(self._db.eval(_SWEEP, 2, *keys, repr(before), limit - gone, where))
+                    gone += int(self._db.eval(SWEEP, 2, *keys, repr(before), limit - gone, where))
         self._counted = None
         return gone
 
     def check(self) -> None:
-        """Ask for a sign of life."""
+        """Ask for a sign of life, and write: a replica answers, and so does a Redis whose memory is full."""
         with self._failing("be reached"):
             self._db.ping()
+        with self._failing("write"):
+            self._db.set(self._index("alive", 0), b"", px=_ALIVE)
 
     def close(self) -> None:
         """Close the connections."""
@@ -360,10 +269,13 @@ def _claim(session: str, reply: Any) -> Claim | Busy | SessionLost | None:
     if not epoch:
         return Busy(version / 1e3)
     try:
+        known = _number(version)
         found = _row(session, row[1:]) if row else None
     except SessionLost as error:
         return Claim(_number(epoch), 0, None, damage=error)
-    return Claim(_number(epoch), _number(version), found, bool(row and row[0]))
+    except ValueError as error:  # the version is none
+        return Claim(_number(epoch), 0, None, damage=damaged(session, error))
+    return Claim(_number(epoch), known, found, bool(row and row[0]))
 
 
 def _row(session: str, found: Sequence[bytes | None]) -> Row:

@@ -94,6 +94,24 @@ class RedisAddress(NamedTuple):
         sentinels = sentinel(self.hosts, sentinel_kwargs={**options, **keyed, "username": None})
         return sentinels.master_for(service, db=int(number or 0), retry=never, **options), errors
 
+    def evicts(self, db: Any) -> bool:
+        """Return whether a Redis evicts keys that have a time to live; raise where it evicts any."""
+        from redis import RedisError
+
+        try:
+            found = db.info("memory", target_nodes="primaries") if self.kind == "cluster" else db.info("memory")
+        except RedisError:  # it may not let us look
+            return False
+        nodes = list(found.values()) if "maxmemory" not in found else [found]
+        policies = {str(node.get("maxmemory_policy", "")) for node in nodes if node.get("maxmemory")}
+        if any(policy.startswith("allkeys") for policy in policies):
+            raise StoreFailed(
+                f"the Redis at {self.shown} removes any keys when its memory is full (maxmemory-policy "
+                f"{', '.join(sorted(policies))}), and with them sessions that were acknowledged. Set it to noeviction: "
+                f"then it refuses what it has no room for."
+            )
+        return any(policy.startswith("volatile") for policy in policies)
+
 
 def _shown(address: str) -> str:
     return address.rpartition("@")[2]

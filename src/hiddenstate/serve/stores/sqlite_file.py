@@ -22,6 +22,7 @@ def connect(path: str, *, patience: float) -> sqlite3.Connection:
     """Open or create a database in WAL mode with full synchronization: a commit is on disk before it returns."""
     db = sqlite3.connect(path, timeout=patience, isolation_level=None, check_same_thread=False)
     try:
+        _check_ours(db)
         db.execute(f"PRAGMA page_size = {PAGE}")  # takes effect only if the file is new
         db.execute("PRAGMA journal_mode = WAL")
         # Sessions change again and again: the longer the log, the more of it never has to be copied back. Never by
@@ -33,6 +34,15 @@ def connect(path: str, *, patience: float) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _check_ours(db: sqlite3.Connection) -> None:
+    """Raise for a database of something else, before anything in it is changed."""
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if tables and "sessions" not in tables:
+        raise sqlite3.DatabaseError(
+            f"it is the database of something else, with the tables {', '.join(sorted(tables))}"
+        )
 
 
 def copy_log_back(path: str) -> None:

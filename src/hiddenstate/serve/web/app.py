@@ -19,7 +19,7 @@ from ..engine import Engine
 from . import kserve, metrics, sessions, stream
 from .callers import Given, Tokens
 from .gateway import Gateway, Limits
-from .guard import Guard
+from .guard import Guard, check_allowed
 from .http_errors import answer_error, answer_http_error, answer_late
 
 
@@ -36,6 +36,7 @@ def make_app(
     It answers to the names in `hosts`, where these are None to any with tokens and to local ones without; to pages of
     its own, and of `origins`.
     """
+    check_allowed(hosts, origins)
     gateway = Gateway(engine, tokens=tokens, limits=limits)
 
     @asynccontextmanager

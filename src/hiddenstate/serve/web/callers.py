@@ -131,6 +131,8 @@ def _parsed(text: str, source: str, *, empty: bool = False) -> Mapping[str, Any]
             found = json.loads(text)
         except ValueError as error:
             raise BadInput(f"{source} is no JSON: {error}") from error
+        if not empty and not list(_callers(found)):
+            raise BadInput(f"{source} has no tokens: one is needed for each caller.")
         return dict(found)
     named: dict[str, list[str]] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -156,9 +158,10 @@ def _callers(named: Mapping[str, Any]) -> Iterator[tuple[bytes, Caller]]:
         if not all(key in _OWN_LIMITS and _is_limit(value) for key, value in own.items()):
             raise BadInput(f"caller {name!r} has {own}, but its limits are numbers: {', '.join(_OWN_LIMITS)}.")
         for token in [tokens] if isinstance(tokens, str) or not isinstance(tokens, Sequence) else tokens:
-            if not isinstance(token, str) or not token.strip() or seen.setdefault(_digest(token), name) != name:
+            digest = _digest(token.strip()) if isinstance(token, str) and token.strip() else None
+            if digest is None or seen.setdefault(digest, name) != name:
                 raise BadInput(f"a token of caller {name!r} is empty, is no string, or is another caller's as well.")
-            yield _digest(token.strip()), Caller(name, **{key: float(value) for key, value in own.items()})
+            yield digest, Caller(name, **{key: float(value) for key, value in own.items()})
 
 
 def _is_limit(value: Any) -> bool:

@@ -10,6 +10,8 @@ from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from starlette.exceptions import HTTPException
 
+from ...errors import BadInput
+
 _Scope: TypeAlias = "MutableMapping[str, Any]"
 _Receive: TypeAlias = "Callable[[], Awaitable[MutableMapping[str, Any]]]"
 _Send: TypeAlias = "Callable[[MutableMapping[str, Any]], Awaitable[None]]"
@@ -78,6 +80,17 @@ class Guard:
                 "HTTP",
                 f"the page at {origin[:80]} may not talk to this server. To let it: --allow-origin {origin[:80]}.",
             )
+
+
+def check_allowed(hosts: Collection[str] | None, origins: Collection[str]) -> None:
+    """Refuse names and pages to be let in that no request could ever have."""
+    for origin in origins:
+        scheme, _, host = origin.rstrip("/").partition("://")
+        if origin != "*" and (not scheme or not host or set(host) & set("/ *")):
+            raise BadInput(f"the page to allow is {origin!r}, but its origin is needed, as https://example.org:8443.")
+    for name in hosts or ():
+        if name != "*" and (not name or (set(name) & set("/:@* ") and not _is_address(name.strip("[]")))):
+            raise BadInput(f"the name to allow is {name!r}, but a name alone is needed, as served.example.org.")
 
 
 def _split(address: str) -> SplitResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import Request
@@ -44,7 +45,8 @@ def status_of(error: HiddenStateError) -> int:
 def facts_of(error: HiddenStateError, connection: HTTPConnection) -> dict[str, Any]:
     """Return an error as JSON values, with the session named as the client names it."""
     caller = getattr(connection.state, "caller", "")
-    message = str(error).replace(f"{caller}:", "") if caller else str(error)
+    # Names of sessions are quoted in messages, and the caller's stands in front of them.
+    message = re.sub(f"(?<=['\"]){re.escape(caller)}:", "", str(error)) if caller else str(error)
     facts: dict[str, Any] = {"kind": type(error).__name__, "message": message}
     if isinstance(error, SessionLost):
         facts["reason"] = error.reason
