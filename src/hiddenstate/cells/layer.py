@@ -49,6 +49,7 @@ class Adapter(ABC):
 
     kind: str = "cell"
     fused: bool = False  # one call runs all steps of a sequence, rather than one step
+    steps_first: bool = False  # whether outputs of many steps lie in memory step by step, rather than row by row
     state_name: str | None = None  # what all modules of the kind call the argument that takes their state
     recurrence: Recurrence | None = None  # what was seen in a watched call, where the kind is not known by its type
 

@@ -61,6 +61,7 @@ class Schedule:
         self.reaching = Reaching(self.trace, ends=ends)
         self.captures: tuple[Captures, Captures] | None = None  # of both passes, where they are replayed
         self.runs = "its loops run by torch's own operations"
+        self.steps_first = False  # whether outputs lie in memory as steps make them, rather than row by row
         self.plain_because = ""  # why its loops are not compiled, where that was tried
         self._limit = _SPREAD if wide else 0
         self._saved: tuple[list[fx.Node], list[fx.Node]] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -56,14 +57,14 @@ def _there_and_back(plan: RollPlan, seen: SeenRun, count: int, way: Callable[[Tu
     read = {name: value if isinstance(value, nn.Module) else mapped(value, own) for name, value in read.items()}
     read |= {name: read[name].clone() for name in code.added if isinstance(read.get(name), Tensor)}  # written in place
     into = {each.into: names.get(each.into) for each in code.collected}
-    read |= {name: [] if isinstance(value, list) else own((), value) for name, value in into.items()}
+    read |= {name: own((), value) if isinstance(value, Tensor) else _emptied(value) for name, value in into.items()}
     pieces = {name: own((), piece) for name, piece in turns.pieces.items()}
     module = plan.layer.module
     held = [each.tensor for each in held_tensors(module)]
     # A weight that was computed, as WeightDrop does, leads to a graph that the user goes back through later.
     lent = [tensor if tensor.grad_fn is None else own((), tensor) for tensor in held]
     with put_in(module, lent):
-        left = way(Turns(count, turns.counts, pieces, turns.written), {**names, **read})
+        left = way(replace(turns, pieces=pieces), {**names, **read})
     values = [left, *(whole.pieces for whole in turns.written.values())]
     roots = [end for _, end in ends(values) if isinstance(end, Tensor) and end.requires_grad]
     weights = [*module.parameters(), *(value for value in read.values() if isinstance(value, nn.Parameter))]
@@ -71,3 +72,10 @@ def _there_and_back(plan: RollPlan, seen: SeenRun, count: int, way: Callable[[Tu
     if roots and wanted:
         seeds = [torch.ones_like(root) for root in roots]
         torch.autograd.grad(roots, wanted, seeds, retain_graph=True, allow_unused=True)  # also graphs in containers
+
+
+def _emptied(into: Any) -> Any:
+    """Return a list or dict for what turns leave; one that they put things into by place has to be as long."""
+    if isinstance(into, list):
+        return [None] * len(into)
+    return {} if isinstance(into, dict) else into
