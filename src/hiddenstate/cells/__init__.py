@@ -34,6 +34,7 @@ from .handed_on import EndState, memory_of
 from .layer import Adapter, Call, Layer, Spec, unwrap, unwrap_to_call
 from .listener import (
     Handle,
+    LetsPass,
     Listener,
     OuterCall,
     Proceed,
@@ -91,6 +92,7 @@ __all__ = [
     "InputAxes",
     "Layer",
     "Layers",
+    "LetsPass",
     "Listener",
     "OpenRun",
     "OuterCall",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...cells import random_streams_kept, untouched
 from ...state import ends, mapped
-from ..deciding import Pace, best_of
+from ..deciding import Pace, seconds_of
 from ..holding import held_tensors, put_in
 from .plan import RollPlan, SeenRun
 from .turns import Turns, first_turns
@@ -28,8 +28,10 @@ def paces_of(plan: RollPlan, seen: SeenRun, by_engine: Callable[[Turns, dict[str
     found: list[list[float]] = [[], []]
     with random_streams_kept(), untouched(plan.layer.module):
         for count in counts:
-            for way, times in zip((plan.as_written, by_engine), found, strict=True):
-                times.append(best_of(_ROUNDS, partial(_there_and_back, plan, seen, count, way)))
+            runs = [partial(_there_and_back, plan, seen, count, way) for way in (plan.as_written, by_engine)]
+            rounds = [[seconds_of(run) for run in runs] for _ in range(_ROUNDS)]  # in turn: work comes and goes
+            for times, taken in zip(found, zip(*rounds, strict=True), strict=True):
+                times.append(min(taken))
     written, ours = (_pace(counts, *times) for times in found)
     return written, ours
 
