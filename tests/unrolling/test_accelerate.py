@@ -494,3 +494,41 @@ def test_a_call_within_a_graph_of_the_users_is_recorded_with_it(always_ours):
 def test_a_model_without_a_fused_layer_is_refused_with_a_way_out():
     with pytest.raises(NotRecurrent, match=r"Linear has no nn\.RNN, nn\.LSTM or nn\.GRU.*hs\.Recurrent"):
         front(nn.Linear(2, 2))
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """Collect the calls that are looked at; torch's kernel is faster beyond doubt in all of them."""
+    calls, layer_call = [], module.Accelerated.layer_call
+    monkeypatch.setattr(module, "compare", lambda *_: Verdict(ours=False, ratio=2.0, low=1.5, high=2.5))
+    monkeypatch.setattr(verdicts.Verdicts, "_shared", verdicts.Verdicts(None))
+
+    def counted(self, call, proceed):
+        calls.append(call)
+        return layer_call(self, call, proceed)
+
+    monkeypatch.setattr(module.Accelerated, "layer_call", counted)
+    return calls
+
+
+def test_calls_for_which_torchs_kernel_was_chosen_for_good_are_not_looked_at_any_more(heard):
+    layer, x = nn.LSTM(3, 4), torch.randn(6, 2, 3)
+    expected = layer(x)[0]
+    with hs.accelerate(nn.Sequential(layer)):
+        for _ in range(5):
+            assert torch.equal(layer(x)[0], expected)
+        assert len(heard) == 2
+        for other in (x[:, :1], x.clone().requires_grad_()):  # others are
+            layer(other)
+        layer(input=x)
+        assert len(heard) == 5
+        for _ in range(3):
+            layer(x[:2])  # too short to be compared at all
+        assert len(heard) == 6
+        with hs.record(layer) as rec:  # somebody else hears every call
+            layer(x)
+        assert len(heard) == 7
+        assert torch.equal(rec["l0"].h.transpose(0, 1), expected)
+        layer(x)
+    layer(x)
+    assert len(heard) == 7

@@ -35,6 +35,7 @@ from .handed_on import EndState, memory_of
 from .layer import Adapter, Call, Layer, Spec, unwrap, unwrap_to_call, weights_like
 from .listener import (
     Handle,
+    LetsPass,
     Listener,
     OuterCall,
     Proceed,
@@ -93,6 +94,7 @@ __all__ = [
     "InputAxes",
     "Layer",
     "Layers",
+    "LetsPass",
     "Listener",
     "OpenRun",
     "OuterCall",

@@ -48,6 +48,7 @@ class Adapter(ABC):
 
     kind: str = "cell"
     fused: bool = False  # one call runs all steps of a sequence, rather than one step
+    steps_first: bool = False  # whether outputs of many steps lie in memory step by step, rather than row by row
     state_name: str | None = None  # the name of the state argument, if it is the same in all modules of the kind
     recurrence: Recurrence | None = None  # what a watched call showed, if the kind is not known by its type
 

@@ -28,6 +28,7 @@ from .layer import Call, Layer, unwrap
 from .signature import Arguments
 
 Proceed: TypeAlias = Callable[[Call], Call]  # runs the rest of a call, and returns the call with its result
+LetsPass: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], bool]
 Around: TypeAlias = Callable[[Arguments, Callable[[Arguments], Any]], Any]
 
 
@@ -59,6 +60,10 @@ class Listener:
     def observes(self) -> bool:
         """Whether it only observes; then a cell may run by a schedule and show its steps afterwards."""
         return False
+
+    def lets_pass(self, layer: Layer) -> LetsPass | None:
+        """Return a quick check of the arguments of a call, which is True if this listener has nothing to do there."""
+        return None
 
     def model_call(self, entry: OuterCall, run: Callable[[], Any]) -> Any:
         """Wrap a call of the model, or of a module in it, from outside. Return the result, usually `run()`."""
@@ -103,11 +108,14 @@ def listen(model: nn.Module, found: Iterable[Layer], listener: Listener) -> Hand
     2
     """
     found = list(found)
-    wraps = [(layer.module, partial(_on_layer, listener, layer)) for layer in found]
+    seats = [
+        (each.module, _Seat(listener.rank, partial(_on_layer, listener, each), listener, listener.lets_pass(each)))
+        for each in found
+    ]
     inside, root = {layer.module for layer in found}, unwrap(model)
     outside = dict.fromkeys([*([] if root in inside else [root]), *_holders(root, found)])
-    wraps += [(module, partial(_on_model, listener, module)) for module in outside]
-    return Handle([_enter(module, _Seat(listener.rank, wrap, listener)) for module, wrap in wraps])
+    seats += [(each, _Seat(listener.rank, partial(_on_model, listener, each), listener)) for each in outside]
+    return Handle([_enter(module, seat) for module, seat in seats])
 
 
 def around(module: nn.Module, wrap: Around, *, rank: Rank = Rank.OBSERVE) -> Handle:
@@ -242,6 +250,7 @@ class _Seat:
     rank: Rank
     wrap: Around
     listener: Listener | None = None
+    lets_pass: LetsPass | None = None
     number: int = field(default_factory=lambda: next(_numbers))  # in the order in which they began to listen
 
 
@@ -298,11 +307,14 @@ class _Forward(_StandIn):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module, "forward")
         self.seats: tuple[_Seat, ...] = ()
+        self.lets_pass: LetsPass | None = None  # of the only one who hears it
         self.__wrapped__ = self.real
 
     @uncompiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        seats = self.seats
+        lets_pass, seats = self.lets_pass, self.seats
+        if lets_pass is not None and not _here.watchers and lets_pass(args, kwargs):
+            return self.real(*args, **kwargs)
         if _here.since is not None:
             seats = tuple(seat for seat in seats if seat.number > _here.since or seat.rank == _here.but)
         before, _here.given = _here.given, (args, kwargs)
@@ -367,13 +379,19 @@ def _enter(module: nn.Module, seat: _Seat) -> tuple[_Forward, _Seat]:
             made: dict[str, Any] = {name: kind(module, name) for name, kind in _STAND_INS.items()}
             own.update(made, forward=_Forward(module))
         forward: _Forward = own["forward"]
-        forward.seats = tuple(sorted((*forward.seats, seat), key=lambda other: other.rank))
+        _seat(forward, tuple(sorted((*forward.seats, seat), key=lambda other: other.rank)))
         return forward, seat
+
+
+def _seat(forward: _Forward, seats: tuple[_Seat, ...]) -> None:
+    forward.lets_pass = None  # not before there is one seat, nor after there are two
+    forward.seats = seats
+    forward.lets_pass = seats[0].lets_pass if len(seats) == 1 else None
 
 
 def _leave(forward: _Forward, seat: _Seat) -> None:
     with _lock:
-        forward.seats = tuple(other for other in forward.seats if other is not seat)
+        _seat(forward, tuple(other for other in forward.seats if other is not seat))
         own = forward.module.__dict__
         if forward.seats or own.get("forward") is not forward:
             return  # the user has wrapped our forward in another one: leave ours in place, without listeners

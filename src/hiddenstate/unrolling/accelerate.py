@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from ..cells import Call, Layer, Listener, Proceed, Rank, layers, listen, unheard
+from ..cells import Call, Layer, LetsPass, Listener, Proceed, Rank, layers, listen, unheard
 from ..errors import NotRecurrent, Untraceable
 from ..state import tensors
 from .checks import Task
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _KINDS = 256  # of calls that are remembered
 _FEWEST = 4  # steps of a call below which torch's kernel is not even compared
+_SHORT = f"a call of fewer than {_FEWEST} steps"
 _DTYPES = {
     "cpu": (torch.float32, torch.float64),
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
@@ -80,12 +81,14 @@ class Accelerated(Listener):
         self._seen: dict[_Seen, None] = {}
         self._decided: dict[Hashable, tuple[Setting, bool]] = {}  # for kinds of calls: whether ours is faster
         self._layers = found
+        self._theirs: dict[nn.Module, set[Hashable]] = {layer.module: set() for layer in found}  # torch's for good
         self._left_alone = [
             f"{layer.label}: {type(layer.module).__name__}, left alone: {_why_left_alone(layer)}"
             for layer in layers(model)
             if not is_torchs_own(layer.module)
         ]
-        self._handle = listen(model, found, self)
+        # Of the modules around the layers it wants to hear nothing.
+        self._handles = [listen(layer.module, [layer], self) for layer in found]
         loops.open()
 
     @property
@@ -96,7 +99,8 @@ class Accelerated(Listener):
     def close(self) -> None:
         """Let torch's kernels, and loops as they are written, run again; safe to repeat."""
         self._loops.close()
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
 
     def __enter__(self) -> Accelerated:
         """Return itself: it works from the start."""
@@ -125,6 +129,10 @@ class Accelerated(Listener):
 
     __repr__ = __str__
 
+    def lets_pass(self, layer: Layer) -> LetsPass:
+        """Let calls pass for which torch's kernel was chosen for good."""
+        return partial(_is_known, layer.module, self._theirs[layer.module])
+
     def layer_call(self, call: Call, proceed: Proceed) -> Call:
         """Run a call by the kernel that is faster; one that is known to be torch's costs next to nothing more."""
         kind = _kind(call)
@@ -134,7 +142,11 @@ class Accelerated(Listener):
         if ours:
             result = self._by_ours(call, setting) if _why_not(call) is None else None
             return self._run(call, proceed) if result is None else result
-        return self._run(call, proceed, measured=True, again=True) if self._verdicts.due(setting) else proceed(call)
+        if self._verdicts.due(setting):
+            return self._run(call, proceed, measured=True, again=True)
+        if self._verdicts.settled(setting):
+            self._let_pass(call)
+        return proceed(call)
 
     def recompute(self, call: Call, proceed: Proceed) -> Call:
         """Run a call once more in the way in which it ran before."""
@@ -146,6 +158,8 @@ class Accelerated(Listener):
         module, reason = _fused(call), _why_not(call)
         if reason is not None:
             self._note(call, f"by torch's own kernel: {reason}")
+            if reason == _SHORT:
+                self._let_pass(call)
             return proceed(call)
         setting = Setting.of(call, module)
         if measured and not _capturing(call) and (again or self._verdicts.due(setting)):
@@ -178,8 +192,27 @@ class Accelerated(Listener):
         while len(self._decided) > _KINDS:
             self._decided.pop(next(iter(self._decided)))
 
+    def _let_pass(self, call: Call) -> None:
+        known, key = self._theirs[call.layer.module], _quick_key(call.layer.module, call.args, call.kwargs)
+        if key is not None:
+            if len(known) == _KINDS:
+                known.clear()
+            known.add(key)
+
     def _note(self, call: Call, said: str) -> None:
         self._seen[_Seen(call.layer.label, type(call.layer.module).__name__, said)] = None
+
+
+def _quick_key(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    """Return what tells calls with a plain tensor apart, as far as one kernel is faster for some; None for others."""
+    if kwargs or not args or type(args[0]) is not Tensor:
+        return None
+    x = args[0]
+    return x.shape, x.dtype, x.device, x.requires_grad, torch.is_grad_enabled(), module.training
+
+
+def _is_known(module: nn.Module, known: set[Hashable], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(known) and _quick_key(module, args, kwargs) in known
 
 
 def _kind(call: Call) -> Hashable:
@@ -297,7 +330,7 @@ def _why_not(call: Call) -> str | None:
     if device == "cpu" and torch.is_autocast_enabled(device):
         return "autocast chooses the precision of torch's own kernel"
     if call.steps < _FEWEST:
-        return f"a call of fewer than {_FEWEST} steps"
+        return _SHORT
     if torch.are_deterministic_algorithms_enabled():
         return "deterministic algorithms are asked for, and what is faster is told by the clock"
     if any(weight._backward_hooks for weight in module.parameters()):

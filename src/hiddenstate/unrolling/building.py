@@ -30,6 +30,7 @@ def build(run: Run) -> tuple[Schedule, Judge]:
     try:
         traced = trace(run.step, run.arguments(0, [part.detach() for part in run.states]), grad=run.needs_grad())
         schedule = Schedule(split(traced, wide=wide), wide=wide, ends=run.step.ends)
+        schedule.steps_first = run.step.layer.adapter.steps_first
         judge = Judge(run, grad=schedule.grad)
         judge.check(schedule)
     except Untraceable:

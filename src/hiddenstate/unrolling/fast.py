@@ -145,7 +145,8 @@ def forward_pass(schedule: Schedule, count: int, *, fused: bool = False) -> Pass
         saved = [*map(bound.fixed, fixed), *map(bound.along, along)]
         # What the user gets is nobody else's: it may be written to.
         used = {tensor.untyped_storage().data_ptr() for tensor in (*given, *saved)}
-        out = _own(bound.along(schedule.trace.out).transpose(0, 1), used)
+        out = bound.along(schedule.trace.out)
+        out = _own(out, used).transpose(0, 1) if schedule.steps_first else _own(out.transpose(0, 1), used)
         used.add(out.untyped_storage().data_ptr())
         return [out, *(_own(part, used) for part in finals), *saved]
 

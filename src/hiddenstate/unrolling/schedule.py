@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -61,6 +60,7 @@ class Schedule:
         self.reaching = Reaching(self.trace, ends=ends)
         self.captures: tuple[Captures, Captures] | None = None  # of both passes, where they are replayed
         self.runs = "its loops run by torch's own operations"
+        self.steps_first = False  # whether outputs lie in memory as steps make them, rather than row by row
         self.plain_because = ""  # why its loops are not compiled, where that was tried
         self._limit = _SPREAD if wide else 0
         self._saved: tuple[list[fx.Node], list[fx.Node]] | None = None
@@ -83,8 +83,7 @@ class Schedule:
         trace = self.trace
         bound.same.update(trace.constants)
         bound.same.update(zip(self._once.outputs, self._once(*map(bound.fixed, self._once.inputs)), strict=True))
-        with self.products():
-            self._before(bound)
+        self._before(bound, own_products=self.own_products)
         ran = self._run_loop(carry, *_arguments(self.loop, bound), steps=bound.steps)
         for node, new, path in zip(trace.states, trace.news, ran.paths, strict=True):
             if path is not None:
@@ -92,8 +91,7 @@ class Schedule:
                 if self.split.stages.get(new) is Stage.LOOP:
                     bound.varying[new] = path[1:]
         bound.varying.update(zip(self.loop.kept, ran.kept, strict=True))
-        with self.products():
-            self._after(bound)
+        self._after(bound, own_products=self.own_products)
         return ran.last
 
     def backward(self, bound: Bound, carry: Sequence[Tensor]) -> list[Tensor]:
@@ -133,9 +131,10 @@ class Schedule:
         assert self._back is not None
         return self._back.to_weights, self._back.to_firsts
 
-    def products(self) -> AbstractContextManager[None]:
-        """Return what products around the loops are computed in: by our own code, where the loops are ours."""
-        return self._run_loop.products() if isinstance(self._run_loop, CompiledRunner) else nullcontext()
+    @property
+    def own_products(self) -> bool:
+        """Say whether products around the loops are computed by our own code: where the loops are ours, too."""
+        return isinstance(self._run_loop, CompiledRunner) and self._run_loop.own_products
 
     def fixed_nodes(self) -> set[fx.Node]:
         """Return the nodes whose value is the same at all steps."""
@@ -209,8 +208,7 @@ class _Back:
 
     def run(self, bound: Bound, carry: Sequence[Tensor]) -> list[Tensor]:
         """Run the backward pass."""
-        with self.schedule.products():
-            self.before(bound)
+        self.before(bound, own_products=self.schedule.own_products)
         fakes = [node.meta["val"] for node in self.totals]
         zeros = [torch.zeros(tuple(fake.shape), dtype=fake.dtype, device=fake.device) for fake in fakes]
         ran = self.run_loop([*carry, *zeros], *_arguments(self.loop, bound), steps=bound.steps)
@@ -223,8 +221,7 @@ class _Back:
                     bound.varying[end] = path[:-1]
         bound.varying.update(zip(self.loop.kept, ran.kept, strict=True))
         bound.totals.update(zip(self.totals, ran.last[count:], strict=True))
-        with self.schedule.products():
-            self.after(bound)
+        self.after(bound, own_products=self.schedule.own_products)
         return list(ran.last[:count])
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
+from .native import own_products, product
 from .pieces import Piece
 from .reading import TRACING
 
@@ -33,24 +34,32 @@ class Sweep:
         self._made: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
         self._calls: OrderedDict[Hashable, int] = OrderedDict()
 
-    def __call__(self, places: SweptValues) -> None:
-        """Read the inputs, and put the outputs beside them."""
+    def __call__(self, places: SweptValues, *, own_products: bool = False) -> None:
+        """Read the inputs, and put the outputs beside them; large products by our own code where that is asked for."""
         if not self.piece.outputs:
             return
         fixed = places.same
         values = [fixed[node] if node in fixed else places.varying[node] for node in self.piece.inputs]
         axes = tuple(None if node in fixed else 0 for node in self.piece.inputs)
-        results = self._call(axes, values, places.fused)(*values)
+        key = (
+            places.fused,
+            own_products,
+            *((value.shape, value.stride(), value.dtype, value.device) for value in values),
+        )
+        call = self._made.get(key) or self._call(key, axes, values, places.fused, own_products)
+        results = call(*values)
         places.varying.update(zip(self.piece.outputs, results, strict=True))
 
-    def _call(self, axes: tuple[int | None, ...], values: list[Tensor], fused: bool) -> Callable[..., Any]:
+    def _call(
+        self, key: Hashable, axes: tuple[int | None, ...], values: list[Tensor], fused: bool, own_products: bool
+    ) -> Callable[..., Any]:
         every = _quietly(torch.vmap(self.piece.call, in_dims=axes))
-        key = (fused, *((value.shape, value.stride(), value.dtype, value.device) for value in values))
-        if key not in self._made and (fused or self._comes_back(key)):
-            self._made[key] = _traced(every, values, fused=fused)
-            while len(self._made) > _MOST:
-                self._made.popitem(last=False)
-        return self._made.get(key, every)
+        if not fused and not self._comes_back(key):
+            return _by_own_products(every) if own_products else every
+        made = self._made[key] = _traced(every, values, fused=fused, own_products=own_products)
+        while len(self._made) > _MOST:
+            self._made.popitem(last=False)
+        return made
 
     def _comes_back(self, key: Hashable) -> bool:
         """Say whether a shape was seen often enough to be worth a trace, which runs in a fraction of vmap's time."""
@@ -61,7 +70,7 @@ class Sweep:
         return self._calls[key] > _AFTER
 
 
-def _traced(every: Callable[..., Any], values: list[Tensor], *, fused: bool) -> Callable[..., Any]:
+def _traced(every: Callable[..., Any], values: list[Tensor], *, fused: bool, own_products: bool) -> Callable[..., Any]:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     try:
@@ -70,9 +79,22 @@ def _traced(every: Callable[..., Any], values: list[Tensor], *, fused: bool) -> 
     except Exception:  # some operations have no rule for all steps at once, and need their numbers
         if fused:
             raise
-        return every
+        return _by_own_products(every) if own_products else every
+    if own_products:
+        for node in made.graph.nodes:
+            if node.target is torch.ops.aten.mm.default:
+                node.target = product
+        made.recompile()
     forward: Callable[..., Any] = torch.compile(made, dynamic=False) if fused else made.forward
     return forward
+
+
+def _by_own_products(every: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*values: Tensor) -> Any:
+        with own_products():
+            return every(*values)
+
+    return called
 
 
 def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,10 +25,12 @@ def _twin(module: nn.Module, made: dict[nn.Module, nn.Module], *, whole: bool) -
         return module
     copy: nn.Module = module.__class__.__new__(module.__class__)
     made[module] = copy
-    # Lists and dicts of its own: a cell may write down in them what it sees.
+    own = attributes(module)
+    # Where it is run, lists and dicts of its own: a cell may write down in them what it sees.
     copy.__dict__ = {
-        key: value.copy() if isinstance(value, list | dict | set) else value
-        for key, value in attributes(module).items()
+        **own,
+        **{key: value.copy() for key, value in own.items() if whole and isinstance(value, list | dict | set)},
+        "_modules": module._modules.copy(),
     }
     for name, child in module._modules.items():
         copy._modules[name] = None if child is None else _twin(child, made, whole=whole)

@@ -35,6 +35,7 @@ _OF_THE_PROCESS: list[Any] = [sys.getrecursionlimit]  # functions that are calle
 if torch.distributed.is_available():
     _OF_THE_PROCESS += [getattr(torch.distributed, name) for name in ("is_initialized", "get_rank", "get_world_size")]
 _NOWHERE = object()
+_NONE: frozenset[str] = frozenset()
 _DEEPEST = 4  # levels of containers that are looked into
 
 
@@ -59,6 +60,7 @@ class Unguarded:
         self._imported: dict[str, ModuleType] = {}  # name -> the module that it led to
         self._kept: list[Any] = []
         self._refs: list[ref[Any]] = []
+        self._slots: dict[type, list[MemberDescriptorType]] = {}  # of what was read: these classes are held fast
         self._gone = False
         self.unsure = ""  # what was read and may have been misunderstood, or may change unseen
 
@@ -75,7 +77,7 @@ class Unguarded:
             self.unsure = "it reads -0.0, of which torch's tracer may lose the sign"
         if any(value is known for known in _OF_THE_PROCESS):
             self.unsure = "it asks for what is set for the whole process, such as the rank"
-        look, names = _look(value), _names(value, self._asked)
+        look, names = _look(value), _names(value, self._asked, self._slots)
         if look is not None:
             self._looks[name] = look
         if names is not None:  # of an attribute that was not there nothing is guarded
@@ -109,9 +111,10 @@ class Unguarded:
             looked, named = (eval(places, scope) for places in self._places)
         except Exception:  # it is not to be found any more
             return False
-        pairs = zip(named, self._names.values(), strict=True)
-        if not all(_has_names(value, names, self._asked) for value, names in pairs):
-            return False
+        asked, slots = self._asked, self._slots
+        for value, names in zip(named, self._names.values(), strict=True):
+            if not _has_names(value, names, asked, slots):
+                return False
         return all(_look(value) == look for value, look in zip(looked, self._looks.values(), strict=True))
 
     def _hold(self, value: Any) -> None:
@@ -155,21 +158,25 @@ class Unguarded:
 class _ClassContent:
     """What a class holds, and its bases: by identity, and its functions as they were."""
 
-    __slots__ = ("bases", "functions", "names", "values")
+    __slots__ = ("bases", "equals", "functions", "names", "values")
 
     def __init__(self, kind: type, functions: Iterable[FunctionType]) -> None:
         content = dict(vars(kind))
         self.bases, self.names, self.values = kind.__mro__, tuple(content), tuple(content.values())
+        # Most things equal only themselves, so that all can be compared at once; these are looked at one by one.
+        self.equals = [place for place, value in enumerate(self.values) if type(value).__eq__ is not object.__eq__]
         self.functions = list(map(_Definition, functions))
 
     def same(self, kind: type) -> bool:
         """Say whether the class is as it was."""
         now = vars(kind)
-        if kind.__mro__ is not self.bases or len(now) != len(self.names):
+        if kind.__mro__ is not self.bases or tuple(now) != self.names:
             return False
-        if not all(map(is_, self.names, now)) or not all(map(is_, self.values, now.values())):
-            return False
-        return all(function.same() for function in self.functions)
+        was, values = self.values, tuple(now.values())
+        for place in self.equals:
+            if values[place] is not was[place]:
+                return False
+        return values == was and all(function.same() for function in self.functions)
 
 
 class _Definition:
@@ -273,7 +280,9 @@ def _content(value: Any, depth: int = 0) -> Any:
     return (type(value), repr(value) if isinstance(value, bool | int | float | complex | str) else id(value))
 
 
-def _names(value: Any, asked: frozenset[str]) -> tuple[Iterable[Any], ...] | None:
+def _names(
+    value: Any, asked: frozenset[str], slots: dict[type, list[MemberDescriptorType]]
+) -> tuple[Iterable[Any], ...] | None:
     """Return the keys and attributes that an object holds itself: of what is not there nothing is guarded."""
     scope = vars(value) if isinstance(value, ModuleType) else value
     if (isinstance(scope, dict) and "__builtins__" in scope) or isinstance(value, ModuleType):
@@ -287,13 +296,21 @@ def _names(value: Any, asked: frozenset[str]) -> tuple[Iterable[Any], ...] | Non
         held.append(value)
     if isinstance(value, nn.Module):
         held += [names for names in map(held[0].get, _IN_MODULES) if isinstance(names, dict)]
-    return (*(dict.keys(each) if isinstance(each, dict) else each.keys() for each in held), _slots(value))
+    filled = _filled_slots(value, slots)
+    if not held and not slots[type(value)]:
+        return None  # nothing can appear in it
+    return (*(dict.keys(each) if isinstance(each, dict) else each.keys() for each in held), filled)
 
 
-def _slots(value: Any) -> frozenset[str]:
+def _filled_slots(value: Any, known: dict[type, list[MemberDescriptorType]]) -> frozenset[str]:
     """Return the slots of an object that are filled."""
-    made = [base for base in type(value).__mro__ if base.__flags__ & _HEAP and "__slots__" in vars(base)]
-    slots = [slot for base in made for slot in vars(base).values() if isinstance(slot, MemberDescriptorType)]
+    slots = known.get(type(value))
+    if slots is None:
+        made = [base for base in type(value).__mro__ if base.__flags__ & _HEAP and "__slots__" in vars(base)]
+        slots = [slot for base in made for slot in vars(base).values() if isinstance(slot, MemberDescriptorType)]
+        known[type(value)] = slots
+    if not slots:
+        return _NONE
     return frozenset(f"{slot.__objclass__.__name__}.{slot.__name__}" for slot in slots if _filled(slot, value))
 
 
@@ -309,10 +326,19 @@ def _together(names: Iterable[str]) -> CodeType:
     return compile(f"({''.join(f'{name}, ' for name in names)})", "<what was read>", "eval")
 
 
-def _has_names(value: Any, names: tuple[frozenset[str], ...], asked: frozenset[str]) -> bool:
+def _has_names(
+    value: Any,
+    names: tuple[frozenset[str], ...],
+    asked: frozenset[str],
+    slots: dict[type, list[MemberDescriptorType]],
+) -> bool:
     if type(value) is OrderedDict and len(names) == 3:  # as a module has seven of, for hooks
+        if not (names[0] or names[1]):
+            return not (value or value.__dict__)
         return value.__dict__.keys() == names[0] and value.keys() == names[1]
-    now = _names(value, asked)
+    if type(value) is dict and len(names) == 2 and "__builtins__" not in value:
+        return value.keys() == names[0]
+    now = _names(value, asked, slots)
     return now is not None and len(now) == len(names) and all(map(eq, now, names))
 
 

@@ -129,6 +129,12 @@ class Verdicts:
         self._asked[key] = self._asked.get(key, 0) + 1
         return self._asked[key] in _AGAIN
 
+    def settled(self, setting: Setting) -> bool:
+        """Say whether calls like these are never measured again."""
+        key = _key(setting)
+        known = self._known.get(key)
+        return known is not None and (known.sure or bool(known.because) or self._asked.get(key, 0) >= max(_AGAIN))
+
     def put(self, setting: Setting, verdict: Verdict) -> Verdict:
         """Keep a verdict, also on disk where that can be done, and return it."""
         with self._lock:

@@ -159,5 +159,5 @@ def test_the_first_turns_take_their_pieces_as_they_lie_and_write_elsewhere(backw
     assert (turns.count, list(turns.counts["t"])) == (3, [5, 6, 7])
     assert turns.pieces["x"].stride() == pieces.stride()
     assert torch.equal(turns.pieces["x"], pieces[:3])
-    turns.written["hs_into"].write([torch.ones(2)] * 3)
+    turns.written["hs_into"].write([], torch.ones(3, 2))
     assert not into.any()

@@ -209,3 +209,125 @@ def test_elsewhere_than_on_a_processor_it_runs_as_it_is_written(model, x):
     with hs.accelerate(model) as faster:
         model.to("meta")(x.to("meta"))
         assert "as it is written: on meta nothing was compared yet" in faster.explain()
+
+
+class Several(nn.Module):
+    """One loop in a style of collecting, with a start that its cell makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out = nn.GRUCell(3, 6), nn.Linear(6, 3)
+
+    def unbound_start(self, x, memory=None):
+        h, outs = None, []
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+            outs.append(h)
+        return torch.stack(outs, 1), h
+
+    def places_of_a_list(self, x, memory):
+        h, outs = x.new_zeros(x.shape[0], 6), [None] * x.shape[1]
+        for t in range(x.shape[1] - 1, -1, -1):
+            h = self.cell(x[:, t], h)
+            outs[t] = h
+        return torch.stack(outs, 1), h
+
+    def places_of_a_dict(self, x, memory):
+        h, outs = x.new_zeros(x.shape[0], 6), {}
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+            outs[t] = (h, -h)
+        assert list(outs) == list(range(x.shape[1]))
+        return torch.stack([a + b * t for t, (a, b) in outs.items()], 1), h
+
+    def in_front(self, x, memory):
+        h, outs = x.new_zeros(x.shape[0], 6), [x.new_ones(x.shape[0], 6)]
+        for x_t in reversed(x.unbind(1)):
+            h = self.cell(x_t, h)
+            outs.insert(0, h)
+        return torch.stack(outs, 1), h
+
+    def last_only(self, x, memory):
+        h = x.new_zeros(x.shape[0], 6)
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+            out = self.out(h)
+        return out.view(-1), h
+
+    def written_to_later(self, x, memory):
+        h, outs = x.new_zeros(x.shape[0], 6), []
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+            outs.append(h * 2)
+        outs[-1].mul_(3)
+        return torch.stack(outs, 1).view(-1), outs[0].view(-1)
+
+    def decoding(self, x, memory):
+        h, inp, outs = x[:, 0].repeat(1, 2), x[:, 0], []
+        for _ in range(x.shape[1]):
+            h = self.cell(inp, h)
+            inp = self.out(h)
+            outs.append(inp)
+        return torch.cat(outs, 1), h
+
+    def attending(self, x, memory):
+        h, outs, weights = x.new_zeros(x.shape[0], 6), [], []
+        for t in range(x.shape[1]):
+            weight = torch.softmax((memory * h.unsqueeze(1)).sum(2), 1)
+            h = self.cell(x[:, t], h + (weight.unsqueeze(2) * memory).sum(1))
+            outs.append(h)
+            weights.append(weight)
+        return torch.stack(outs, 1), torch.stack(weights, 1)
+
+
+STYLES = {name: style for name, style in vars(Several).items() if not name.startswith("_")}
+
+
+def in_style(name):
+    torch.manual_seed(0)
+    return type(name, (Several,), {"forward": STYLES[name]})()
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_however_turns_leave_things_behind_they_lie_where_and_as_the_loop_leaves_them(style, x):
+    model = in_style(style)
+    twin = copy.deepcopy(model)
+    with hs.accelerate(model) as faster:
+        for steps, width in ((8, 5), (8, 5), (6, 5), (8, 4), (8, 4), (8, 5)):  # a memory of another size, too
+            found = []
+            for each in (model, twin):
+                each.zero_grad()
+                inp = x[:, :steps].clone().requires_grad_()
+                memory = torch.linspace(-1, 1, 3 * width * 6).view(3, width, 6)
+                out = each(inp, memory)
+                sum((value * torch.arange(value.numel()).view(value.shape)).sum() for value in out).backward()
+                strides = [torch.tensor(value.stride()) for value in out]
+                found.append([*out, inp.grad, *(p.grad for p in each.parameters() if p.grad is not None), *strides])
+            assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(*found, strict=True))
+        assert "by the engine" in faster.explain()
+
+
+def test_a_hook_is_called_once_for_each_turn_also_where_the_first_makes_the_state(x):
+    model, seen = in_style("unbound_start"), []
+    with hs.accelerate(model) as faster:
+        for _ in range(3):
+            model(x)
+        assert "by the engine" in faster.explain()
+        model.cell.register_forward_hook(lambda *_: seen.append(1))
+        model(x)
+    assert len(seen) == x.shape[1]
+
+
+def test_what_is_said_of_a_turn_names_the_users_own_names(x):
+    class Growing(nn.Module):
+        def forward(self, x):
+            h, memory = x[:, 0], [x[:, 0]]
+            for t in range(x.shape[1]):
+                h = torch.tanh(x[:, t] + h + torch.stack(memory).mean(0))
+                memory.append(h)
+            return h
+
+    model = Growing()
+    with hs.accelerate(model) as faster:
+        model(x)
+        assert faster.explain().endswith("left alone: it changes 'memory' at every step"), faster.explain()

@@ -119,3 +119,16 @@ def test_modules_that_a_turn_may_call():
     assert model.cell in calls
     assert model not in calls
     assert set(called_modules(ast.parse("h = f(self, x)").body, {"self": model})) == set(model.modules())
+
+
+def test_a_comprehension_that_carries_something_on_is_named():
+    def work(items):
+        total = 0
+        return [total := total + item for item in items]
+
+    def none(items):
+        return [item for item in items], sum(item for item in items)
+
+    assert [each.reason for each in made(work).left_alone] == ["it is a comprehension, and no for statement"]
+    assert has_loops(work, None)
+    assert not has_loops(none, None)

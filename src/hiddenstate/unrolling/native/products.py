@@ -91,6 +91,11 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a product by our own code where it is large enough, else by torch's."""
+    return multiply(a, b) if worth(a, b) else torch.mm(a, b)
+
+
 @contextmanager
 def own_products() -> Iterator[None]:
     """Have large products of matrices computed by our own code inside."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from ..scan import Loop, Ran, strided
 from .compiling import load, torch_products
-from .products import addresses, multiply, own_around_loops, own_products, parallel, worth
+from .products import addresses, own_around_loops, parallel, product
 from .values import Unsupported
 from .writing import LoopWriter
 
@@ -53,13 +52,14 @@ class CompiledRunner:
         last = [self._last(place, room, steps=steps) for place, room in enumerate(rooms)]
         return Ran(last, [room if wanted else None for room, wanted in zip(rooms, loop.path, strict=True)], kept)
 
-    def products(self) -> AbstractContextManager[None]:
-        """Return what products around the loop are computed in: by our own code, where that is the quicker one."""
-        return own_products() if self._own else nullcontext()
+    @property
+    def own_products(self) -> bool:
+        """Say whether large products around the loop are computed by our own code, where that is the quicker one."""
+        return self._own
 
     def multiply(self, a: Tensor, b: Tensor) -> Tensor:
         """Return one product around the loop."""
-        return multiply(a, b) if self._own and worth(a, b) else a @ b
+        return product(a, b) if self._own else a @ b
 
     def _parts(self) -> int:
         """Return how many threads take rows of their own."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -60,6 +60,28 @@ class TurnForm:
     outputs: list[TensorKind]
     dtype: torch.dtype  # of all outputs, put together
 
+    def alike(self, other: TurnForm) -> bool:
+        """Say whether turns of both take and give the same."""
+        mine, theirs = (
+            (form.rows, form.pieces, form.states, form.outputs, form.dtype, spelled_out([form.nested, form.left]))
+            for form in (self, other)
+        )
+        return mine == theirs and spelled_out(self.finals) == spelled_out(other.finals)
+
+
+def spelled_out(nested: Any) -> Any:
+    """Return the types and ends of a nested value, which equal those of no other: 1 is not True here."""
+    if isinstance(nested, TensorSlot):
+        return TensorSlot, nested.number
+    if isinstance(nested, Mapping):
+        return type(nested), [(key, spelled_out(value)) for key, value in nested.items()]
+    if isinstance(nested, list | tuple):
+        return type(nested), [spelled_out(value) for value in nested]
+    if dataclasses.is_dataclass(nested) and not isinstance(nested, type):
+        fields = dataclasses.fields(nested)
+        return type(nested), [(field.name, spelled_out(getattr(nested, field.name))) for field in fields]
+    return type(nested), nested
+
 
 def kind_of(tensor: Tensor, rows: bool) -> TensorKind:
     """Return what a tensor is."""
@@ -111,6 +133,7 @@ class LoopBodyAdapter(Adapter):
 
     kind = "loop"
     state_name = "hs_state"
+    steps_first = True
 
     def __init__(self, form: TurnForm) -> None:
         """Read bodies of one form."""

@@ -16,6 +16,7 @@ class Collected:
     into: str  # the user's own list or tensor
     piece: MovingPiece | None = None  # where in it; None: appended
     axis: int | None = None  # of a tensor that grows by `torch.cat`
+    in_front: bool = False  # whether each is put in front of those before it: `insert(0, ...)`
 
 
 def collecting(statement: ast.stmt, index_names: set[str]) -> tuple[str, ast.expr, MovingPiece | None] | None:
@@ -35,6 +36,18 @@ def collecting(statement: ast.stmt, index_names: set[str]) -> tuple[str, ast.exp
             piece = read_piece(target, index_names)
             if piece is not None:
                 return target.value.id, statement.value, piece
+    return None
+
+
+def inserting(statement: ast.stmt) -> tuple[str, ast.expr] | None:
+    """Return in front of what a statement puts something: `a.insert(0, b)`."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value
+        named = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name)
+        if named and call.func.attr == "insert" and len(call.args) == 2 and not call.keywords:  # type: ignore[attr-defined]
+            first = call.args[0]
+            if isinstance(first, ast.Constant) and type(first.value) is int and first.value == 0:
+                return call.func.value.id, call.args[1]  # type: ignore[attr-defined]
     return None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .collected import Collected, append_instead, collecting, count_of, growing
+from .collected import Collected, append_instead, collecting, count_of, growing, inserting
 from .index import LeftAlone, MovingPiece, is_arithmetic, is_int, read_piece
 from .names import exposed, loads, stores
 
@@ -60,6 +60,7 @@ class LoopCode:
     added: set[str] = field(default_factory=set)  # those that are only ever added to, in place
     finals: list[str] = field(default_factory=list)  # other names that a turn binds, and that are read after the loop
     read: set[str] = field(default_factory=set)  # names that are the same at all turns
+    joined: set[str] = field(default_factory=set)  # lists whose things nobody looks at one by one
     lasts: dict[str, str] = field(default_factory=dict)  # name -> the list whose last thing it stands for
 
 
@@ -273,6 +274,12 @@ def _collect(code: LoopCode, bound: set[str], fresh: Callable[[str], str]) -> No
             name = fresh("left")
             code.collected.append(Collected(name, grown[0], axis=grown[2]))
             append_instead(statement, name, grown[1])
+            continue
+        inserted = inserting(statement)
+        if inserted is not None and count_of(code.body, inserted[0]) == 1 and inserted[0] not in bound:
+            name = fresh("left")
+            code.collected.append(Collected(name, inserted[0], in_front=True))
+            append_instead(statement, name, inserted[1])
             continue
         found = collecting(statement, code.index_names)
         if found is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from ...cells import random_streams_kept, untouched
 from ...state import ends, mapped
-from ..deciding import Pace, best_of
+from ..deciding import Pace, seconds_of
 from ..holding import held_tensors, put_in
 from .plan import RollPlan, SeenRun
 from .turns import Turns, first_turns
@@ -27,8 +28,10 @@ def paces_of(plan: RollPlan, seen: SeenRun, by_engine: Callable[[Turns, dict[str
     found: list[list[float]] = [[], []]
     with random_streams_kept(), untouched(plan.layer.module):
         for count in counts:
-            for way, times in zip((plan.as_written, by_engine), found, strict=True):
-                times.append(best_of(_ROUNDS, partial(_there_and_back, plan, seen, count, way)))
+            runs = [partial(_there_and_back, plan, seen, count, way) for way in (plan.as_written, by_engine)]
+            rounds = [[seconds_of(run) for run in runs] for _ in range(_ROUNDS)]  # in turn: work comes and goes
+            for times, taken in zip(found, zip(*rounds, strict=True), strict=True):
+                times.append(min(taken))
     written, ours = (_pace(counts, *times) for times in found)
     return written, ours
 
@@ -56,14 +59,14 @@ def _there_and_back(plan: RollPlan, seen: SeenRun, count: int, way: Callable[[Tu
     read = {name: value if isinstance(value, nn.Module) else mapped(value, own) for name, value in read.items()}
     read |= {name: read[name].clone() for name in code.added if isinstance(read.get(name), Tensor)}  # written in place
     into = {each.into: names.get(each.into) for each in code.collected}
-    read |= {name: [] if isinstance(value, list) else own((), value) for name, value in into.items()}
+    read |= {name: own((), value) if isinstance(value, Tensor) else _emptied(value) for name, value in into.items()}
     pieces = {name: own((), piece) for name, piece in turns.pieces.items()}
     module = plan.layer.module
     held = [each.tensor for each in held_tensors(module)]
     # A weight that was computed, as WeightDrop does, leads to a graph that the user goes back through later.
     lent = [tensor if tensor.grad_fn is None else own((), tensor) for tensor in held]
     with put_in(module, lent):
-        left = way(Turns(count, turns.counts, pieces, turns.written), {**names, **read})
+        left = way(replace(turns, pieces=pieces), {**names, **read})
     values = [left, *(whole.pieces for whole in turns.written.values())]
     roots = [end for _, end in ends(values) if isinstance(end, Tensor) and end.requires_grad]
     weights = [*module.parameters(), *(value for value in read.values() if isinstance(value, nn.Parameter))]
@@ -71,3 +74,10 @@ def _there_and_back(plan: RollPlan, seen: SeenRun, count: int, way: Callable[[Tu
     if roots and wanted:
         seeds = [torch.ones_like(root) for root in roots]
         torch.autograd.grad(roots, wanted, seeds, retain_graph=True, allow_unused=True)  # also graphs in containers
+
+
+def _emptied(into: Any) -> Any:
+    """Return a list or dict for what turns leave; one that they put things into by place has to be as long."""
+    if isinstance(into, list):
+        return [None] * len(into)
+    return {} if isinstance(into, dict) else into

@@ -11,11 +11,23 @@ import torch
 from torch import Tensor
 
 from ...cells import Layer
+from ...errors import Untraceable
 from ...state import State, ends, mapped
 from ..checks import Task
-from .body import TensorKind, TensorSlot, TurnForm, kind_of, make_body, make_turn, packed_dtype, slotted
+from .body import (
+    TensorKind,
+    TensorSlot,
+    TurnForm,
+    kind_of,
+    make_body,
+    make_turn,
+    packed_dtype,
+    slotted,
+    spelled_out,
+)
 from .collected import Collected
 from .index import LeftAlone
+from .joined import apart
 from .loop_code import LoopCode
 from .turns import Turns
 
@@ -36,6 +48,39 @@ class SeenRun:
         return all(tensor._version == version for tensor, version in self.versions)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Left:
+    """What all turns left in one list, or in one tensor."""
+
+    values: list[Any]  # of a turn, with slots
+    along: list[Tensor]  # the tensors of all turns, (turn, ...), by the number of their slot
+
+    @property
+    def whole(self) -> Tensor | None:
+        """What they left as one tensor, (turn, ...), where each left one."""
+        only = self.values[0] if len(self.values) == 1 else None
+        return self.along[only.number] if isinstance(only, TensorSlot) else None
+
+    def items(self) -> list[Any]:
+        """Return one thing after the other."""
+        used = {end.number for _, end in ends(self.values) if isinstance(end, TensorSlot)}
+        each = {number: apart(self.along[number]) for number in used}
+        if self.whole is not None:
+            return next(iter(each.values()))
+        count = self.along[0].shape[0] if self.along else 0
+        turns = [{number: items[turn] for number, items in each.items()} for turn in range(count)]
+        return [_filled(value, turn) for turn in turns for value in self.values]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """What the engine gave, as the loop would have left it."""
+
+    carried: dict[str, Any]
+    left: dict[str, Left]  # collecting list -> what turns left there
+    finals: dict[str, Any]
+
+
 class RollPlan:
     """One form of a loop's turn: put together for the engine, and taken apart again."""
 
@@ -51,7 +96,7 @@ class RollPlan:
         rows, pieces = self.form.rows, turns.pieces
         if any(kind_of(piece[0], rows) != self.form.pieces.get(name) for name, piece in pieces.items()):
             return False
-        return not rows or len({piece.shape[1] for piece in pieces.values()}) == 1
+        return not rows or len({piece.shape[1] for piece in pieces.values()}) <= 1
 
     def settled(self, carried: dict[str, Any], count: int | None) -> list[Tensor] | None:
         """Return the tensors of a state that is of this form, else None; `count`: rows of it."""
@@ -60,11 +105,10 @@ class RollPlan:
         except LeftAlone:
             return None
         kinds = [kind_of(tensor, self.form.rows) if tensor.dim() or not self.form.rows else None for tensor in found]
-        if nested != self.form.nested or kinds != [kind for _, kind in self.form.states]:
+        if kinds != [kind for _, kind in self.form.states] or spelled_out(nested) != spelled_out(self.form.nested):
             return None
-        if _types(nested) != _types(self.form.nested):
-            return None
-        return found if not self.form.rows or all(part.shape[0] == count for part in found) else None
+        counts = {part.shape[0] for part in found} | (set() if count is None else {count}) if self.form.rows else set()
+        return found if len(counts) <= 1 else None
 
     def first_turn(self, turns: Turns, names: dict[str, Any]) -> dict[str, Any]:
         """Run the first turn as it is written; returns what it bound and left."""
@@ -107,9 +151,12 @@ class RollPlan:
     def outputs(self, out: Tensor) -> list[Tensor]:
         """Return what the turns gave, each (turn, ...)."""
         form = self.form
+        # As turns make them, each has a place of its own in memory: by that a `view` of one succeeds.
+        along, found, start = out.transpose(0, 1).contiguous(), [], 0
+        if along.shape[-1] != sum(kind.size for kind in form.outputs) and not (form.rows and len(form.outputs) == 1):
+            raise Untraceable("turns leave tensors of other shapes than they did")
         if form.rows and len(form.outputs) == 1:
-            return [out.transpose(0, 1)]
-        along, found, start = out.transpose(0, 1), [], 0
+            return [along]
         for kind in form.outputs:
             piece = along[..., start : start + kind.size]
             shape = (*along.shape[:2], *kind.shape) if form.rows else (along.shape[0], *kind.shape)
@@ -117,19 +164,16 @@ class RollPlan:
             start += kind.size
         return found
 
-    def values(self, out: Tensor, state: State) -> tuple[dict[str, Any], dict[str, list[list[Any]]], dict[str, Any]]:
-        """Return carried values, what was left by each turn, and the last turn's names, from what the engine gave."""
+    def values(self, out: Tensor, state: State) -> Given:
+        """Return what the names and lists of the loop get of what the engine gave."""
         parts = list(state.values()) if self.form.rows else [part.squeeze(0) for part in state.values()]
         carried = {name: _filled(value, parts) for name, value in self.form.nested.items()}
         along = self.outputs(out) if self.form.outputs else []
-        used = {
-            end.number for values in self.form.left.values() for _, end in ends(values) if isinstance(end, TensorSlot)
-        }
-        each = {number: list(along[number].unbind(0)) for number in used}
-        count = along[0].shape[0] if along else 0
-        left = {name: _turn_by_turn(values, each, count) for name, values in self.form.left.items()}
-        last = {number: piece[-1] for number, piece in enumerate(along)}
-        return carried, left, {name: _filled(value, last) for name, value in self.form.finals.items()}
+        left = {name: Left(values, along) for name, values in self.form.left.items()}
+        finals = {}
+        for name, value in self.form.finals.items():
+            finals[name] = mapped(value, lambda _, end: along[end.number][-1] if isinstance(end, TensorSlot) else end)
+        return Given(carried, left, finals)
 
 
 def _slots(values: dict[str, Any], line: int) -> tuple[dict[str, Any], list[Tensor]]:
@@ -143,21 +187,6 @@ def _slots(values: dict[str, Any], line: int) -> tuple[dict[str, Any], list[Tens
 
 def _filled(value: Any, tensors: Any) -> Any:
     return mapped(value, lambda _, end: tensors[end.number] if isinstance(end, TensorSlot) else end)
-
-
-def _turn_by_turn(values: list[Any], each: dict[int, list[Tensor]], count: int) -> list[list[Any]]:
-    """Return what each turn left, as `values` are nested; `each` holds the tensors of all turns by their number."""
-    if all(isinstance(value, TensorSlot) for value in values):
-        return list(map(list, zip(*(each[value.number] for value in values), strict=True)))
-    return [[_filled(value, {n: items[t] for n, items in each.items()}) for value in values] for t in range(count)]
-
-
-def _types(nested: Any) -> Any:
-    if isinstance(nested, dict):
-        return dict, [(key, _types(value)) for key, value in nested.items()]
-    if isinstance(nested, list | tuple):
-        return type(nested), [_types(value) for value in nested]
-    return type(nested)
 
 
 def learn(code: LoopCode, function: FunctionType, seen: SeenRun, after: dict[str, Any]) -> RollPlan:
@@ -216,10 +245,12 @@ def _left(code: LoopCode, seen: SeenRun, after: dict[str, Any]) -> tuple[dict[st
         into = after.get(collected.into)
         if collected.name in seen.turns.written:
             examples: list[Any] = [seen.turns.written[collected.name].pieces[-1]]
+        elif collected.name in seen.turns.places:
+            examples = placed(seen, into, collected)[-1:]
         elif collected.axis is not None:
             examples = grown(collected, seen, after)[-1:]
         else:
-            examples = _appended(code, seen, into, collected.into, replaced=collected.piece is not None)
+            examples = _appended(code, seen, into, collected)
         left[collected.name] = []
         for example in examples:
             value, more = slotted(example, len(outputs), code.line)
@@ -241,13 +272,26 @@ def grown(collected: Collected, seen: SeenRun, after: dict[str, Any]) -> list[Te
     return list(now.narrow(axis, start, width * seen.turns.count).chunk(seen.turns.count, axis))
 
 
-def _appended(code: LoopCode, seen: SeenRun, into: Any, name: str, *, replaced: bool) -> list[Any]:
+def placed(seen: SeenRun, into: Any, collected: Collected) -> list[Any]:
+    """Return what turns put into places of a list or dict; all turns have to have put the same kind of thing there."""
+    items = [into[place] for place in seen.turns.places[collected.name]]
+    if any(_kinds(item) != _kinds(items[-1]) for item in items):
+        raise LeftAlone(f"turns put different kinds of things into {collected.into!r}", seen.line)
+    return items
+
+
+def appended(seen: SeenRun, into: list[Any], collected: Collected) -> list[Any]:
+    """Return what turns put into a list, one turn after the other."""
+    count = len(into) - seen.lengths[collected.into]
+    return into[:count][::-1] if collected.in_front else into[len(into) - count :]
+
+
+def _appended(code: LoopCode, seen: SeenRun, into: Any, collected: Collected) -> list[Any]:
     """Return what the last turn put into a list; all turns have to have left the same kind of things."""
+    name = collected.into
     if type(into) is not list:
         raise LeftAlone(f"what turns leave is kept in {name!r}, a {type(into).__name__}", code.line)
-    if replaced:
-        raise LeftAlone(f"turns replace things in the list {name!r}", code.line)
-    new, count = into[seen.lengths[name] :], seen.turns.count
+    new, count = appended(seen, into, collected), seen.turns.count
     if len(new) % count:
         raise LeftAlone(f"turns append now more, now less to {name!r}", code.line)
     each = len(new) // count
@@ -274,8 +318,10 @@ def results(plan: RollPlan, seen: SeenRun, after: dict[str, Any]) -> Iterator[tu
             yield collected.into, list(seen.turns.written[collected.name].in_order().unbind(0))
         elif collected.axis is not None:
             yield collected.into, grown(collected, seen, after)
+        elif collected.name in seen.turns.places:
+            yield collected.into, placed(seen, after[collected.into], collected)
         else:
-            yield collected.into, after[collected.into][seen.lengths[collected.into] :]
+            yield collected.into, appended(seen, after[collected.into], collected)
 
 
-__all__ = ["RollPlan", "SeenRun", "TensorKind", "learn", "results"]
+__all__ = ["Given", "Left", "RollPlan", "SeenRun", "TensorKind", "learn", "results"]

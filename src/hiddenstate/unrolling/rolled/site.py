@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -24,7 +26,7 @@ from ...cells import (
     watchers,
 )
 from ...errors import Untraceable
-from ...state import State, ends, mapped
+from ...state import ends, mapped
 from ..checks import Task
 from ..engines import obstacle_around, switched_off
 from ..judging import agree
@@ -34,18 +36,29 @@ from ..scheduled import read_only, ready, settle_now
 from ..twins import members
 from .collected import Collected
 from .index import LeftAlone
+from .joined import AllTurns
 from .loop_code import LoopCode
 from .pace import paces_of
-from .plan import RollPlan, SeenRun, learn, results
+from .plan import Given, Left, RollPlan, SeenRun, learn, results
 from .source import called_modules
 from .turns import TurnReader, Turns
 
+# A turn's names are attributes of the module that it is run as, of which the user knows nothing.
+_OWN, _NAME = re.compile(r"its own attribute 'own_([^']*)'"), r"'\1'"
 _ANY = torch.zeros(1, 1)
 _REFUSALS = 3  # after which no more is asked whether a loop can be rolled up
 _LONGEST = 1_000  # runs as it is written until it is asked again whether the engine is faster
 _BUILDS = 8  # schedules of one loop, from which on it is said to change too often
 FEWEST = 4  # turns of a run below which it is not even looked at
 _MOST = 4  # forms of one loop, from which on it is said to change too often
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ran:
+    """What a run by the engine gave."""
+
+    made: dict[str, Any]  # what the first turn bound and left, where it had to run as it is written
+    given: Given
 
 
 class LoopSite:
@@ -83,13 +96,13 @@ class LoopSite:
             self._as_written(f"{reason.reason} (line {reason.line or self.code.line})")
             return None
         except Untraceable as reason:
-            self.said = f"as it is written: {reason.reason}"
+            self.said = f"as it is written: {_OWN.sub(_NAME, reason.reason)}"
             return None
         except Exception as error:  # whatever it is, the loop itself is still there, and says it better
             self._as_written(f"{type(error).__name__}: {str(error)[:200]}")
             return None
         self._refused = self._rest = 0
-        return self._hand_back(turns, names, *ran)
+        return self._hand_back(turns, names, ran)
 
     def leave(self, seen: SeenRun, names: dict[str, Any]) -> None:
         """Learn from a run that went as it is written."""
@@ -100,7 +113,7 @@ class LoopSite:
         except LeftAlone as reason:
             self._close(f"{reason.reason} (line {reason.line or self.code.line})")
         except Untraceable as reason:
-            self._close(reason.reason)
+            self._close(_OWN.sub(_NAME, reason.reason))
         except Exception as error:  # nothing that goes wrong in learning is the user's business
             self._close(f"{type(error).__name__}: {str(error)[:200]}")
 
@@ -124,38 +137,45 @@ class LoopSite:
     def _rest_longer(self) -> None:
         self._rest, self._waited = min(2 * self._rest + 1, _LONGEST), 0
 
-    def _run(self, turns: Turns, names: dict[str, Any]) -> tuple[RollPlan, dict[str, Any], tuple[Tensor, State]] | None:
+    def _run(self, turns: Turns, names: dict[str, Any]) -> Ran | None:
         """Return what the engine makes of the turns; None where that is not known yet."""
+        refusal: Untraceable | None = None
         # What turns add to in place is written at the end, when its first value may be needed for a backward pass.
         own = {name: names[name].clone() for name in self.code.added if isinstance(names.get(name), Tensor)}
         # A first turn that is run as it is written must not write into lists that the loop itself may still start from.
         names = {**names, **own, **self._copied(names)}
         for plan in self._plans:
-            if not plan.fits(turns):
+            if not plan.fits(turns) or not all(name in names for name in plan.code.carried):
                 continue
             rows = next((piece.shape[1] for piece in turns.pieces.values() if plan.form.rows), None)
             parts, first, made = plan.settled(names, rows), 0, {}
             stream = random_streams()
             try:
+                self._refuse_hooks(plan, names)
                 if parts is None:
-                    if not all(name in names for name in plan.code.carried):
-                        continue
                     made, first = plan.first_turn(turns, names), 1
                     parts = plan.settled(made, rows)
-                ran = None if parts is None else self._by_engine(plan, turns, names, parts, first)
+                given = None if parts is None else self._by_engine(plan, turns, names, parts, first)
+            except Untraceable as reason:
+                put_random_streams(stream)
+                refusal = reason
+                continue
             except BaseException:
                 put_random_streams(stream)
                 raise
-            if ran is not None:
-                return plan, made, ran
+            if given is not None:
+                if plan is not self._plans[0]:
+                    self._plans = [plan, *(other for other in self._plans if other is not plan)]
+                return Ran(made, given)
             put_random_streams(stream)
+        if refusal is not None:
+            raise refusal
         return None
 
     def _by_engine(
         self, plan: RollPlan, turns: Turns, names: dict[str, Any], parts: list[Tensor], first: int
-    ) -> tuple[Tensor, State] | None:
+    ) -> Given | None:
         task = plan.task(turns, parts, first)
-        self._refuse_hooks(plan, names)
         _surround(plan, names)
         try:
             if type(task.x) not in (Tensor, nn.Parameter):
@@ -167,7 +187,7 @@ class LoopSite:
                 self._rest_longer()
                 raise Untraceable(found)
             self.said = f"by the engine, {found.because}"
-            return found.run()
+            return plan.values(*found.run())
         finally:
             plan.layer.module.forget()  # type: ignore[operator]
 
@@ -197,36 +217,29 @@ class LoopSite:
         ran = self._run(turns, names)
         if ran is None:
             raise Untraceable("the engine does not take it")
-        left = self._hand_back(turns, names, *ran)
+        left = self._hand_back(turns, names, ran)
         return [left, *(names[each.into] for each in self.code.collected if isinstance(names.get(each.into), list))]
 
-    def _hand_back(
-        self, turns: Turns, names: dict[str, Any], plan: RollPlan, made: dict[str, Any], ran: tuple[Tensor, State]
-    ) -> dict[str, Any]:
-        carried, left, finals = plan.values(*ran)
+    def _hand_back(self, turns: Turns, names: dict[str, Any], ran: Ran) -> dict[str, Any]:
+        found = {**ran.given.carried, **ran.given.finals}
         for collected in self.code.collected:
-            items = ([made[collected.name]] if made else []) + left[collected.name]
+            first: list[Any] = ran.made.get(collected.name, [])
+            left = ran.given.left[collected.name]
             if collected.axis is None:
-                self._put(collected, turns, names, items)
+                _put_down(
+                    collected, turns, names[collected.into], first, left, joined=collected.into in self.code.joined
+                )
             else:
                 before = names.get(collected.into)
-                pieces = [*([] if before is None else [before]), *(item for turn in items for item in turn)]
-                finals[collected.into] = torch.cat(pieces, collected.axis)
-        found = {**carried, **finals}
-        for name in (self.code.mutated | self.code.added) & set(carried):
-            found[name] = _written_back(names[name], carried[name])
+                pieces = [*([] if before is None else [before]), *first, *left.items()]
+                found[collected.into] = torch.cat(pieces, collected.axis)
+        for name in (self.code.mutated | self.code.added) & set(ran.given.carried):
+            found[name] = _written_back(names[name], found[name])
         for leaf in self.code.leaves:
             if leaf.target and leaf.target not in found:
                 values = turns.counts[leaf.target] if leaf.counts else turns.pieces[leaf.target]
                 found[leaf.target] = values[-1]
         return found
-
-    def _put(self, collected: Collected, turns: Turns, names: dict[str, Any], items: list[list[Any]]) -> None:
-        if collected.name in turns.written:
-            if any(items):
-                turns.written[collected.name].write([item for turn in items for item in turn])
-            return
-        names[collected.into].extend(item for turn in items for item in turn)
 
     def _seen(self, turns: Turns, names: dict[str, Any]) -> SeenRun:
         lengths = {c.into: len(names[c.into]) for c in self.code.collected if isinstance(names.get(c.into), list)}
@@ -243,11 +256,10 @@ class LoopSite:
         return {name: mapped(names[name], lambda _, end: end) for name in self.code.mutated if name in names}
 
     def _learn(self, seen: SeenRun, after: dict[str, Any]) -> None:
-        plan = next((plan for plan in self._plans if plan.fits(seen.turns)), None)
-        if plan is None:
-            if len(self._plans) == _MOST:
-                raise LeftAlone("it takes ever other kinds of pieces", self.code.line)
-            plan = learn(self.code, self.function, seen, after)
+        learned = learn(self.code, self.function, seen, after)
+        plan = next((plan for plan in self._plans if plan.form.alike(learned.form)), learned)
+        if plan is learned and len(self._plans) == _MOST:
+            raise LeftAlone("it takes ever other kinds of pieces", self.code.line)
         rows = next((piece.shape[1] for piece in seen.turns.pieces.values() if plan.form.rows), None)
         _surround(plan, seen.names)
         try:
@@ -266,8 +278,8 @@ class LoopSite:
                 if parts is None:
                     raise LeftAlone("what crosses is of another kind after every turn", self.code.line)
                 task = plan.task(seen.turns, _leaves(parts), first)
+                self._prove(plan, seen, after, task, made)
                 if plan not in self._plans:
-                    self._prove(plan, seen, after, task, made)
                     self._plans.append(plan)
                 self._builds += 1
                 if self._builds > _BUILDS:
@@ -280,11 +292,10 @@ class LoopSite:
         """Refuse a plan whose turns, one after the other, give other numbers than the loop gave."""
         with torch.no_grad(), untouched(plan.layer.module):
             out, state = run_loop(plan.layer, task)
-        carried, left, finals = plan.values(out, state)
-        given = {**carried, **finals}
+        values = plan.values(out, state)
+        given = {**values.carried, **values.finals}
         for collected in self.code.collected:
-            turns = ([made[collected.name]] if made else []) + left[collected.name]
-            given[collected.into] = [item for turn in turns for item in turn]
+            given[collected.into] = [*made.get(collected.name, []), *values.left[collected.name].items()]
         for name, value in results(plan, seen, after):
             ours = [end.detach() for _, end in ends(given[name]) if isinstance(end, Tensor)]
             theirs = [end.detach() for _, end in ends(value) if isinstance(end, Tensor)]
@@ -352,3 +363,19 @@ def _written_back(container: Any, value: Any) -> Any:
     if isinstance(container, Tensor):  # that was added to, in place
         return container.copy_(value)
     return value
+
+
+def _put_down(collected: Collected, turns: Turns, into: Any, first: list[Any], left: Left, *, joined: bool) -> None:
+    """Put what turns left where the loop puts it; `first`, what its first turn left, where that ran by itself."""
+    if collected.name in turns.written:
+        if left.whole is not None:
+            turns.written[collected.name].write(first, left.whole)
+    elif collected.name in turns.places:
+        for place, item in zip(turns.places[collected.name], [*first, *left.items()], strict=True):
+            into[place] = item
+    elif collected.in_front:
+        into[:0] = [*first, *left.items()][::-1]
+    elif joined and left.whole is not None:
+        into.extend([*first, AllTurns(left.whole)])
+    else:
+        into.extend([*first, *left.items()])

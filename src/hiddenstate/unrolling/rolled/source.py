@@ -17,10 +17,11 @@ from torch import nn
 
 from ..twins import members
 from .index import LeftAlone
+from .joined import is_join, join, only_joined
 from .loop_code import LoopCode, read_loop
 from .names import loads, stores
 
-ENTER, LEAVE, VIA = "__hs_enter__", "__hs_leave__", "__hs_via__"
+ENTER, LEAVE, VIA, JOIN = "__hs_enter__", "__hs_leave__", "__hs_via__", "__hs_join__"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +49,7 @@ def rewrite(
     tree.body = [inner for statement in tree.body for inner in _many(writer.visit(statement))]
     if not writer.loops and not writer.calls:
         return Rewritten(function, [], writer.left_alone, [])
-    made = made_again(function, tree, {ENTER: enter, LEAVE: leave, VIA: via})
+    made = made_again(function, tree, {ENTER: enter, LEAVE: leave, VIA: via, JOIN: join})
     return Rewritten(made, writer.loops, writer.left_alone, writer.calls)
 
 
@@ -62,7 +63,7 @@ def has_loops(function: Any, owner: Any, seen: set[Any] | None = None) -> bool:
         tree, _ = _parsed(function)
     except LeftAlone:
         return False
-    if any(isinstance(node, ast.For | ast.While) for node in ast.walk(tree)):
+    if any(isinstance(node, ast.For | ast.While) or _carries_on(node) for node in ast.walk(tree)):
         return True
     called = [called_function(node, function, owner) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return any(has_loops(other, owner, seen) for other in called)
@@ -131,12 +132,16 @@ class _LoopsAsk(ast.NodeTransformer):
         self.locals = stores(tree.body) | {
             argument.arg for argument in ast.walk(tree.args) if isinstance(argument, ast.arg)
         }
+        self.joined = set() if "torch" in self.locals else only_joined(tree)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return node  # what is defined inside has names of its own
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
+        if is_join(node, self.joined):
+            joins = ast.Call(ast.Name(JOIN, ast.Load()), [node.func, *node.args], node.keywords)
+            return ast.fix_missing_locations(ast.copy_location(joins, node))
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         called = None if name in self.locals else called_function(node, self.function, self.owner)
         if called is not None and called is not self.function and has_loops(called, self.owner):
@@ -144,6 +149,17 @@ class _LoopsAsk(ast.NodeTransformer):
             asked = ast.Call(ast.Name(VIA, ast.Load()), [node.func], [])
             node.func = ast.fix_missing_locations(ast.copy_location(asked, node.func))
         return node
+
+    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
+        return self._comprehended(node)
+
+    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.AST:
+        return self._comprehended(node)
+
+    def _comprehended(self, node: ast.ListComp | ast.GeneratorExp) -> ast.AST:
+        if _carries_on(node) and not self.candidates:
+            self.left_alone.append(LeftAlone("it is a comprehension, and no for statement", node.lineno))
+        return self.generic_visit(node)
 
     def visit_While(self, node: ast.While) -> ast.AST:
         if not self.candidates:
@@ -169,7 +185,7 @@ class _LoopsAsk(ast.NodeTransformer):
         self.candidates -= code is not None
         if code is None:
             return node
-        number = len(self.loops)
+        code.joined, number = self.joined, len(self.loops)
         self.loops.append(code)
         return [*evaluated, *self._asking(node, code, number)]
 
@@ -212,6 +228,14 @@ class _LoopsAsk(ast.NodeTransformer):
             number += 1
         self.used.add(name)
         return name
+
+
+def _carries_on(node: ast.AST) -> bool:
+    """Say whether a comprehension hands something on from turn to turn: `[h := cell(x, h) for x in xs]`."""
+    if not isinstance(node, ast.ListComp | ast.GeneratorExp):
+        return False
+    named = {inner.target.id for inner in ast.walk(node) if isinstance(inner, ast.NamedExpr)}
+    return bool(named & loads([node]))
 
 
 def _many(result: Any) -> list[ast.stmt]:

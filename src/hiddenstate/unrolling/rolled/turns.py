@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ from .index import LeftAlone, MovingPiece
 from .loop_code import LoopCode
 from .names import loads
 
-Places: TypeAlias = "range | list[int]"
+Places: TypeAlias = range | list[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,9 +29,12 @@ class Written:
         """Return the pieces as the turns come."""
         return self.pieces.flip(0) if self.backwards else self.pieces
 
-    def write(self, items: list[Tensor]) -> None:
-        """Write what the turns gave."""
-        self.pieces.copy_(torch.stack(items[::-1] if self.backwards else items))
+    def write(self, first: list[Tensor], rest: Tensor) -> None:
+        """Write what the turns gave: the first by itself, where there is one, and the others (turn, ...)."""
+        whole = torch.cat([torch.stack(first), rest]) if first else rest
+        missing = self.pieces.dim() - whole.dim()  # axes that each piece would have been spread over
+        whole = whole.view(whole.shape[0], *[1] * missing, *whole.shape[1:]) if missing > 0 else whole
+        self.pieces.copy_(whole.flip(0) if self.backwards else whole)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +45,7 @@ class Turns:
     counts: dict[str, Any]  # index name -> a range
     pieces: dict[str, Tensor]  # name -> (turn, ...)
     written: dict[str, Written]  # collecting list -> the pieces of a tensor that it is written into
+    places: dict[str, Places] = field(default_factory=dict)  # collecting list -> where in a list or dict it goes
 
 
 def first_turns(turns: Turns, count: int) -> Turns:
@@ -51,7 +55,8 @@ def first_turns(turns: Turns, count: int) -> Turns:
         for name, whole in turns.written.items()
     }
     counts = {name: numbers[:count] for name, numbers in turns.counts.items()}
-    return Turns(count, counts, {name: piece[:count] for name, piece in turns.pieces.items()}, written)
+    pieces = {name: piece[:count] for name, piece in turns.pieces.items()}
+    return Turns(count, counts, pieces, written, {name: places[:count] for name, places in turns.places.items()})
 
 
 class TurnReader:
@@ -84,12 +89,14 @@ class TurnReader:
                 pieces[leaf.target] = (along.flip(0) if leaf.backwards else along)[:count]
         for taken in code.taken:
             pieces[taken.name] = self._pieces(taken.piece, names, counts, count)
-        written = {}
+        written, places = {}, {}
         for collected in code.collected:
             thing = names.get(collected.into)
             if collected.piece is not None and isinstance(thing, Tensor):
                 written[collected.name] = self._written(collected.piece, names, counts, count)
-        return Turns(count, counts, pieces, written)
+            elif collected.piece is not None:
+                places[collected.name] = self._places_in(thing, collected.piece, names, counts, count)
+        return Turns(count, counts, pieces, written, places)
 
     def _size(self, thing: Any, counts: bool) -> int:
         line = self.code.line
@@ -136,6 +143,17 @@ class TurnReader:
         thing, backwards = self._value(piece.thing, names), places.step < 0
         axis = piece.before % thing.dim() if -thing.dim() <= piece.before < thing.dim() else 0
         return Written(_along(thing, axis, places[::-1] if backwards else places, line), backwards)
+
+    def _places_in(
+        self, thing: Any, piece: MovingPiece, names: dict[str, Any], counts: dict[str, Any], count: int
+    ) -> Places:
+        """Return which places of a list or dict turns put something into."""
+        places, line = self._numbers(piece.index, names, counts, count), piece.index.lineno
+        if type(thing) not in (list, dict) or piece.before or piece.rest or piece.end is not None:
+            raise LeftAlone(f"a turn writes into pieces of a {type(thing).__name__}", line)
+        if type(thing) is list and not all(-len(thing) <= place < len(thing) for place in places):
+            raise LeftAlone("a turn writes beyond the end", line)
+        return places
 
     def _pieces(self, piece: MovingPiece, names: dict[str, Any], counts: dict[str, Any], count: int) -> Tensor:
         thing = self._value(piece.thing, names)

@@ -1,0 +1,83 @@
+"""Lists that turns append to and that are only ever put together: then all turns are handed on as the one tensor."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_JOINS = ("torch.stack", "torch.cat")
+_SHOWS = {"locals", "vars", "eval", "exec", "dir"}  # by which a list would be seen without its name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllTurns:
+    """Stands in a list for what all turns appended to it."""
+
+    along: Tensor  # (turn, ...)
+
+
+def only_joined(tree: ast.FunctionDef) -> set[str]:
+    """Return the names of a function's own lists of which nothing is done but to append and to join them."""
+    inner = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+    apart_from_it = [node for node in ast.walk(tree) if node is not tree and isinstance(node, inner)]
+    hidden = {id(node) for each in apart_from_it for node in ast.walk(each)}
+    harmless = {id(name) for node in ast.walk(tree) if id(node) not in hidden for name in _harmless(node)}
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    if any(name.id in _SHOWS for name in names):
+        return set()
+    others = {name.id for name in names if id(name) not in harmless}
+    others |= {argument.arg for argument in ast.walk(tree.args) if isinstance(argument, ast.arg)}
+    others |= {name for node in ast.walk(tree) if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+    made = {name.id for name in names if id(name) in harmless and isinstance(name.ctx, ast.Store)}
+    return made - others
+
+
+def is_join(call: ast.Call, lists: set[str]) -> bool:
+    """Say whether a call joins one of these lists."""
+    first = call.args[0] if call.args else None
+    return isinstance(first, ast.Name) and first.id in lists and ast.unparse(call.func) in _JOINS
+
+
+def join(function: Callable[..., Tensor], things: list[Any], *args: Any, **kwargs: Any) -> Tensor:
+    """Return what `torch.stack` or `torch.cat` returns for the things that a list stands for."""
+    if type(things) is not list or not any(type(thing) is AllTurns for thing in things):
+        return function(things, *args, **kwargs)
+    axis = kwargs.get("dim", args[0] if args else 0)
+    if len(args) + len(kwargs) < 2 and kwargs.keys() <= {"dim"} and type(axis) is int:
+        parts = [thing.along if type(thing) is AllTurns else torch.unsqueeze(thing, 0) for thing in things]
+        rank = parts[0].dim() - (function is torch.cat)
+        alike = len({(part.shape[1:], part.dtype, part.device) for part in parts}) == 1
+        if alike and -rank <= axis < rank:
+            axis %= rank
+            whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+            moved = whole.movedim(0, axis).clone(memory_format=torch.contiguous_format)
+            return moved if function is torch.stack else moved.flatten(axis, axis + 1)
+    every = [inner for thing in things for inner in (apart(thing.along) if type(thing) is AllTurns else [thing])]
+    return function(every, *args, **kwargs)
+
+
+def apart(along: Tensor) -> list[Tensor]:
+    """Return the tensors of all turns, each its own: views of one tensor could not be written to before a backward."""
+    return list(torch.unbind_copy(along, 0) if along.requires_grad else along.unbind(0))
+
+
+def _harmless(node: ast.AST) -> list[ast.expr]:
+    """Return the names in a piece of code that may be those of a list which holds something else than it seems."""
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        pairs = [(node.targets[0], node.value)]
+        if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = list(zip(node.targets[0].elts, node.value.elts, strict=False))
+        return [target for target, value in pairs if isinstance(value, ast.List) and not value.elts]
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        called = node.value.func
+        return [called.value] if isinstance(called, ast.Attribute) and called.attr == "append" else []
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+        return [node.target] if isinstance(node.value, ast.List) else []
+    if isinstance(node, ast.Call) and node.args and ast.unparse(node.func) in _JOINS:
+        return [node.args[0]]
+    return []
