@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 import hiddenstate as hs
-from hiddenstate.cells import Call, as_layer, unwrap
+from hiddenstate.cells import Call, as_layer
 from hiddenstate.errors import NotRecurrent, StateMismatch
 from tests.support.cells import CELLS
 
@@ -111,10 +111,3 @@ def test_a_part_and_a_layer_have_names_in_the_model():
     assert inner.tracks == ("encoder.l0", "encoder.l0_reverse")
     (alone,) = hs.layers(nn.GRUCell(3, 4))
     assert (alone.part("h"), alone.label, alone.tracks) == ("h", "the model itself", ("l0",))
-
-
-def test_the_users_model_is_found_in_what_is_wrapped_around_it():
-    model = nn.GRU(3, 4)
-    assert unwrap(nn.DataParallel(nn.DataParallel(model))) is model
-    assert unwrap(torch.compile(model)) is model
-    assert unwrap(model) is model

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from .axes import InputAxes, input_axes, is_step, layer_axes, rows_beside_steps
 from .batches import BegunDataSet, ReadBatch, as_tensors, is_data_set, read_batch
 from .cell import Cell
+from .checkpointed import may_be_recomputed, recomputing, under_checkpointing
 from .custom import CellAdapter
 from .discovery import (
     Layers,
@@ -32,7 +33,7 @@ from .given_call import (
     taken_by_position,
 )
 from .handed_on import EndState, memory_of
-from .layer import Adapter, Call, Layer, Spec, unwrap, unwrap_to_call, weights_like
+from .layer import Adapter, Call, Layer, Spec
 from .listener import (
     Handle,
     LetsPass,
@@ -44,10 +45,7 @@ from .listener import (
     attributes,
     listen,
     listeners,
-    may_be_recomputed,
-    recomputing,
     tells_now,
-    under_checkpointing,
     unheard,
     watchers,
     watching,
@@ -71,6 +69,8 @@ from .torch_layers import TorchCellAdapter
 from .trials import invented_inputs
 from .warning import warn
 from .watched_calls import Begun, foreseen, watched, watched_from, when_reached
+from .weights import weights_like
+from .wrappers import unwrap, unwrap_to_call
 
 if TYPE_CHECKING:
     from .behavior import LoopStart as LoopStart

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from ..errors import BadInput
 from ..state import tensors
 from .discovery import cell_along, is_around_cells, layers
-from .layer import Call, Layer, unwrap_to_call
+from .layer import Call, Layer
 from .listener import Listener, Proceed, listen, unheard
 from .snapshot import untouched
+from .wrappers import unwrap_to_call
 
 _SIZES = (5, 7)  # rows and steps of the piece that is tried: different, so that neither can be mistaken for the other
 _STEPPED = "assumed, since a cell is stepped along (batch, time, ...); time_axis= says otherwise"

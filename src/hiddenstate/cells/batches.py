@@ -15,9 +15,10 @@ from torch.nn.utils.rnn import PackedSequence
 from ..errors import BadInput
 from ..state import Path, ends, mapped, numbers
 from .discovery import cell_along, layers
-from .layer import unwrap, weights_like
 from .signature import named_like_state
 from .started import started
+from .weights import weights_like
+from .wrappers import unwrap
 
 
 @dataclass(frozen=True, slots=True, eq=False)

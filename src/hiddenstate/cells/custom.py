@@ -13,13 +13,14 @@ from torch.nn.utils.rnn import PackedSequence
 from ..errors import HiddenStateWarning, NotRecurrent, StateMismatch
 from ..state import State
 from .first_states import ROWS, call_initial_state, guesses, is_int, learned_of, own_start, remember, units_of
-from .layer import Adapter, Spec, weights_like
+from .layer import Adapter, Spec
 from .native import Form, Native, flatten, matches, names, rebuild
 from .returned import parted
 from .signature import arguments, first_input, named_like_state
 from .snapshot import untouched
 from .trials import StateForm, Takes, cell_comes_first, learn, read_form, try_out
 from .warning import warn
+from .weights import weights_like
 
 _told: WeakSet[type[nn.Module]] = WeakSet()  # kinds of cells whose unusual order of parts was warned about
 

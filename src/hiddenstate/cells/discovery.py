@@ -14,11 +14,12 @@ from ..errors import NotRecurrent, StateMismatch
 from ..state import as_preformatted
 from .custom import CellAdapter, SequenceAdapter, is_cell
 from .first_states import learned_of, looks_unsized, needed_arguments, units_of
-from .layer import Adapter, Layer, unwrap, unwrap_to_call
+from .layer import Adapter, Layer
 from .signature import arguments, state_first
 from .spread import GatheredCell, SpreadAdapter, is_spread, parts_of
 from .torch_layers import FusedAdapter, TorchCellAdapter
 from .trials import learn, starts_by_number
+from .wrappers import unwrap, unwrap_to_call
 
 if TYPE_CHECKING:
     from .behavior import Found, Unsure

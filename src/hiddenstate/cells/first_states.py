@@ -10,9 +10,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from .layer import weights_like
 from .native import Form, Native, flatten, rebuild
 from .signature import arguments, named_like_state
+from .weights import weights_like
 
 Candidate: TypeAlias = tuple[Native, dict[str, int]]  # a native state of three rows, and the batch axis of each part
 

@@ -17,8 +17,8 @@ from ..errors import BadInput
 from ..state import Path, ends, mapped, numbers, tensors
 from .axes import InputAxes, rows_beside_steps
 from .batches import are_lengths, as_tensors, named_like_lengths
-from .layer import unwrap_to_call
 from .signature import named_like_state
+from .wrappers import unwrap_to_call
 
 T = TypeVar("T")
 _AXES = ("time_axis", "batch_axis")  # options by which the user describes the input

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from ..errors import BadInput, HiddenStateError, NotRecurrent, StateMismatch
+from ..errors import HiddenStateError, NotRecurrent, StateMismatch
 from ..state import State
 from .native import Native
 from .signature import arguments, first_input, give_state, given_state, state_argument
-from .snapshot import is_sharded
 
 if TYPE_CHECKING:
     from .behavior import Recurrence
@@ -334,71 +333,3 @@ class Call:
         if not self.batched:
             return tensor.unsqueeze(0)
         return tensor if self.layer.spec.batch_first else tensor.transpose(0, 1)
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """Return the user's own model from within the wrappers of torch.compile, DDP, FSDP and checkpointing."""
-    return _wrapping(model)[-1]
-
-
-def _wrapping(model: nn.Module) -> list[nn.Module]:
-    """Return a model followed by the models it wraps, from the outside in."""
-    found = [model]
-    while (held := _WRAPPERS.get(type(model).__name__)) and isinstance(inner := model._modules.get(held), nn.Module):
-        found.append(model := inner)
-    return found
-
-
-def unwrap_to_call(model: nn.Module, *, weights: bool = False) -> nn.Module:
-    """Return `unwrap(model)` for calls of our own; raise if only the wrapper may call the model.
-
-    With `weights`, raise also if the weights are gathered only during calls, since they or their gradients are needed.
-    """
-    *wrappers, inner = _wrapping(model)
-    name = type(inner).__name__
-    if any(type(each).__name__ == _FLAT for each in (*wrappers, *inner.modules())):
-        raise BadInput(
-            f"{name} is wrapped in {_FLAT}, or holds a module that is: its weights are there only while the wrapper is "
-            f"called, and this needs calls of its own. Do it before the model is wrapped. What listens to your own "
-            f"calls (hs.Carry, hs.record, hs.Monitor, hs.regularize.Penalty) works on the wrapped one."
-        )
-    if weights and any(map(is_sharded, inner.modules())):
-        raise BadInput(
-            f"{name} is sharded by fully_shard: its weights come and go with each call, so neither they nor gradients "
-            f"to them can be looked at. Do this before the model is sharded. What listens to your own calls (hs.Carry, "
-            f"hs.record, hs.Monitor, hs.regularize.Penalty) works on the sharded one."
-        )
-    return inner
-
-
-_FLAT = "FullyShardedDataParallel"
-
-# Wrappers around users' models, and the attribute that holds the model. By name, since importing them all is slow.
-_WRAPPERS = {
-    "DistributedDataParallel": "module",
-    "DataParallel": "module",
-    _FLAT: "_fsdp_wrapped_module",
-    "CheckpointWrapper": "_checkpoint_wrapped_module",
-    "OptimizedModule": "_orig_mod",
-}
-
-
-def weights_like(module: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Return the device and dtype of a module's weights, for states that should match them."""
-    for store in ("_parameters", "_buffers"):
-        if (tensor := _first(module, store, set())) is not None:
-            return tensor.device, tensor.dtype
-    return torch.get_default_device(), torch.get_default_dtype()
-
-
-def _first(module: nn.Module, store: str, seen: set[nn.Module]) -> Tensor | None:
-    """Return the first floating-point tensor that a module holds; each step asks, and `parameters()` is slower."""
-    tensor: Tensor | None
-    for tensor in getattr(module, store).values():
-        if tensor is not None and (tensor.is_floating_point() or tensor.is_complex()):
-            return tensor
-    seen.add(module)  # modules may hold each other
-    within = (
-        _first(child, store, seen) for child in module._modules.values() if child is not None and child not in seen
-    )
-    return next((tensor for tensor in within if tensor is not None), None)

@@ -8,8 +8,6 @@ never contain it.
 from __future__ import annotations
 
 import itertools
-import os
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,13 +17,14 @@ from functools import partial
 from types import FrameType
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import torch
 from torch import nn
 
 from ..errors import HiddenStateError
+from .checkpointed import recomputing
 from .dynamo import mark_uncompiled, uncompiled
-from .layer import Call, Layer, unwrap
+from .layer import Call, Layer
 from .signature import Arguments
+from .wrappers import unwrap
 
 Proceed: TypeAlias = Callable[[Call], Call]  # runs the rest of a call, and returns the call with its result
 LetsPass: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any]], bool]
@@ -139,31 +138,6 @@ def attributes(module: nn.Module) -> dict[str, Any]:
     kept = {name: value for name, value in own.items() if not isinstance(value, _StandIn)}
     before = own["forward"].before
     return kept if before is None else {**kept, "forward": before}
-
-
-def recomputing() -> bool:
-    """Say whether a backward pass is running: a layer that is called in it is run again by activation checkpointing."""
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
-def under_checkpointing() -> bool:
-    """Say whether the code that runs now is under activation checkpointing, which will run it again."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(CHECKPOINT):
-            return True
-        frame = frame.f_back
-    return False
-
-
-CHECKPOINT = os.path.join("torch", "utils", "checkpoint.py")
-
-
-def may_be_recomputed(*, grad_before: bool) -> bool:
-    """Say whether a backward pass may run a call again. `grad_before`: gradients were on when the model was called."""
-    if torch.is_grad_enabled():  # one kind of checkpointing hooks into the saving of tensors for the backward pass
-        return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-    return grad_before and under_checkpointing()  # the other kind first runs the model without gradients
 
 
 _numbers = itertools.count()  # each listener gets the next number, so later ones have higher numbers

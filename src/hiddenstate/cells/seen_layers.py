@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from ..errors import NotRecurrent, StateMismatch
 from ..state import Path, State, mapped, tensors
 from .behavior import Found, Part, Recurrence
-from .layer import Adapter, Layer, Spec, weights_like
+from .layer import Adapter, Layer, Spec
 from .native import Native
+from .weights import weights_like
 
 
 def seen_layers(

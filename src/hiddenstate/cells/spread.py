@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from ..errors import NotRecurrent, StateMismatch
 from ..state import State
 from .first_states import call_initial_state, own_start, units_of
-from .layer import Adapter, Spec, weights_like
+from .layer import Adapter, Spec
 from .native import Native, flatten
 from .returned import parted_of_several
 from .signature import arguments, named_like_further, named_like_state
+from .weights import weights_like
 
 
 def is_spread(module: nn.Module, *, sized: bool = True) -> bool:

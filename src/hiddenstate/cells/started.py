@@ -15,10 +15,11 @@ from ..errors import BadInput
 from ..state import State
 from .discovery import cell_along, layers
 from .first_states import FIRST_STATES
-from .layer import Layer, unwrap
+from .layer import Layer
 from .listener import unheard
 from .signature import named_like_state
 from .snapshot import untouched
+from .wrappers import unwrap
 
 Given: TypeAlias = "tuple[Any, ...]"  # the arguments after the sequence
 Making: TypeAlias = Callable[[int], Given]  # makes them for a number of rows

@@ -10,9 +10,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import NotRecurrent, StateMismatch
 from ..state import State
-from .layer import Adapter, Spec, weights_like
+from .layer import Adapter, Spec
 from .native import Native
 from .signature import first_input
+from .weights import weights_like
 
 
 class FusedAdapter(Adapter):

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from ..state import tensors
 from .first_states import ROWS, Candidate, call_initial_state, candidates, remember, units_of
-from .layer import weights_like
 from .listener import unheard
 from .native import Form, Native, flatten, rebuild
 from .returned import parted
 from .signature import arguments, give_state
 from .snapshot import untouched
+from .weights import weights_like
 
 Takes: TypeAlias = Literal["step", "batch first", "time first"]
 

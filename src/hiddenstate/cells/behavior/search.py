@@ -18,6 +18,7 @@ from ...state import mapped, tensors
 from ..dynamo import eager
 from ..listener import unheard
 from ..snapshot import untouched
+from ..wrappers import unwrap_to_call
 from .analysis import analyze
 from .attributes import Attributes, kept_states
 from .blind_spots import blind_spots, undecided
@@ -51,7 +52,7 @@ def find(
     Modules that are `known` as recurrent by their type count as one operation each. What is inside the paths of
     `exclude` is left out. Where the call does not tell where the rows are, shorter ones with other rows do.
     """
-    model = _unwrapped(model)
+    model = unwrap_to_call(model)
     if isinstance(model, torch.jit.ScriptModule):
         return _SCRIPTED
     call = ModelCall(model, (args, dict(kwargs or {})), set(known), again=model)
@@ -394,13 +395,3 @@ _TORCH = torch.__path__[0]
 def _failed(error: Exception) -> Found:
     why = f"the analysis of this call failed ({type(error).__name__}: {str(error)[:120]}): nothing is claimed"
     return Found((), (Unsure("", "", why),))
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    while True:
-        inner = model._modules.get("_orig_mod") if type(model).__name__ == "OptimizedModule" else None
-        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
