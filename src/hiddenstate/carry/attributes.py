@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -112,6 +112,15 @@ def ways_in(module: nn.Module) -> dict[str, Way]:
     }
 
 
+def zeros_for(there: Any, last: Sequence[int], rows: int | None) -> Any:
+    """Return zeros for these rows in place of zeros for other ones than a call has left; all else as it is."""
+    if not isinstance(there, Tensor) or there.dim() != len(last) or bool(there.any()):
+        return there
+    others = [axis for axis, size in enumerate(last) if there.shape[axis] != size]
+    shape = [rows or size if axis in others else size for axis, size in enumerate(last)]
+    return there.new_zeros(shape) if len(others) == 1 else there
+
+
 def _tensors_in(value: Any, label: str, way: Way) -> Iterator[tuple[str, Way]]:
     """Yield the tensors in a value: what the finder calls them, and the way there."""
     if isinstance(value, Tensor):
@@ -181,3 +190,22 @@ def checkpointed(who: str, attribute: str) -> CarryError:
         f"backward pass runs it once more, {attribute} holds something else, and gradients would be wrong. Let this "
         f"part of the model run without checkpointing, or hand the state in as an argument."
     )
+
+
+def is_view(one: Tensor, other: Tensor) -> bool:
+    """Say whether two tensors are the same memory in the same shape."""
+    same = one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    return same and one.shape == other.shape and one.storage_offset() == other.storage_offset()
+
+
+def holds(kept: Tensor, last: Tensor) -> bool:
+    """Say whether an attribute holds what a loop ended in, itself or a copy."""
+    if kept.untyped_storage().data_ptr() == last.untyped_storage().data_ptr():
+        return True
+    return kept.shape == last.shape and kept.dtype == last.dtype and torch.equal(kept.detach(), last.detach())
+
+
+def is_cut(values: list[Tensor], place: Attribute) -> bool:
+    """Say whether a loop's last value has a graph that the attribute does not have."""
+    module, label = place
+    return bool(values) and values[-1].requires_grad and not value_at(module, ways_in(module)[label]).requires_grad

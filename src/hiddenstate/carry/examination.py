@@ -332,7 +332,7 @@ class Examination:
 
     def _outcome(self, entry: OuterCall, found: Layers, choice: Choice) -> PiecesAndWhole:
         """Try what was chosen; a loop in whose place the model itself goes on is left to it."""
-        if not self._layers and not self._looks:
+        if not self._layers and (self.adopted.begun_anew or not self._looks):
             why = (
                 f"nothing of {type(self._model).__name__} can be carried, although override=True: "
                 f"{'; '.join(choice.left)}. hs.layers(model, *inputs).explain() says more."

@@ -71,7 +71,7 @@ class HandOver(Carrier):
         self.examination.check_loaded(self._kept.loaded_parts)
         self._check_rows(entry)
         went_on = self._kept.graph
-        adopted.before(self._kept, detach=self.detach)
+        adopted.before(self._kept, detach=self.detach, rows=self.examination.rows_of((entry.args, entry.kwargs)))
         call = self._call = RunningCall(self.marks, torch.is_grad_enabled(), (entry.args, entry.kwargs), way)
         self.running = True
         try:
@@ -112,7 +112,7 @@ class HandOver(Carrier):
                 if layer.name in call.steps and layer.name in call.staged:
                     call.marks.check_taken(layer, call.steps[layer.name])
         names = {layer.name for layer in self._layers}
-        self._given.ended(call.staged)
+        self._given.ended(call.staged, call.steps)
         self._kept.graph = call.grad and not self.detach
         self._kept.advance({name: state for name, state in call.staged.items() if name in names})
 
@@ -196,7 +196,7 @@ class HandOver(Carrier):
         way = self.examination.trial_way()
         self._call = RunningCall(None, False, inputs, way)
         try:
-            self.examination.adopted.before(self._kept, detach=self.detach)
+            self.examination.adopted.before(self._kept, detach=self.detach, rows=self.examination.rows_of(inputs))
             run = partial(way.along, partial(self._model.forward, *args, **kwargs))
             result = self._begun(OuterCall(self._model, args, kwargs), run, trial=True)
             self._stage_adopted()

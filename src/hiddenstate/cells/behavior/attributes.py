@@ -118,8 +118,11 @@ def _kept_on(call: ModelCall, kept: Attributes, analysis: Analysis, moved: list[
     for key in kept.moved:
         name, old = ".".join(filter(None, key)), kept.old.get(key)
         from_input, line = kept.made.get(key, (False, ""))
-        if from_input and (old is None or not old.content.numel()):
-            home = _home(call.model, key, kept.new[key].tensor)
+        home = _home(call.model, key, kept.new[key].tensor)
+        unread = old is None or not _reads(analysis.trace, name)
+        refilled = old is not None and unread and old.content.shape != kept.new[key].content.shape  # for other rows
+        empty = old is None or not old.content.numel() or (refilled and read_in_forward(call.model, home))
+        if from_input and empty:
             if not may_be_read(call.model, home):
                 analysis.leave((key[0], line), f"{key[1]} is written, and no code of the model reads it before")
                 continue
@@ -127,10 +130,11 @@ def _kept_on(call: ModelCall, kept: Attributes, analysis: Analysis, moved: list[
             analysis.later.append(str(Unsure(key[0], line, why)))
             analysis.maybe.append(key)
             analysis.going_on += [key] if read_in_forward(call.model, home) else []
-        elif key in moved and _reads(analysis.trace, name):
+        elif key in moved and not unread:
             found.append(key)
         elif key in moved:
             analysis.leave((key[0], kept.made[key][1]), f"{key[1]} is written, and nothing reads what was there before")
+        analysis.cleared += [key] if unread and old is not None else []
     return _recurrences(kept, analysis, kept.new, _AttributeRows.of(call, kept, analysis, found)) if found else []
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from ..listener import unheard
+from ..snapshot import untouched
 from .candidates import Analysis
 from .found import Unsure
 from .influence import Untold, Way, within_any
@@ -27,10 +29,11 @@ _ELEMENTWISE = {"add", "sub", "mul", "rsub", "add_", "mul_", "sub_", "__iadd__",
 _ELEMENTWISE |= {"__add__", "__sub__", "__mul__", "__radd__", "__rsub__", "__rmul__"}
 
 
-def mixing(analysis: Analysis) -> tuple[Unsure, ...]:
+def mixing(model: nn.Module, analysis: Analysis) -> tuple[Unsure, ...]:
     """Return where a call mixes its steps beside what recurs, each with its line; nothing where it cannot be told."""
     try:
-        return tuple(dict.fromkeys(_mixing(analysis)))
+        with untouched(model), unheard():
+            return tuple(dict.fromkeys(_mixing(analysis)))
     except Untold:
         return ()
 

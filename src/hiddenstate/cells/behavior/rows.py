@@ -351,13 +351,26 @@ def axis_by_size(one: tuple[int, ...], other: tuple[int, ...], sizes: tuple[int,
     return moved[0] if len(moved) == 1 and (one[moved[0]], other[moved[0]]) == sizes else None
 
 
+def _differs(one: Tensor, other: Tensor) -> Tensor:
+    """Return where two tensors differ by more than rounding: inputs laid out otherwise are rounded otherwise."""
+    unequal: Tensor = one != other
+    if not (one.is_floating_point() or one.is_complex()) or not bool(unequal.any()):
+        return unequal
+    finite = one[one.isfinite()].abs()
+    largest = float(finite.max()) if finite.numel() else 0.0
+    return unequal & ~((one - other).abs() <= _ROUNDED * torch.finfo(one.dtype).eps * largest)
+
+
+_ROUNDED = 64  # units in the last place of the largest entry
+
+
 def axis_by_row(pairs: list[tuple[Tensor, Tensor]], rows: int, row: int = 0) -> int | None:
     """Return the axis along which only one entry changed, in tensors before and after something else in that row."""
     if not pairs or any(each.shape != pairs[0][0].shape for pair in pairs for each in pair):
         return None
     changed = torch.zeros(pairs[0][0].shape, dtype=torch.bool)
     for one, other in pairs:
-        changed |= (one != other).cpu()
+        changed |= _differs(one, other).cpu()
     if not bool(changed.any()):
         return None
     fits = []
