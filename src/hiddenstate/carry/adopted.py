@@ -18,6 +18,7 @@ from .attributes import (
     Way,
     attribute_holding,
     attributes_of,
+    changed_numbers,
     checkpointed,
     copied,
     holds,
@@ -108,10 +109,11 @@ class AdoptedAttributes:
     def counters(self) -> list[str]:
         """Return plain numbers that calls have changed in modules that keep state: nobody puts them back."""
         homes = {module for module, _ in self._places()}
-        kept = [(place, old) for place, old in self._first.items() if place[0] in homes and type(old) in (int, float)]
-        return [
-            name for (module, name), old in kept if type(now := getattr(module, name, old)) is type(old) and now != old
-        ]
+        return [name for module, name in changed_numbers(self._first) if module in homes]
+
+    def counts(self) -> bool:
+        """Say whether calls have changed a plain number anywhere in the model: it may know where its steps are."""
+        return bool(changed_numbers(self._first))
 
     def before(self, kept: Kept, *, detach: bool, rows: int | None = None) -> None:
         """Put in what is kept, for a call with so many rows; what somebody else has put there since the last one stays.
@@ -371,9 +373,8 @@ class AdoptedAttributes:
         return {part: (module, way) for part, (module, way) in found.items() if way is not None}
 
 
-def _begun_anew(layer: Layer, parts: Iterable[str]) -> str:
-    told = f"{', '.join(parts)} of {layer.label}, which the model begins anew in every call"
-    return f"{told}: leave that to its caller"
+def _begun_anew(of: Layer, parts: Iterable[str]) -> str:
+    return f"{', '.join(parts)} of {of.label}, which the model begins anew in every call: leave that to its caller"
 
 
 def _labels(found: Layers, layer: Layer, modules: Mapping[str, nn.Module]) -> dict[str, Attribute]:

@@ -32,6 +32,13 @@ def attributes_of(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
                 yield module, name, value
 
 
+def changed_numbers(first: Mapping[Attribute, Any]) -> list[Attribute]:
+    """Return the attributes that hold another plain number than they did at first."""
+    numbers = {place: old for place, old in first.items() if type(old) in (int, float)}
+    now = {(module, name): getattr(module, name, old) for (module, name), old in numbers.items()}
+    return [place for place, old in numbers.items() if type(now[place]) is type(old) and now[place] != old]
+
+
 def copied(value: Any, depth: int = _DEPTH, *, graph: bool = False) -> Any:
     """Return a copy of a value of a model's own: containers and objects anew, tensors cloned, all else as it is.
 

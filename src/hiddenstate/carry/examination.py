@@ -234,7 +234,11 @@ class Examination:
         self.tell("not carried: ", [each for each in choice.left if each not in short])
         self.tell("not known to be carried: ", self.undecided)
         self._tell_counters()
-        self.tell("carried, but pieces do not give what the whole gives: ", choice.uneven)
+        uneven = choice.uneven
+        carried = (choice.stays or choice.new) and not (uneven or self._options.override or self.adopted.counts())
+        if carried and found.seen is not None and found.seen.mixing is not None:  # with `override`, pieces are tried
+            uneven = [str(each) for each in found.seen.mixing()]
+        self.tell("carried, but pieces do not give what the whole gives: ", uneven)
 
     def _choose(self, found: Layers, *, final: bool) -> Choice:
         """Decide what of a call is carried, and begin with what it ended in."""

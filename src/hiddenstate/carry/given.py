@@ -67,6 +67,13 @@ class GivenStates:
                 f"replaced, is not known. Let the first two calls go on from {attribute}; or leave out override=True."
             )
 
+    def goes_on(self, layer: Layer, own: State, kept: State | None) -> bool:
+        """Say whether the model hands a layer what is kept, or what it may have made of it: by a mask on it, say."""
+        last = self._ended.get(layer.name)
+        if kept is None or same(own, kept):
+            return True
+        return layer.name in self._unclear and last is not None and same(last, kept) and not all_zero(own)
+
     def kept_for(self, layer: Layer, kept: Kept) -> Kept:
         """Return what a layer goes on from that is handed nothing: nothing too, where that is the model's own reset.
 

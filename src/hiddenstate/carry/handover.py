@@ -18,7 +18,7 @@ from .carrier import Carrier, CarryOptions, refuse_export
 from .examination import Examination
 from .given import GivenStates, from_the_caller, not_used
 from .initial import Start
-from .kept import Kept, NextState, fitting, in_full_precision, same
+from .kept import Kept, NextState, fitting, in_full_precision
 from .loops import GoingOn
 from .marks import Marks, RunningCall, at_lengths, one_for_all, run_marked
 from .pieces import Inputs
@@ -343,7 +343,7 @@ class HandOver(Carrier):
             return None
         state = call.given
         assert state is not None
-        if lost and kept is not None and not from_the_caller(call, model_call.arguments) and not same(state, kept):
+        if lost and not from_the_caller(call, model_call.arguments) and not self._given.goes_on(layer, state, kept):
             self._lost.add(layer.name)
             said = not_used(layer, state, line_now(sys._getframe()))
             if self.going_back:  # gradients would stop at each piece

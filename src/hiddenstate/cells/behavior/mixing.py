@@ -41,8 +41,8 @@ def mixing(model: nn.Module, analysis: Analysis) -> tuple[Unsure, ...]:
 def _mixing(analysis: Analysis) -> Iterator[Unsure]:
     trace = analysis.trace
     x, axis = _along_time(analysis)
-    if x is None or x.shape[axis] < _FEWEST:
-        return
+    if x is None or x.shape[axis] < _FEWEST or analysis.caches:
+        return  # what it keeps itself may be what the next call needs
     states = _states(trace)
     outputs = [value for _, value in trace.calls[0].results if value.op >= 0 and value.tensor.numel() > 1]
     way = Way(trace, [x], outputs, states) if outputs else None

@@ -127,9 +127,16 @@ def _by_running_again(axes: Axes, call: ModelCall, analysis: Analysis, axis: int
     """Run the operations that lead to the first steps of each part again, with something else in one row."""
     parts = [(c, d, [v for v in d.values[:_TURNS] if v is not None]) for c in analysis.candidates for d in c.drafts]
     inputs = inputs_of(call, analysis.trace)
-    made = run_with(analysis.trace, inputs, other_row(inputs, axis), [v for _, _, values in parts for v in values])
+    targets = [v for _, _, values in parts for v in values]
+    made = run_with(analysis.trace, inputs, other_row(inputs, axis), targets)
     if made is not None:
-        pairs = ((c, d, [(v.data(), made.get(v.number, v.data())) for v in values]) for c, d, values in parts)
+        as_was = run_with(analysis.trace, inputs, unaltered(inputs, axis), targets) or {}
+
+        def pair(value: Value) -> tuple[Tensor | None, Tensor | None]:
+            old = as_was.get(value.number, value.data())
+            return old, made.get(value.number, old)
+
+        pairs = ((c, d, [pair(v) for v in values]) for c, d, values in parts)
         _by_row(axes, pairs, batch_of(inputs, axis) or 0)
 
 
@@ -338,6 +345,14 @@ def other_row(inputs: Any, axis: int, row: int = 0) -> Any | None:
     return _changed(inputs, axis, altered)
 
 
+def unaltered(inputs: Any, axis: int) -> Any:
+    """Return copies: what is run again with them shows what something else in one row alone changes.
+
+    Other places in memory are rounded otherwise, and a layer that was handed a state by somebody else starts anew.
+    """
+    return _changed(inputs, axis, lambda tensor: tensor.detach().clone())
+
+
 def turned(inputs: Any, axis: int) -> Any:
     """Return the inputs with the order along `axis` turned around."""
     return _changed(inputs, axis, lambda tensor: tensor.detach().flip(axis))
@@ -351,26 +366,13 @@ def axis_by_size(one: tuple[int, ...], other: tuple[int, ...], sizes: tuple[int,
     return moved[0] if len(moved) == 1 and (one[moved[0]], other[moved[0]]) == sizes else None
 
 
-def _differs(one: Tensor, other: Tensor) -> Tensor:
-    """Return where two tensors differ by more than rounding: inputs laid out otherwise are rounded otherwise."""
-    unequal: Tensor = one != other
-    if not (one.is_floating_point() or one.is_complex()) or not bool(unequal.any()):
-        return unequal
-    finite = one[one.isfinite()].abs()
-    largest = float(finite.max()) if finite.numel() else 0.0
-    return unequal & ~((one - other).abs() <= _ROUNDED * torch.finfo(one.dtype).eps * largest)
-
-
-_ROUNDED = 64  # units in the last place of the largest entry
-
-
 def axis_by_row(pairs: list[tuple[Tensor, Tensor]], rows: int, row: int = 0) -> int | None:
     """Return the axis along which only one entry changed, in tensors before and after something else in that row."""
     if not pairs or any(each.shape != pairs[0][0].shape for pair in pairs for each in pair):
         return None
     changed = torch.zeros(pairs[0][0].shape, dtype=torch.bool)
     for one, other in pairs:
-        changed |= _differs(one, other).cpu()
+        changed |= (one != other).cpu()
     if not bool(changed.any()):
         return None
     fits = []
