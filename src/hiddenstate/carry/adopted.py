@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,10 +18,14 @@ from .attributes import (
     Way,
     attribute_holding,
     attributes_of,
+    changed_numbers,
     checkpointed,
     copied,
+    holds,
     home,
+    is_cut,
     is_plain,
+    is_view,
     moved,
     put_back,
     set_at,
@@ -30,6 +34,7 @@ from .attributes import (
     value_at,
     version_of,
     ways_in,
+    zeros_for,
 )
 from .kept import Kept
 
@@ -65,18 +70,21 @@ class AdoptedAttributes:
     def take(self, found: Layers) -> list[Layer]:
         """Take over the attributes that a call has shown to be states, or perhaps states; return them as layers."""
         modules = dict(self.model.named_modules())
+        seen = found.seen
+        unread = {(modules[path], label) for path, label in (seen.cleared if seen else ()) if path in modules}
+        for name in self._put_in.keys() & self._labels.keys():
+            if unread.intersection(self._labels[name].values()):
+                self.begun_anew[name] = _begun_anew(self.layers[name], self._labels[name])
         self.layers, self._labels = {}, {}
         for layer in found:
             labels = _labels(found, layer, modules)
             if labels and self._begins_anew(layer):
-                parts = ", ".join(labels)
-                self.begun_anew[layer.name] = f"{parts} of {layer.label}, which the model begins anew in every call"
+                self.begun_anew[layer.name] = _begun_anew(layer, labels)
             elif labels:
                 self.layers[layer.name], self._labels[layer.name] = layer, labels
                 self._cut |= {
-                    (layer.name, part) for part, values in found.live(layer).items() if _is_cut(values, labels[part])
+                    (layer.name, part) for part, values in found.live(layer).items() if is_cut(values, labels[part])
                 }
-        seen = found.seen
         maybe = [attribute_holding(modules[at], label) for at, label in (seen.maybe if seen else ()) if at in modules]
         self.maybe = list(dict.fromkeys(place for place in maybe if place is not None))
         for told, known in ((seen.going_on, self.going_on), (seen.rerun, self._rerun)) if seen is not None else ():
@@ -101,12 +109,13 @@ class AdoptedAttributes:
     def counters(self) -> list[str]:
         """Return plain numbers that calls have changed in modules that keep state: they are not put back."""
         homes = {module for module, _ in self._places()}
-        kept = [(place, old) for place, old in self._first.items() if place[0] in homes and type(old) in (int, float)]
-        return [
-            name for (module, name), old in kept if type(now := getattr(module, name, old)) is type(old) and now != old
-        ]
+        return [name for module, name in changed_numbers(self._first) if module in homes]
 
-    def before(self, kept: Kept, *, detach: bool) -> None:
+    def counts(self) -> bool:
+        """Say whether calls have changed a plain number anywhere in the model: it may know where its steps are."""
+        return bool(changed_numbers(self._first))
+
+    def before(self, kept: Kept, *, detach: bool, rows: int | None = None) -> None:
         """Set the attributes to the kept states; an attribute that was changed since the last call is left as it is.
 
         A method of the model's own may have changed it, or the user.
@@ -127,12 +136,12 @@ class AdoptedAttributes:
             elif name in kept.states:
                 self._put(layer, self._going_on(layer, kept))
             elif self.replaced:
-                self._begin_from(kept, places)
+                self._begin_from(kept, places, rows)
         for name in gone:
             kept.states.pop(name, None)
             kept.anew.pop(name, None)
         if self.replaced:
-            self._begin_from(kept, set(self.maybe) - changed)
+            self._begin_from(kept, set(self.maybe) - changed, rows)
         for module, name in self.maybe if detach else ():
             if any(tensor.requires_grad for tensor in tensors_of((module, name))):
                 setattr(module, name, copied(getattr(module, name)))  # detached from the graph of the last call
@@ -273,9 +282,10 @@ class AdoptedAttributes:
         first = {}
         for part, (module, (name, *rest)) in self._ways(layer.name).items():
             try:
-                first[part] = value_at(self._first.get((module, name)), tuple(rest))
+                there = value_at(self._first.get((module, name)), tuple(rest))
             except (LookupError, AttributeError, TypeError):  # there was no value of this form
                 continue
+            first[part] = zeros_for(there, like[part].shape, like.batch)
         if any(not isinstance(first.get(part), Tensor) or first[part].shape != like[part].shape for part in like):
             raise CarryError(
                 f"single rows of {', '.join(like)}, which {type(layer.module).__name__} keeps itself, cannot start "
@@ -307,7 +317,7 @@ class AdoptedAttributes:
         for name in self.layers:
             for part, way in self._ways(name).items():
                 held = value_at(*way)
-                same = [(of, own) for of, own, tensor in given if of not in self.layers and _is_view(held, tensor)]
+                same = [(of, own) for of, own, tensor in given if of not in self.layers and is_view(held, tensor)]
                 if same:
                     self._mirrors.setdefault(name, {})[part] = same[0]
 
@@ -333,14 +343,18 @@ class AdoptedAttributes:
             count = sum(other.startswith(f"{attribute}[") for _, other in self._labels[name].values())
             setattr(module, attribute, tuple([state[part]] * count) if rest else state[part])
 
-    def _begin_from(self, kept: Kept, places: Iterable[Attribute]) -> None:
-        """Set these attributes to the kept values, or to the values before any call."""
+    def _begin_from(self, kept: Kept, places: Collection[Attribute], rows: int | None) -> None:
+        """Set these attributes to the kept values, or to the values before any call: zeros for as many rows."""
         for module, name in places:
+            last = {way: value_at(module, way).shape for way in ways_in(module).values() if way[0] == name}
             there = kept.raw if (module, name) in kept.raw else self._first
             if (module, name) in there:
                 put_back(module, name, there[module, name])
             else:
                 module.__dict__.pop(name, None)
+            for way in ways_in(module).values() if there is self._first else ():
+                if way in last:
+                    set_at(module, way, zeros_for(value_at(module, way), last[way], rows))
 
     def _places(self) -> list[Attribute]:
         own = [place for name in self.layers for place in self._places_of(name)]
@@ -357,6 +371,10 @@ class AdoptedAttributes:
         ways = {module: ways_in(module) for module, _ in self._labels[layer].values()}
         found = {part: (module, ways[module].get(label)) for part, (module, label) in self._labels[layer].items()}
         return {part: (module, way) for part, (module, way) in found.items() if way is not None}
+
+
+def _begun_anew(of: Layer, parts: Iterable[str]) -> str:
+    return f"{', '.join(parts)} of {of.label}, which the model begins anew in every call: leave that to its caller"
 
 
 def _labels(found: Layers, layer: Layer, modules: Mapping[str, nn.Module]) -> dict[str, Attribute]:
@@ -376,25 +394,7 @@ def _labels(found: Layers, layer: Layer, modules: Mapping[str, nn.Module]) -> di
         path = max((path for path in modules if f"{label}.".startswith(f"{path}." if path else "")), key=len)
         place = modules[path], label.removeprefix(f"{path}.")
         way = ways_in(place[0]).get(place[1]) if label else None
-        if way is None or not last or not _holds(value_at(place[0], way), last[-1]):
+        if way is None or not last or not holds(value_at(place[0], way), last[-1]):
             return {}
         labels[part.part] = place
     return labels
-
-
-def _is_cut(values: list[Tensor], place: Attribute) -> bool:
-    """Say whether a loop's last value has a graph, and the value in the attribute has none."""
-    module, label = place
-    return bool(values) and values[-1].requires_grad and not value_at(module, ways_in(module)[label]).requires_grad
-
-
-def _is_view(one: Tensor, other: Tensor) -> bool:
-    same = one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-    return same and one.shape == other.shape and one.storage_offset() == other.storage_offset()
-
-
-def _holds(kept: Tensor, last: Tensor) -> bool:
-    """Say whether an attribute holds the value that a loop ended in, or a copy of it."""
-    if kept.untyped_storage().data_ptr() == last.untyped_storage().data_ptr():
-        return True
-    return kept.shape == last.shape and kept.dtype == last.dtype and torch.equal(kept.detach(), last.detach())

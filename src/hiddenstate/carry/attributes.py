@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -30,6 +30,13 @@ def attributes_of(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
         for name, value in (*attributes(module).items(), *module._buffers.items()):
             if name not in _TORCHS_OWN:
                 yield module, name, value
+
+
+def changed_numbers(first: Mapping[Attribute, Any]) -> list[Attribute]:
+    """Return the attributes that hold another plain number than they did at first."""
+    numbers = {place: old for place, old in first.items() if type(old) in (int, float)}
+    now = {(module, name): getattr(module, name, old) for (module, name), old in numbers.items()}
+    return [place for place, old in numbers.items() if type(now[place]) is type(old) and now[place] != old]
 
 
 def copied(value: Any, depth: int = _DEPTH, *, graph: bool = False) -> Any:
@@ -112,6 +119,15 @@ def ways_in(module: nn.Module) -> dict[str, Way]:
     }
 
 
+def zeros_for(there: Any, last: Sequence[int], rows: int | None) -> Any:
+    """Return zeros for these rows in place of zeros for other ones than a call has left; all else as it is."""
+    if not isinstance(there, Tensor) or there.dim() != len(last) or bool(there.any()):
+        return there
+    others = [axis for axis, size in enumerate(last) if there.shape[axis] != size]
+    shape = [rows or size if axis in others else size for axis, size in enumerate(last)]
+    return there.new_zeros(shape) if len(others) == 1 else there
+
+
 def _tensors_in(value: Any, label: str, way: Way) -> Iterator[tuple[str, Way]]:
     """Yield the tensors in a value: the name that discovery uses, and the path."""
     if isinstance(value, Tensor):
@@ -181,3 +197,22 @@ def checkpointed(who: str, attribute: str) -> CarryError:
         f"backward pass runs it once more, {attribute} holds something else, and gradients would be wrong. Let this "
         f"part of the model run without checkpointing, or hand the state in as an argument."
     )
+
+
+def is_view(one: Tensor, other: Tensor) -> bool:
+    """Say whether two tensors are the same memory in the same shape."""
+    same = one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    return same and one.shape == other.shape and one.storage_offset() == other.storage_offset()
+
+
+def holds(kept: Tensor, last: Tensor) -> bool:
+    """Say whether an attribute holds what a loop ended in, itself or a copy."""
+    if kept.untyped_storage().data_ptr() == last.untyped_storage().data_ptr():
+        return True
+    return kept.shape == last.shape and kept.dtype == last.dtype and torch.equal(kept.detach(), last.detach())
+
+
+def is_cut(values: list[Tensor], place: Attribute) -> bool:
+    """Say whether a loop's last value has a graph that the attribute does not have."""
+    module, label = place
+    return bool(values) and values[-1].requires_grad and not value_at(module, ways_in(module)[label]).requires_grad

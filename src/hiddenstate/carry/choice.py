@@ -56,10 +56,7 @@ class Choice:
             left = [_left_out(found, layer) for layer in others] + [f"{name}, which only iterates" for name in iterated]
         kept = {layer.name for layer in (*stays, *new)}
         told = [cut for cut in cuts if cut.carried and not cut.usual and cut.module in kept]
-        uneven = [f"{cut.module!r}: {cut.why}" for cut in told]
-        if kept and not told and not override and found.seen is not None and found.seen.mixing is not None:
-            uneven = [str(each) for each in found.seen.mixing()]  # with `override`, pieces are tried instead
-        return cls(stays, new, left, uneven, loops)
+        return cls(stays, new, left, [f"{cut.module!r}: {cut.why}" for cut in told], loops)
 
 
 def _can_be_begun(found: Layers, layer: Layer) -> bool:

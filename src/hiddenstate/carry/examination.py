@@ -234,7 +234,11 @@ class Examination:
         self.tell("not carried: ", [each for each in choice.left if each not in short])
         self.tell("not known to be carried: ", self.undecided)
         self._tell_counters()
-        self.tell("carried, but pieces do not give what the whole gives: ", choice.uneven)
+        uneven = choice.uneven
+        carried = (choice.stays or choice.new) and not (uneven or self._options.override or self.adopted.counts())
+        if carried and found.seen is not None and found.seen.mixing is not None:  # with `override`, pieces are tried
+            uneven = [str(each) for each in found.seen.mixing()]
+        self.tell("carried, but pieces do not give what the whole gives: ", uneven)
 
     def _choose(self, found: Layers, *, final: bool) -> Choice:
         """Decide what to carry after a call, and begin with the states that it ended in."""
@@ -332,7 +336,7 @@ class Examination:
 
     def _outcome(self, entry: OuterCall, found: Layers, choice: Choice) -> PiecesAndWhole:
         """Try the choice; a loop whose state the model itself continues is left to the model."""
-        if not self._layers and not self._looks:
+        if not self._layers and (self.adopted.begun_anew or not self._looks):
             why = (
                 f"nothing of {type(self._model).__name__} can be carried, although override=True: "
                 f"{'; '.join(choice.left)}. hs.layers(model, *inputs).explain() says more."

@@ -28,6 +28,8 @@ class GivenStates:
     _first: dict[str, State] = field(default_factory=dict)  # the model's own start when no state was kept
     _ended: dict[str, State] = field(default_factory=dict)  # each layer's last end state, whatever was reset since
     _detaching: set[str] = field(default_factory=set)  # layers whose state the model detaches at every step
+    _cuts: dict[str, int] = field(default_factory=dict)  # in this call, by layer: steps before which it was detached
+    _cut_at_times: set[str] = field(default_factory=set)  # layers whose state is detached before some steps only
     changing: set[str] = field(default_factory=set)  # layers whose state the model changes between steps
     _unclear: dict[str, str] = field(default_factory=dict)  # by layer: the attribute it may continue from
     fed: set[str] = field(default_factory=set)  # layers that were seen to get an attribute's value
@@ -63,6 +65,13 @@ class GivenStates:
                 f"replaced, is not known. Let the first two calls go on from {attribute}; or leave out override=True."
             )
 
+    def goes_on(self, layer: Layer, own: State, kept: State | None) -> bool:
+        """Say whether the model hands a layer what is kept, or what it may have made of it: by a mask on it, say."""
+        last = self._ended.get(layer.name)
+        if kept is None or same(own, kept):
+            return True
+        return layer.name in self._unclear and last is not None and same(last, kept) and not all_zero(own)
+
     def kept_for(self, layer: Layer, kept: Kept) -> Kept:
         """Return the kept states without that of a layer which the model has reset by passing it no state.
 
@@ -90,6 +99,12 @@ class GivenStates:
         assert own is not None
         self.own[layer.name] = own.detach()
         state = self.next.of(kept, layer, rows, own=self._start_of_rows(layer, kept, own))
+        if layer.name in self._cut_at_times and requires_grad(state) and torch.is_grad_enabled():
+            raise CarryError(
+                f"the model cuts the state of {layer.label!r} from its graph before some steps and not before others, "
+                f"so whether gradients go from this call back into the one before is not known, although the graph is "
+                f"to be kept (detach=False, or tbptt with k2 > k1). Leave the detach out of the model."
+            )
         return state.detach() if state is not None and layer.name in self._detaching else state
 
     def begun(self, call: Call, kept: Kept) -> None:
@@ -131,6 +146,8 @@ class GivenStates:
         if own is None or not self.next.start.is_zeros or layer.name in examination.handed_in:
             return None
         begins = None if from_the_caller(call, arguments) else self.beginning(layer, own)
+        if begins is own and self._is_ended(layer, own):
+            raise _out_of_sight(layer, "rows of it start anew in mid-sequence")
         if begins is not None and layer.name in examination.made_of_input:
             raise no_beginning(layer)
         return begins
@@ -159,20 +176,23 @@ class GivenStates:
         last, anew = self._ended.get(layer.name), kept.anew.get(layer.name)
         if last is None or (layer.name in kept.states and (anew is None or not bool(anew.any()))):
             return
-        if same(own, last) and not all_zero(last):
-            raise CarryError(
-                f"{layer.label!r} was reset, and is handed what it ended in all the same: the model keeps it where it "
-                f"is not seen (a global, a closure, an object of its own), so it does not start anew. Reset it there, "
-                f"or keep it in an attribute of a module."
-            )
+        if self._is_ended(layer, own):
+            raise _out_of_sight(layer, "it was reset")
+
+    def _is_ended(self, layer: Layer, own: State) -> bool:
+        """Say whether the model hands a layer what it ended in last, and not zeros."""
+        last = self._ended.get(layer.name)
+        return last is not None and same(own, last) and not all_zero(last)
 
     def started(self, call: Call, *, by_itself: bool) -> None:
         """Note how a layer was started for which no state was kept."""
         known = self.examination.adopted.from_none
         (known.add if by_itself else known.discard)(call.layer.name)
 
-    def ended(self, states: dict[str, State]) -> None:
-        """Note the end states of layers, and the attributes in which the model keeps them."""
+    def ended(self, states: dict[str, State], steps: dict[str, int]) -> None:
+        """Note the end states of layers after so many steps, and the attributes in which the model keeps them."""
+        self._cut_at_times |= {name for name, count in self._cuts.items() if count < steps.get(name, 0) - 1}
+        self._cuts = {}
         adopted = self.examination.adopted
         places = {name: adopted.holding(state.values()) for name, state in states.items() if name not in adopted.layers}
         # A layer that is the model itself gets its state from the caller: the model's code does not decide there.
@@ -198,6 +218,7 @@ class GivenStates:
         name, (native, staged) = call.layer.name, last
         if requires_grad(staged) and not requires_grad(call.given):
             self._detaching.add(name)
+            self._cuts[name] = self._cuts.get(name, 0) + 1
         ends = {tensor.untyped_storage().data_ptr() for tensor in tensors(native).values()}
         if all(part.untyped_storage().data_ptr() in ends for part in tensors(call.given_native).values()):
             return
@@ -224,6 +245,15 @@ def not_used(layer: Layer, state: State, line: str) -> str:
     return (
         f"the layer {layer.name!r} is handed a state {made} by the model itself ({line}), so the carried state is not "
         f"used. hs.Carry(model, override=True) puts it there; or let the model pass no state (None)."
+    )
+
+
+def _out_of_sight(layer: Layer, told: str) -> CarryError:
+    """Return the refusal of a start for a layer that goes on from what the model keeps where nobody sees it."""
+    return CarryError(
+        f"{layer.label!r} goes on from what it ended in, although {told}: the model keeps it where it is not seen (a "
+        f"global, a closure, an object of its own, a part of a larger tensor), so it does not start anew. Reset it "
+        f"there, or keep it in an attribute of a module that holds just these rows."
     )
 
 

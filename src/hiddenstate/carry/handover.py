@@ -18,7 +18,7 @@ from .carrier import Carrier, CarryOptions, refuse_export
 from .examination import Examination
 from .given import GivenStates, from_the_caller, not_used
 from .initial import Start
-from .kept import Kept, NextState, fitting, in_full_precision, same
+from .kept import Kept, NextState, fitting, in_full_precision
 from .loops import GoingOn
 from .marks import Marks, RunningCall, at_lengths, one_for_all, run_marked
 from .pieces import Inputs
@@ -71,7 +71,7 @@ class HandOver(Carrier):
         self.examination.check_loaded(self._kept.loaded_parts)
         self._check_rows(entry)
         went_on = self._kept.graph
-        adopted.before(self._kept, detach=self.detach)
+        adopted.before(self._kept, detach=self.detach, rows=self.examination.rows_of((entry.args, entry.kwargs)))
         call = self._call = RunningCall(self.marks, torch.is_grad_enabled(), (entry.args, entry.kwargs), way)
         self.running = True
         try:
@@ -112,7 +112,7 @@ class HandOver(Carrier):
                 if layer.name in call.steps and layer.name in call.staged:
                     call.marks.check_taken(layer, call.steps[layer.name])
         names = {layer.name for layer in self._layers}
-        self._given.ended(call.staged)
+        self._given.ended(call.staged, call.steps)
         self._kept.graph = call.grad and not self.detach
         self._kept.advance({name: state for name, state in call.staged.items() if name in names})
 
@@ -196,7 +196,7 @@ class HandOver(Carrier):
         way = self.examination.trial_way()
         self._call = RunningCall(None, False, inputs, way)
         try:
-            self.examination.adopted.before(self._kept, detach=self.detach)
+            self.examination.adopted.before(self._kept, detach=self.detach, rows=self.examination.rows_of(inputs))
             run = partial(way.along, partial(self._model.forward, *args, **kwargs))
             result = self._begun(OuterCall(self._model, args, kwargs), run, trial=True)
             self._stage_adopted()
@@ -343,7 +343,7 @@ class HandOver(Carrier):
             return None
         state = call.given
         assert state is not None
-        if lost and kept is not None and not from_the_caller(call, model_call.arguments) and not same(state, kept):
+        if lost and not from_the_caller(call, model_call.arguments) and not self._given.goes_on(layer, state, kept):
             self._lost.add(layer.name)
             said = not_used(layer, state, line_now(sys._getframe()))
             if self.going_back:  # otherwise gradients would stop at each piece

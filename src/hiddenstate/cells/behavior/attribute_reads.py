@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from ..checkpointed import CHECKPOINT
 from .bytecode import may_read_first
+from .memory import Value
+from .operation import MOVES
 from .places import Scope, in_torch
 from .trace import Trace
 
@@ -98,3 +100,22 @@ def _used(code: CodeType) -> Iterator[str]:
             yield constant
         elif isinstance(constant, CodeType):
             yield from _used(constant)
+
+
+def is_cut(trace: Trace, value: Value, label: str) -> bool:
+    """Say whether what an attribute holds after a call was cut from its graph, or what it held before is when read."""
+    held = {one.number for one in trace.memory.values if one.label == label and one.op < 0}
+    readers = [op for op in trace.ops if any(one.number in held for one in op.ins)]
+    if readers and all(op.name in _CUTS for op in readers):
+        return True
+    while value.op >= 0:
+        op = trace.ops[value.op]
+        if op.name in _CUTS:
+            return any(one.tensor.requires_grad for one in op.ins)
+        if op.name not in MOVES or len(op.ins) != 1:
+            return False
+        value = op.ins[0]
+    return False
+
+
+_CUTS = {"detach", "detach_", "data"}

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from .analysis import moved_from
-from .attribute_reads import may_be_read, read_again, read_in_forward
+from .attribute_reads import is_cut, may_be_read, read_again, read_in_forward
 from .candidates import Analysis
 from .found import Found, Part, Recurrence, Unsure
-from .memory import Value, version_of
+from .memory import version_of
 from .model_call import ModelCall
 from .names import module_tensors, tensors_in
-from .operation import MOVES
-from .rows import axis_by_row, axis_by_size, batch_of, inputs_of, other_row, other_size, run_with, turned
+from .rows import axis_by_row, axis_by_size, batch_of, inputs_of, other_row, other_size, run_with, turned, unaltered
 from .starts import starts_only
 from .trace import Trace
 
@@ -71,7 +70,7 @@ class Attributes:
                 if value is not None:
                     line = trace.ops[value.op].where if value.op >= 0 else ""
                     self.made[key] = bool(marks[value.number]), line
-                    if _is_cut(trace, value, ".".join(filter(None, key))):
+                    if is_cut(trace, value, ".".join(filter(None, key))):
                         self.cut.add(key)
 
 
@@ -82,10 +81,10 @@ def kept_states(call: ModelCall, kept: Attributes, analysis: Analysis, before: F
     """
     if before is not None:
         return [each for each in before.recurrences if each.kind == "attribute" and each.steps == 2]
-    moved = []
+    moved, modules = [], dict(call.model.named_modules())
     for key in kept.moved:
-        if _is_told(analysis, key, kept.new[key].tensor):
-            continue
+        if modules.get(key[0]) in call.known or _is_told(analysis, key, kept.new[key].tensor):
+            continue  # what a layer that is known by its type keeps beside its state is its own business: weights, say
         from_input, line = kept.made.get(key, (None, ""))
         if from_input is None:
             analysis.doubt((key[0], ""), f"{key[1]} changed during the call, and what wrote it was not seen", kept=True)
@@ -118,19 +117,25 @@ def _kept_on(call: ModelCall, kept: Attributes, analysis: Analysis, moved: list[
     for key in kept.moved:
         name, old = ".".join(filter(None, key)), kept.old.get(key)
         from_input, line = kept.made.get(key, (False, ""))
-        if from_input and (old is None or not old.content.numel()):
-            home = _home(call.model, key, kept.new[key].tensor)
+        home = _home(call.model, key, kept.new[key].tensor)
+        unread = old is None or not _reads(analysis.trace, name)
+        refilled = old is not None and unread and old.content.shape != kept.new[key].content.shape  # for other rows
+        empty = old is None or not old.content.numel() or (refilled and read_in_forward(call.model, home))
+        if from_input and empty:
             if not may_be_read(call.model, home):
                 analysis.leave((key[0], line), f"{key[1]} is written, and no code of the model reads it before")
                 continue
             why = f"{key[1]} is kept by a call that found nothing there: a second one tells whether it is read"
             analysis.later.append(str(Unsure(key[0], line, why)))
             analysis.maybe.append(key)
+            analysis.caches |= not _given_by(analysis.trace, kept.new[key].tensor)
             analysis.going_on += [key] if read_in_forward(call.model, home) else []
-        elif key in moved and _reads(analysis.trace, name):
+        elif key in moved and not unread:
             found.append(key)
+            analysis.caches |= kept.new[key].tensor.dim() > 1 and not _given_by(analysis.trace, kept.new[key].tensor)
         elif key in moved:
             analysis.leave((key[0], kept.made[key][1]), f"{key[1]} is written, and nothing reads what was there before")
+        analysis.cleared += [key] if unread and old is not None else []
     return _recurrences(kept, analysis, kept.new, _AttributeRows.of(call, kept, analysis, found)) if found else []
 
 
@@ -243,10 +248,12 @@ class _AttributeRows:
         trace, inputs = analysis.trace, inputs_of(call, analysis.trace)
         values = {key: value for key, kept in keys.items() if (value := trace.peek(kept.tensor)) is not None}
         rows, reached = batch_of(inputs, axis) or 0, {key: set[int]() for key in values}
+        as_was = run_with(trace, inputs, unaltered(inputs, axis), list(values.values())) or {}
+        before = {key: as_was.get(value.number, value.data()) for key, value in values.items()}
         for row in sorted({*range(min(rows, _ROWS) - 1), rows - 1}) if rows else ():
             made = run_with(trace, inputs, other_row(inputs, axis, row), list(values.values()))
             for key, value in values.items() if made is not None else ():
-                old, new = value.data(), made.get(value.number) if made is not None else None
+                old, new = before[key], made.get(value.number) if made is not None else None
                 if old is None or new is None or torch.equal(old, new):
                     reached[key].add(-2)
                 else:
@@ -254,7 +261,7 @@ class _AttributeRows:
                     reached[key].add(-1 if only is None else only)
         still = run_with(trace, inputs, turned(inputs, 0), list(values.values())) if axis == 1 else None
         for key, value in values.items():
-            along, old = reached[key], value.data()
+            along, old = reached[key], before[key]
             turned_to = None if still is None else still.get(value.number)
             if axis == 1 and (old is None or turned_to is None or _alike(turned_to, old) or key not in self.by_all):
                 continue  # whatever the order along the first axis: a mean over rows, not time
@@ -375,22 +382,3 @@ def _part(kept: Attributes, key: Key, values: tuple[Tensor, Tensor], axis: int |
     old, first = kept.old.get(key), values[0]
     initial = None if old is None else old.content
     return Part(key[1], tuple(first.shape), first.dtype, axis, values, initial, cut=key in kept.cut)
-
-
-def _is_cut(trace: Trace, value: Value, label: str) -> bool:
-    """Say whether what an attribute holds after a call was cut from its graph, or what it held before is when read."""
-    held = {one.number for one in trace.memory.values if one.label == label and one.op < 0}
-    readers = [op for op in trace.ops if any(one.number in held for one in op.ins)]
-    if readers and all(op.name in _CUTS for op in readers):
-        return True
-    while value.op >= 0:
-        op = trace.ops[value.op]
-        if op.name in _CUTS:
-            return any(one.tensor.requires_grad for one in op.ins)
-        if op.name not in MOVES or len(op.ins) != 1:
-            return False
-        value = op.ins[0]
-    return False
-
-
-_CUTS = {"detach", "detach_", "data"}

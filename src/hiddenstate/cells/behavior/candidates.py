@@ -80,6 +80,8 @@ class Analysis:
     later: list[str] = field(default_factory=list)  # what only a second call can tell
     maybe: list[tuple[str, str]] = field(default_factory=list)  # the attributes that this is about: module, and name
     going_on: list[tuple[str, str]] = field(default_factory=list)  # those that a forward may read before it writes them
+    cleared: list[tuple[str, str]] = field(default_factory=list)  # those whose old content a call has put aside unread
+    caches: bool = False  # whether a module keeps something from call to call that is no layer's state
     cuts: Cuts | None = None  # where pieces of the input cannot give what the whole gives
 
     def doubt(self, where: tuple[str, str], why: str, *, kept: bool = False, gave: str = "") -> None:

@@ -106,6 +106,7 @@ class Found:
     later: tuple[str, ...] = ()  # what only a second call can tell: attributes of which it is not known who reads them
     maybe: tuple[tuple[str, str], ...] = ()  # the attributes that this is about: module, and name in it
     going_on: tuple[tuple[str, str], ...] = ()  # those of them that a forward may read before it writes them
+    cleared: frozenset[tuple[str, str]] = frozenset()  # attributes that a call wrote, and did not read before
     rerun: frozenset[tuple[str, str]] = frozenset()  # attributes that activation checkpointing will read once more
     examined: frozenset[str] = frozenset()  # lines of loops that ran often enough to tell
     short: tuple[Unsure, ...] = ()  # what may be a state, and a call of more steps would tell

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from ..listener import unheard
+from ..snapshot import untouched
 from .candidates import Analysis
 from .found import Unsure
 from .influence import Untold, Way, within_any
@@ -27,10 +29,11 @@ _ELEMENTWISE = {"add", "sub", "mul", "rsub", "add_", "mul_", "sub_", "__iadd__",
 _ELEMENTWISE |= {"__add__", "__sub__", "__mul__", "__radd__", "__rsub__", "__rmul__"}
 
 
-def mixing(analysis: Analysis) -> tuple[Unsure, ...]:
+def mixing(model: nn.Module, analysis: Analysis) -> tuple[Unsure, ...]:
     """Return where a call mixes its steps beside what recurs, each with its line; nothing where it cannot be told."""
     try:
-        return tuple(dict.fromkeys(_mixing(analysis)))
+        with untouched(model), unheard():
+            return tuple(dict.fromkeys(_mixing(analysis)))
     except Untold:
         return ()
 
@@ -38,8 +41,8 @@ def mixing(analysis: Analysis) -> tuple[Unsure, ...]:
 def _mixing(analysis: Analysis) -> Iterator[Unsure]:
     trace = analysis.trace
     x, axis = _along_time(analysis)
-    if x is None or x.shape[axis] < _FEWEST:
-        return
+    if x is None or x.shape[axis] < _FEWEST or analysis.caches:
+        return  # what it keeps itself may be what the next call needs
     states = _states(trace)
     outputs = [value for _, value in trace.calls[0].results if value.op >= 0 and value.tensor.numel() > 1]
     way = Way(trace, [x], outputs, states) if outputs else None

@@ -127,9 +127,16 @@ def _by_running_again(axes: Axes, call: ModelCall, analysis: Analysis, axis: int
     """Run the operations that lead to the first steps of each part again, with something else in one row."""
     parts = [(c, d, [v for v in d.values[:_TURNS] if v is not None]) for c in analysis.candidates for d in c.drafts]
     inputs = inputs_of(call, analysis.trace)
-    made = run_with(analysis.trace, inputs, other_row(inputs, axis), [v for _, _, values in parts for v in values])
+    targets = [v for _, _, values in parts for v in values]
+    made = run_with(analysis.trace, inputs, other_row(inputs, axis), targets)
     if made is not None:
-        pairs = ((c, d, [(v.data(), made.get(v.number, v.data())) for v in values]) for c, d, values in parts)
+        as_was = run_with(analysis.trace, inputs, unaltered(inputs, axis), targets) or {}
+
+        def pair(value: Value) -> tuple[Tensor | None, Tensor | None]:
+            old = as_was.get(value.number, value.data())
+            return old, made.get(value.number, old)
+
+        pairs = ((c, d, [pair(v) for v in values]) for c, d, values in parts)
         _by_row(axes, pairs, batch_of(inputs, axis) or 0)
 
 
@@ -336,6 +343,14 @@ def other_row(inputs: Any, axis: int, row: int = 0) -> Any | None:
         return new
 
     return _changed(inputs, axis, altered)
+
+
+def unaltered(inputs: Any, axis: int) -> Any:
+    """Return copies: what is run again with them shows what something else in one row alone changes.
+
+    Other places in memory are rounded otherwise, and a layer that was handed a state by somebody else starts anew.
+    """
+    return _changed(inputs, axis, lambda tensor: tensor.detach().clone())
 
 
 def turned(inputs: Any, axis: int) -> Any:

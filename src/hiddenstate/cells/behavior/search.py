@@ -248,17 +248,13 @@ def _found(
         later=tuple(analysis.later),
         maybe=tuple(analysis.maybe),
         going_on=tuple(analysis.going_on),
+        cleared=frozenset(analysis.cleared),
         rerun=frozenset(attributes.rerun),
         examined=frozenset(_examined(analysis)),
         short=tuple(undecided(analysis)),
         entangled=tuple(dict.fromkeys(entangled(analysis))),
-        mixing=partial(_mixing, call, analysis) if live else None,
+        mixing=partial(mixing, call.model, analysis) if live else None,
     )
-
-
-def _mixing(call: ModelCall, analysis: Analysis) -> tuple[Unsure, ...]:
-    with untouched(call.model), unheard():
-        return mixing(analysis)
 
 
 def _times(call: ModelCall, analysis: Analysis) -> tuple[tuple[tuple[Any, ...], int], ...]:
@@ -350,8 +346,7 @@ def _part(draft: Draft, axis: int | None, live: bool) -> Part:
     data = [each for value in draft.values if value is not None and (each := value.data()) is not None]
     kept = () if live else tuple(each.detach().clone() for each in data)
     start = draft.initial.data() if draft.initial is not None else None
-    shape = tuple(data[-1].shape) if data else ()
-    dtype = data[-1].dtype if data else torch.get_default_dtype()
+    shape, dtype = (tuple(data[-1].shape), data[-1].dtype) if data else ((), torch.get_default_dtype())
     initial = None if start is None else start.detach().clone()
     return Part(draft.name, shape, dtype, axis, kept, initial, draft.argument, draft.result)
 
@@ -374,9 +369,7 @@ def _excluded(recurrence: Recurrence, exclude: tuple[str, ...]) -> bool:
 
 def _examined(analysis: Analysis) -> Iterator[str]:
     """Yield the lines of loops with three turns and more."""
-    for scope in analysis.trace.places.scopes:
-        if scope.kind == "loop" and len(scope.turns) > 2:
-            yield line_of(scope)
+    yield from (line_of(loop) for loop in analysis.trace.places.scopes if loop.kind == "loop" and len(loop.turns) > 2)
 
 
 def _unseen(analysis: Analysis) -> list[str]:
