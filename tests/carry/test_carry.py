@@ -351,7 +351,7 @@ def test_a_state_that_does_not_fit_is_refused_when_assigned():
                 carry.state = State({**good, **change}, batch_axis=1)
         with pytest.raises(StateMismatch, match=r"none for the layer 'encoder.lstm'"):
             carry.state = State({"gru.h": good["gru.h"]}, batch_axis=1)
-        with pytest.raises(StateMismatch, match=r"a State or None, but this is tuple"):
+        with pytest.raises(StateMismatch, match=r"this is tuple, and there are 2 layers"):
             carry.state = (1, 2)
         assert torch.equal(carry.state["gru.h"], before)
 
@@ -1028,3 +1028,29 @@ def test_rows_that_are_not_the_calls_cannot_be_named_by_number(rows, samples):
         out = model(x[:, 4:])
     torch.testing.assert_close(out[0], model(x[:1, 4:])[0])
     torch.testing.assert_close(out[1:], model(x)[1:, 4:])
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_a_model_of_one_layer_is_given_a_state_as_that_layer_takes_it(kind):
+    model, x = nn.Sequential(kind(3, 4, 2, batch_first=True)), torch.randn(5, 6, 3)
+    h, c = torch.randn(2, 5, 4, requires_grad=True), torch.randn(2, 5, 4)
+    own = h if kind is nn.GRU else (h, c)
+    with Carry(model) as carry:
+        carry.state = own
+        output, _ = model(x)
+    assert torch.equal(output, model[0](x, own)[0])
+    output.sum().backward()
+    assert h.grad is not None  # an encoder's state is trained through the first call
+
+
+def test_a_state_that_cannot_be_named_is_refused_with_the_way_out():
+    h = torch.zeros(1, 2, 4)
+    with (
+        Carry(nn.ModuleDict({"a": nn.GRU(3, 4), "b": nn.LSTM(3, 4)})) as carry,
+        pytest.raises(StateMismatch, match=r"Tensor, and there are 2 layers: hs\.State\(\{'a\.h': \.\.\., 'b\.h': "),
+    ):
+        carry.state = h
+    with Carry(nn.LSTM(3, 4)) as carry, pytest.raises(StateMismatch, match=r"\(h, c\)"):
+        carry.state = h
+    with pytest.raises(BadInput, match=r"init is 'Tensor'.*carry\.state = \(h, c\)"):
+        Carry(nn.GRU(3, 4), init=h)

@@ -159,3 +159,27 @@ def test_shared_nodes_are_counted_one_by_one():
     assert watch.spent
     assert watch.call(first, first * 3) == 2  # tanh and the product
     assert count_nodes(first * 3) == 4
+
+
+class WarmedUp(nn.Module):
+    """The first steps run without a graph, as a burn-in does."""
+
+    def __init__(self, warmup):
+        super().__init__()
+        self.cell, self.head, self.warmup = nn.GRUCell(3, 6), nn.Linear(6, 2), warmup
+
+    def forward(self, x):
+        h = x.new_zeros(len(x), 6)
+        for t, x_t in enumerate(x.unbind(1)):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and t >= self.warmup):
+                h = self.cell(x_t, h)
+        return self.head(h)
+
+
+def test_steps_before_the_first_one_with_a_graph_are_out_of_reach():
+    report = hs.diagnose(WarmedUp(8), torch.randn(3, 12, 3))
+    (finding,) = report.findings
+    assert (finding.code, finding.severity) == ("HS105", "note")
+    assert "reach back 4 of 12 steps" in finding.evidence
+    assert hs.diagnose(WarmedUp(0), torch.randn(3, 12, 3)).ok
+    assert "HS105" not in hs.diagnose(WarmedUp(0).requires_grad_(False), torch.randn(3, 12, 3)).codes

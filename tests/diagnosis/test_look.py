@@ -196,6 +196,21 @@ def test_a_loop_that_never_hands_its_state_on_is_told_while_training():
     assert "called 5 times with the same state" in finding.evidence
 
 
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_rows_that_go_on_from_their_mean_are_told_while_training(kind):
+    layer, x = kind(3, 8, batch_first=True), torch.randn(4, 20, 3)
+    with hs.Monitor(layer, every=50) as monitor:
+        state = None
+        for chunk in x.split(5, dim=1):
+            out, state = layer(chunk, state)
+            out.sum().backward()
+            mean = [h.detach().mean(1, keepdim=True).repeat(1, 4, 1) for h in (state if kind is nn.LSTM else [state])]
+            state = tuple(mean) if kind is nn.LSTM else mean[0]
+    assert [e.finding.code for e in monitor.findings] == ["HS101"]
+    assert "averaged over the rows" in monitor.findings[0].finding.cause
+    assert monitor.findings[0].finding.advice in str(monitor)
+
+
 def test_rows_that_share_a_state_at_the_next_call_are_told_while_training():
     gru, x = nn.GRU(3, 8, batch_first=True), torch.randn(4, 20, 3)
     with hs.Monitor(gru, every=50) as monitor:
@@ -205,4 +220,4 @@ def test_rows_that_share_a_state_at_the_next_call_are_told_while_training():
             out.sum().backward()
             h = h.detach()[:, :1].expand(-1, 4, -1).contiguous()
     assert [e.finding.code for e in monitor.findings] == ["HS101"]
-    assert "one row's state for all rows" in monitor.findings[0].finding.evidence
+    assert "one state for all rows" in monitor.findings[0].finding.evidence

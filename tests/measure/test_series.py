@@ -188,3 +188,13 @@ def test_a_packed_sequence_is_measured_by_its_real_steps():
     assert hs.measure.statistics(packed).count == hs.measure.statistics([packed]).count == 14
     assert "of 14 steps" in str(hs.measure.novelty(packed, packed))
     torch.testing.assert_close(hs.measure.compare(packed).states, final[0].detach())
+
+
+@pytest.mark.parametrize("name", ["saturation", "statistics", "dead_units", "dimension", "novelty"])
+def test_a_loader_of_inputs_is_not_taken_for_states(name):
+    measured = getattr(hs.measure, name)
+    x = torch.randn(12, 5, 3)
+    given = [x] if name == "novelty" else []
+    for data in (torch.utils.data.DataLoader(x), torch.utils.data.TensorDataset(x)):
+        with pytest.raises(BadInput, match=r"It holds inputs: their states are hs\.measure\.runs_of\(model, loader\)"):
+            measured(*given, data)

@@ -70,7 +70,7 @@ def test_steps_that_a_loop_stacked_are_told_from_rows_that_it_stacked(kind):
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 def test_final_states_that_lie_on_each_other_are_no_steps(kind):
     state = by_layer(kind, num_layers=3)[1]
-    refuse_time_first(state[0] if isinstance(state, tuple) else state)
+    assert refuse_time_first(state[0] if isinstance(state, tuple) else state) is None
 
 
 def test_what_we_make_ourselves_is_known_in_both_layouts():
@@ -86,10 +86,15 @@ def test_what_we_make_ourselves_is_known_in_both_layouts():
 
 def test_states_that_show_nothing_are_taken_as_they_are():
     h = by_layer(nn.GRU)[0]
-    refuse_time_first(h.detach())
-    refuse_time_first(h.flatten(1))
-    refuse_time_first(torch.randn(2, 3, 4, requires_grad=True) * 2)
-    refuse_time_first(h + torch.randn(1, 1, 6, requires_grad=True))  # either may have given the axes
+    taken = [h.detach(), h.flatten(1), torch.randn(2, 3, 4, requires_grad=True) * 2]
+    taken.append(h + torch.randn(1, 1, 6, requires_grad=True))  # either may have given the axes
+    assert [refuse_time_first(each) for each in taken] == [None] * 4
+
+
+def test_where_torch_shows_nothing_of_a_graph_all_are_taken(monkeypatch):
+    monkeypatch.setattr("hiddenstate.recording.layout._saved", lambda node, name: None)
+    for kind in (nn.RNN, nn.GRU):
+        assert refuse_time_first(by_layer(kind)[0]) is None
 
 
 TAKES_ORDER = {

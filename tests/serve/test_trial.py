@@ -182,8 +182,26 @@ def test_a_model_that_reads_steps_by_their_number_is_told_so():
             states, _ = self.gru(x)
             return self.out(torch.cat([states[:, 0], states[:, 10]], dim=1))
 
+    with pytest.raises(NotServable, match=r"like the example \(1, 1, 3\).*reads steps by their number"):
+        prepare(Taps(), example=torch.randn(1, 1, 3))
     said = r"no input could be made up that Taps takes.*reads steps by their number.*cannot be fed in pieces"
     with pytest.raises(NotServable, match=said):
         hs.serve.Engine(Taps())
     with pytest.raises(NotServable, match=r"a session fed in pieces would not equal one call|steps by their number"):
         hs.serve.Engine(Taps(), example=torch.randn(1, 30, 3))
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (1, 1, 3)])
+def test_a_cell_of_ones_own_is_told_to_become_a_layer(shape):
+    class Elman(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.hidden_size = 4
+            self.step = nn.Linear(7, 4)
+
+        def forward(self, now, hidden):
+            hidden = torch.tanh(self.step(torch.cat([now, hidden], 1)))
+            return hidden, hidden
+
+    with pytest.raises(NotServable, match=r"Elman takes one step and its state.*hs\.Recurrent\(Elman, input_size"):
+        prepare(Elman(), example=torch.randn(shape))

@@ -112,4 +112,8 @@ BY_STRING = {
     "torch.nn.modules.module._global_backward_hooks": "optional",
     "torch.nn.modules.module._global_backward_pre_hooks": "optional",
     "torch.compile(torch.nn.Linear(1, 1))._orig_mod": "optional",
+    "torch.stack([torch.ones(1, requires_grad=True)]).grad_fn._saved_dim": "optional",
+    "torch.ones(1, 1, requires_grad=True).transpose(0, 1).grad_fn._saved_dim0": "optional",
+    "torch.ones(1, 1, requires_grad=True).transpose(0, 1).grad_fn._saved_dim1": "optional",
+    "torch.ones(1, 1, requires_grad=True).permute(1, 0).grad_fn._saved_dims": "optional",
 }

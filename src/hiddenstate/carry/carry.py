@@ -78,20 +78,35 @@ class Carry:
 
     @property
     def state(self) -> State | None:
-        """One State for the whole model, with parts named like `encoder.lstm.h`; None before the first batch."""
+        """One State for the whole model, with parts named like `encoder.lstm.h`; None before the first batch.
+
+        It may be set to such a State, to None, or, in a model of one layer, to what that layer takes: `h`, `(h, c)`.
+        """
         self._hand_over.examination.tell_undecided(self._kept.raw, "in the state")
         states = {layer.name: self._kept.current(layer, self._hand_over.start_of) for layer in self._layers}
         self._start.forget()
         return join(self._layers, {name: state for name, state in states.items() if state is not None})
 
     @state.setter
-    def state(self, state: State | None) -> None:
+    def state(self, state: Any) -> None:
         if state is not None and not isinstance(state, State):
-            raise StateMismatch(f"carry.state takes a State or None, but this is {type(state).__name__}.")
+            state = self._named(state)
         raw = self._kept.raw  # attributes that are not known yet to be states
         adopted = self._hand_over.examination.adopted
         own = [layer for layer in self._layers if layer.name not in adopted.layers or not adopted.is_mirror(layer.name)]
         self._kept = Kept() if state is None else Kept(part(own, state), raw=raw)
+
+    def _named(self, native: Any) -> State | None:
+        """Return what the only layer itself takes, `h_n` or `(h_n, c_n)`, as a State."""
+        if len(self._layers) != 1:
+            parts = ", ".join(f"{layer.part(name)!r}: ..." for layer in self._layers for name in layer.spec.parts)
+            raise StateMismatch(
+                f"carry.state takes a State or None, or of a model with one layer what that layer takes; this is "
+                f"{type(native).__name__}, and there are {len(self._layers)} layers: "
+                f"hs.State({{{parts}}}, batch_axis=1), or 0 where cells are stepped."
+            )
+        (layer,) = self._layers
+        return join(self._layers, {layer.name: layer.to_state(native)})
 
     def reset(self, rows: Rows | None = None) -> None:
         """Let all rows, or the rows given by a bool mask or indices, start anew at the next call."""

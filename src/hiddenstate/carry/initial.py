@@ -83,8 +83,9 @@ class Start:
         """Check the user's `init`."""
         if init != "zeros" and not callable(init) and not isinstance(init, Noise):
             raise BadInput(
-                f"init is {init!r}, but it is 'zeros', an hs.Learned(model), an hs.Noise(std), "
-                f"or a function from the number of rows to a State."
+                f"init is {init if isinstance(init, str) else type(init).__name__!r}, but it is 'zeros', an "
+                f"hs.Learned(model), an hs.Noise(std), or a function from the number of rows to a State. "
+                f"What the next call alone starts from is set: carry.state = (h, c)."
             )
         self._init = init
         self._layers = found

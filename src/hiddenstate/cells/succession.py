@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from weakref import ref
 
+import torch
 from torch import Tensor
 
 from ..state import tensors
@@ -103,6 +104,7 @@ class Succession:
             self.one_row += self._one_row(call, parts, run)
             self._goes_on_with(run)
         else:
+            self.one_row += self._latest is not None and self._one_row(call, parts, self._latest)
             if self._lost and parts and not same and not _no_state(parts):  # may continue a run that was closed
                 self._lost.pop().calls -= 1
                 self._parted += 1
@@ -202,7 +204,7 @@ class Succession:
         return False
 
     def _one_row(self, call: Call, parts: tuple[Tensor, ...], run: OpenRun) -> bool:
-        """Say whether every row was given the same row of the last state, although the rows of that state differ."""
+        """Say whether all rows were given one row of the last state, or the mean of all, although its rows differ."""
         pairs = zip(parts, run.last.parts if run.last is not None else (), strict=False)
         try:
             axes = tuple(call.given.batch_axis.values()) if call.given is not None else ()
@@ -212,7 +214,8 @@ class Succession:
             if part.shape == last.shape and axis is not None and part.dim() > axis and part.shape[axis] > 1:
                 rows, before = part.detach().movedim(axis, 0).flatten(1), last.movedim(axis, 0).flatten(1)
                 if bool((rows == rows[:1]).all()) and not bool((before == before[:1]).all()):
-                    return bool((before == rows[:1]).all(1).any())
+                    mean = before.mean(0) if before.is_floating_point() else before[0]
+                    return bool((before == rows[:1]).all(1).any()) or torch.allclose(rows[0], mean)
         return False
 
     def complaint(self, *, over: bool = True) -> Complaint | None:
@@ -232,9 +235,9 @@ class Succession:
             )
         if self.one_row and 2 * self.one_row > self.passed_on:
             return Complaint(
-                f"called {self.one_row} times with one row's state for all rows of the batch, though the last call "
+                f"called {self.one_row} times with one state for all rows of the batch, though the last call "
                 f"left a state for each",
-                "the state was indexed and expanded on the way",
+                "the state was indexed and expanded, or averaged over the rows, on the way",
                 "hand it on as it is",
                 calls=self.one_row,
                 mixes_rows=True,

@@ -75,14 +75,19 @@ def _walk(ends: Any, seen: set[Any], *, mark: _GraphMark | None) -> set[Any]:
 
 
 def cut_spans(calls: Iterable[Call]) -> list[int]:
-    """Return the steps of a layer's calls from one to the next that was handed the last state without its graph."""
-    spans, last = [0], None
+    """Return the steps of a layer's calls from one to the next that was handed the last state without its graph.
+
+    Steps before the first one that has a graph, as under torch.no_grad(), are spans of one.
+    """
+    spans, last, begun = [0], None, False
     for call in calls:
         given = tensors(call.given_native).values()
-        cut = last is not None and last.mark is not None and bool(given) and all(p.grad_fn is None for p in given)
-        if cut and last is not None and last.handed_on(call.given_native):
-            spans.append(0)
+        lost = last is not None and bool(given) and all(p.grad_fn is None for p in given)
+        has_graph = any(part.grad_fn is not None for part in tensors(call.state_native).values())
+        if lost and last is not None and (last.mark is not None or has_graph) and last.handed_on(call.given_native):
+            spans = [*(spans if begun else [1] * sum(spans)), 0]
         spans[-1] += call.steps
+        begun |= has_graph
         last = EndState.of(call.state_native)
     return spans
 

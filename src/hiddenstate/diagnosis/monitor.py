@@ -209,10 +209,13 @@ class Monitor(Listener):
         self.close()
 
     def __str__(self) -> str:
-        """Return one line for each finding."""
+        """Return one line for each finding, with how it is known and what to do."""
         lines = [f"{self.step} training calls, {len(self._looked_at_steps)} looks, {len(self.findings)} findings"]
         lines += [nothing_seen(self._missing)] if self._missing and self._looked_at_steps else []
-        return "\n".join([*lines, *map(str, self.findings), *(f"not looked at: {each}" for each in self.unseen)])
+        for episode in self.findings:
+            _, *why = str(episode.finding).split("\n")
+            lines += [str(episode), *why]
+        return "\n".join([*lines, *(f"not looked at: {each}" for each in self.unseen)])
 
     __repr__ = __str__
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+from torch.utils.data import DataLoader, Dataset
 
 from ..errors import BadInput
 from ..recording import Recording, Trajectory, refuse_time_first
@@ -111,6 +112,8 @@ def runs_in(traj: ManyStates) -> Iterable[States]:
             f"these are trajectories by track ({', '.join(map(str, names)) or 'none yet'}), and one measure is of one "
             f"track: give recording[{one}], or all its runs, recording.runs({one})."
         )
+    if isinstance(traj, DataLoader | Dataset):
+        raise BadInput(_no_states(traj))
     one_run = isinstance(traj, Trajectory | Tensor | PackedSequence | np.ndarray | nn.Module)
     return [traj] if one_run or not isinstance(traj, Iterable) else traj  # type: ignore[list-item, return-value]
 
@@ -133,6 +136,11 @@ def _no_states(given: object) -> str:
     said = f"states are a Trajectory or a tensor (batch, time, unit), but this is {type(given).__name__}. "
     if isinstance(given, nn.Module):
         return said + "States of a model are recorded, hs.record(model), or hs.measure.runs_of(model, loader)."
+    if isinstance(given, DataLoader | Dataset):
+        return said + (
+            "It holds inputs: their states are hs.measure.runs_of(model, loader), and hs.measure.survey(model, loader) "
+            "measures them in one pass."
+        )
     if isinstance(given, tuple):
         return said + "A recurrent layer returns (output, state): give its output. Several runs come as a list."
     return said + "A recording holds one trajectory for each track: give one of them, recording['l0']."

@@ -43,10 +43,11 @@ def _time_is_first(h: Tensor) -> bool:
     for _ in range(_NODES):
         name = "" if node is None else _name(node)
         if name == "Stack":
-            return _axis(node._saved_dim) == int(turned) and _follow_each_other(node.next_functions)
+            return _axis(_saved(node, "dim")) == int(turned) and _follow_each_other(node.next_functions)
         if name in _KERNELS:
-            first = name == "MkldnnRnnLayer" or not node._saved_batch_first  # oneDNN's output is turned by its caller
-            return output == 0 and first is not turned
+            # What oneDNN gives has time first in any case: its caller turns it.
+            rows_first = False if name == "MkldnnRnnLayer" else _saved(node, "batch_first")
+            return output == 0 and rows_first is turned
         if _swaps(node, name):
             turned = not turned
         elif name not in _KEEPS_AXES:
@@ -61,8 +62,8 @@ def _time_is_first(h: Tensor) -> bool:
 def _swaps(node: Any, name: str) -> bool:
     """Say whether axes 0 and 1 change places."""
     if name == "Transpose":
-        return {_axis(node._saved_dim0), _axis(node._saved_dim1)} == {0, 1}
-    return name == "Permute" and [_axis(dim) for dim in node._saved_dims] == [1, 0, 2]
+        return {_axis(_saved(node, "dim0")), _axis(_saved(node, "dim1"))} == {0, 1}
+    return name == "Permute" and [_axis(dim) for dim in _saved(node, "dims") or ()] == [1, 0, 2]
 
 
 def _follow_each_other(pieces: Any) -> bool:
@@ -85,9 +86,14 @@ def _follow_each_other(pieces: Any) -> bool:
     return False
 
 
-def _axis(saved: int) -> int:
+def _saved(node: Any, name: str) -> Any:
+    """Return what a node keeps of its call; None where this version of torch shows no such thing."""
+    return getattr(node, f"_saved_{name}", None)
+
+
+def _axis(saved: int | None) -> int | None:
     """Return an axis of three as a number from 0: a graph keeps negative ones as numbers close to 2⁶⁴."""
-    return (saved - 2**64 if saved >= 2**63 else saved) % 3
+    return None if saved is None else (saved - 2**64 if saved >= 2**63 else saved) % 3
 
 
 def _name(node: Any) -> str:

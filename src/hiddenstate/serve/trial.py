@@ -17,6 +17,7 @@ from ..carry import check_split
 from ..cells import (
     Layer,
     invented_inputs,
+    is_step,
     layers,
     needed_states,
     untouched,
@@ -110,16 +111,21 @@ def _find_layout(model: nn.Module, example: Tensor | None) -> ModelLayout:
 def _no_layout(model: nn.Module, example: Tensor | None, reasons: list[str]) -> str:
     name = type(model).__name__
     tried = "; ".join(dict.fromkeys(reason.split("\n")[0] for reason in reasons)) or "nothing could be tried"
+    if is_step(model):
+        return (
+            f"{name} takes one step and its state, which an engine has to keep: make a layer of it, "
+            f"hs.Recurrent({name}, input_size, hidden_size), or let a model step it in its forward."
+        )
+    by_number = any(reason.startswith(IndexError.__name__) for reason in reasons)
+    hint = " One that reads steps by their number, as taps at steps 0 and 10, cannot be fed in pieces."
     if example is None:
-        by_number = any(reason.startswith(IndexError.__name__) for reason in reasons)
-        hint = " One that reads steps by their number, as taps at steps 0 and 10, cannot be fed in pieces."
         return (
             f"no input could be made up that {name} takes ({tried}). Give one: Engine(model, example=x), with x as the "
             f"model takes it, for example (batch, time, feature).{hint if by_number else ''}"
         )
     return (
         f"{name} does not take inputs like the example {tuple(example.shape)} with other numbers of rows and steps "
-        f"({tried}). The example is one whole input, for example (batch, time, feature)."
+        f"({tried}). The example is one whole input, for example (batch, time, feature).{hint if by_number else ''}"
     )
 
 
