@@ -5,7 +5,8 @@ Earlier inputs change the output, but no gradient reaches them: the model uses i
 **How it is known.** Replaced inputs move the output (as for HS103), and the gradient of the output to them is exactly
 zero. For a cell in a loop, the state that enters a step is asked whether it still has the graph with which it left the
 step before; a cell of your own is differentiated by itself. Detaching between chunks of several steps is truncation:
-a note says how far gradients reach.
+a note says how far gradients reach. A layer that the output follows, and none of whose weights a gradient reaches, is
+a warning: what it gives was detached on the way to another layer.
 
 **Limit.** Exactly zero.
 

@@ -5,6 +5,7 @@ belong together.
 
 **How it is known.** Each output row follows exactly one input row, and not its own; and moving the rows of the input
 must move those of the output. The second also works on data that are sorted already, where the mistake leaves no trace.
+Where a model sorts several inputs, rows that follow others have to keep apart once all lengths come sorted.
 
 **Limit.** `row_order = 1e-3` of the output's size.
 

@@ -4,8 +4,9 @@ The first state is drawn at random at each call, also in eval mode: two evaluati
 dropout that is always on has the same effect and the same code.
 
 **How it is known.** Another seed gives another output, the same seed the same. Then the first states of all layers are
-compared between the two seeds. Other draws in eval mode are a note: those of a sampler, or a latent that weights turn
-into a first state, as in a variational autoencoder.
+compared between the two seeds. Dropout in eval mode is an error too, also one by hand, unless the code says
+`training=True` in so many words. Other draws are a note: those of a sampler, or a latent that weights turn into a first
+state, as in a variational autoencoder.
 
 **Limit.** Exactly zero.
 

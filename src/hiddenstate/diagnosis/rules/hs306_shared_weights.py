@@ -5,7 +5,8 @@ module with the weights of the first. The stack has the depth, and the weights o
 
 **How it is known.** Two places of one `ModuleList`, `Sequential` or `ModuleDict` hold the same recurrent module, or two
 modules hold one dictionary of parameters; the weights that are there are counted, and those that as many layers would
-have. A layer that forward calls several times is shared on purpose, and so is one that has two names in a module.
+have. A layer that forward calls several times is shared on purpose, and so is one that has two names, unless it is fed
+what it gave under the other, or runs in both directions.
 
 **Limit.** One place for each layer.
 

@@ -3,7 +3,8 @@
 Parameters that want a gradient and get none: a layer that was left over, or whose result is detached on the way.
 
 **How it is known.** Gradients of `loss=`, or else of all outputs, on three batches, in training and in eval mode. An
-exact zero that other values of the parameter lift is a unit that is off, and not told.
+exact zero that other values of the parameter lift is a unit that is off, and not told. Where the output follows the
+parameter, so that its gradient was lost on the way, it is an error.
 
 **Limit.** Above 0.
 
