@@ -115,13 +115,16 @@ _CUTS = {
 }
 
 
-def place_of_cut(run: Outcome) -> tuple[str, str]:
+def place_of_cut(run: Outcome, *behind: Tensor) -> tuple[str, str]:
     """Return the line on which a graph is cut and what cuts it there, "" where nothing is seen to.
 
-    What is applied to a state comes first: something else may well be detached on purpose.
+    What is applied to a state comes first: something else may well be detached on purpose. Where it is known what lies
+    behind the cut, another cut is none.
     """
-    made = run.trace.makers()
+    made, lost = run.trace.makers(), {id(tensor) for tensor in behind}
     states = {id(part) for call in run.calls for part in tensors((call.state_native, call.output_native)).values()}
     cuts = [operation for operation in run.trace.named(*_CUTS) if operation.line]
+    if lost:
+        cuts = [cut for cut in cuts if any(id(t) in lost for t in made.behind(*cut.inputs))]
     cuts.sort(key=lambda operation: not any(id(made.source(t)) in states for t in operation.inputs))
     return (cuts[0].line, _CUTS[cuts[0].name]) if cuts else ("", "")

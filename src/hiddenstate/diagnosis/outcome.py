@@ -6,12 +6,13 @@ And how far two such outcomes, or two tensors, are apart.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path as FilePath
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -24,10 +25,13 @@ from ..state import Path, State, tensors
 from .inputs import ModelInputs
 
 _OURS = (str(FilePath(torch.__file__).parent), str(FilePath(__file__).parents[1]))
+_MOST = 10_000  # tensors that are looked through
 _CALLER = str(FilePath(__file__).with_name("patient.py"))
 _QUIET = {"size", "dim", "get:dtype", "get:device", "get:shape", "get:requires_grad", "get:is_cuda", "numel", "__len__"}
 
 SIGMOIDS = {"sigmoid", "sigmoid_", "hardsigmoid"}  # operations that make a gate
+_SIGNS = ("lt", "gt", "le", "ge")
+COMPARISONS = frozenset({*_SIGNS, *(f"__{name}__" for name in _SIGNS), "less", "greater"})
 # Operations on one tensor after which each value is still one of the values before.
 PASSING = frozenset(
     {
@@ -176,7 +180,8 @@ class Operation:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     line: str  # "model.py:31", "" where unknown
-    instruction: int = -1  # of the code that this line is in: two operations may stand on one line
+    code: CodeType | None = None  # that this line is in
+    instruction: int = -1  # of that code: two operations may stand on one line
 
     @property
     def outputs(self) -> list[Tensor]:
@@ -217,6 +222,17 @@ class Makers(dict[int, Operation]):
         """Return the operation that made a tensor's values."""
         return self.get(id(self.source(tensor)))
 
+    def behind(self, *ends: Tensor) -> Iterator[Tensor]:
+        """Yield all tensors that others were made of, these others included, the nearest first."""
+        waiting, seen = deque(ends), set[int]()
+        while waiting and len(seen) < _MOST:
+            tensor = waiting.popleft()
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield tensor
+                operation = self.get(id(tensor))
+                waiting.extend(() if operation is None else operation.inputs)
+
 
 class Tracer(TorchFunctionMode):
     """Writes down every operation while it is active."""
@@ -239,17 +255,17 @@ class Tracer(TorchFunctionMode):
         return output
 
 
-def place() -> tuple[str, int]:
-    """Return the line of the user's code that is being run, `model.py:31`, and its instruction."""
+def place() -> tuple[str, CodeType | None, int]:
+    """Return the line of the user's code that is being run, `model.py:31`, with the code and its instruction."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
         if name == _CALLER:
             break  # nothing of the user's stands between the call of the model and this operation
         if is_users(name):
-            return f"{FilePath(name).name}:{frame.f_lineno}", frame.f_lasti
+            return f"{FilePath(name).name}:{frame.f_lineno}", frame.f_code, frame.f_lasti
         frame = frame.f_back
-    return "", -1
+    return "", None, -1
 
 
 def line_of(error: BaseException) -> str:

@@ -22,7 +22,7 @@ class Thresholds:
     saturated_gates: float = 0.9  # HS402: share of gate values beyond 0.05 and 0.95
     dead: float = 1e-5  # HS403: a unit that varies less than this is dead
     dead_share: float = 0.5  # HS403: share of dead units
-    some_dead: float = 0.2  # HS403: share of dead units that is worth a note
+    some_dead: float = 0.2  # HS403: share of dead units that is worth a word
     dead_share_relu: float = 0.9  # HS403: the same where a ReLU makes zeros on purpose
     identical: float = 1e-6  # HS404, HS405: spread relative to the size of the state
     vanishing: float = 1e-6  # HS501: first-to-last gradient ratio

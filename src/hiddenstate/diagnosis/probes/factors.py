@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from ...state import tensors as given
 from ..outcome import PASSING, SIGMOIDS, Makers, Operation, Operations, same
 from ..patient import Patient, PatientProbe
 from .calls import TracedCall
@@ -22,6 +23,18 @@ _KEPT = {"clone", "contiguous", "to", "float", "double"}
 _MIXED = {"lerp", "addcmul"}
 _STRAIGHT = _SUMS | _DIFFERENCES | _REVERSED | _PRODUCTS | _QUOTIENTS | _KEPT | _MIXED | {"neg", "__neg__"}
 _MAPS = {"linear", "matmul", "__matmul__", "addmm", "mm", "bmm", "conv1d", "conv2d", "relu", "relu_", "softplus"}
+_FILLED = {
+    "zeros",
+    "ones",
+    "full",
+    "empty",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+}
 _MOST = 40  # operations between two steps that are looked through
 
 Share = float | Tensor
@@ -56,6 +69,70 @@ class Factors(tuple[Factor, ...], PatientProbe):
             driven = patient.run(inputs.put(inputs.main, 100 * x), trace=True).trace
             found += [factor for factor in _factors(driven) if factor.made_by & _MAPS]
         return cls(found)
+
+
+@dataclass(frozen=True, slots=True)
+class NeverUpdated(PatientProbe):
+    """A first state that a gate of each step is applied to, and that is the same at all of them."""
+
+    line: str = ""  # "" where there is none
+    steps: int = 0
+
+    @classmethod
+    def measure(cls, patient: Patient) -> NeverUpdated:
+        """Look for products of gates with one tensor that is made of no input, in sums that do not go on."""
+        run = patient[TracedCall]
+        made = run.trace.makers()
+        fed = {id(tensor) for tensor in given(patient.inputs.args).values()}
+        places: dict[tuple[str, int], list[tuple[Tensor, Tensor, Tensor]]] = {}
+        for operation in run.trace.named(*_PRODUCTS):
+            if len(operation.inputs) != 2 or not operation.line:
+                continue
+            for gate, state in (operation.inputs, operation.inputs[::-1]):
+                maker = made.origin(gate)
+                if maker is not None and maker.name in SIGMOIDS and state.shape == gate.shape and state.dim() > 1:
+                    step = (gate, state, operation.output)
+                    places.setdefault((operation.line, operation.instruction), []).append(step)
+        for (line, _), steps in places.items():
+            gates, states, products = zip(*steps, strict=True)
+            if len(steps) < 3 or same(gates[0], gates[1]) or any(not same(states[0], each) for each in states[1:]):
+                continue
+            if all(_is_first(made, state, fed) for state in states) and not _goes_on(run.trace, made, products):
+                return cls(line, len(steps))
+        return cls()
+
+
+def _is_first(made: Makers, state: Tensor, fed: set[int]) -> bool:
+    """Whether a tensor is made of numbers and weights alone, by operations that only fill and arrange."""
+    waiting, seen = [state], set[int]()
+    while waiting:
+        value = waiting.pop()
+        operation = made.get(id(value))
+        if id(value) in seen or operation is None:
+            if id(value) in fed:
+                return False
+            continue
+        seen.add(id(value))
+        if operation.name in _FILLED:
+            continue
+        if operation.name not in PASSING | _STRAIGHT:
+            return False
+        waiting.extend(operation.inputs)
+    return True
+
+
+def _goes_on(trace: Operations, made: Makers, products: tuple[Tensor, ...]) -> bool:
+    """Whether what a product goes into takes part in what that of the next step goes into, by sums and products."""
+    sums: list[Tensor] = []
+    for product in products:
+        found = [o for o in trace if o.name in _SUMS and any(t is product for t in o.inputs)]
+        if not found or not isinstance(found[0].output, Tensor):
+            return True  # it is used in another way
+        sums.append(found[0].output)
+    try:
+        return any(_Way(made, before, set()).share(after) is not None for before, after in pairwise(sums))
+    except _NotStraightError:
+        return True
 
 
 def _factors(trace: Operations) -> Iterator[Factor]:

@@ -11,7 +11,7 @@ from ...state import Path
 from ..inputs import ModelInputs
 from ..outcome import Outcome, same
 from ..patient import Patient, PatientProbe
-from .calls import OtherSeed, PlainCall
+from .calls import OtherSeed, PlainCall, TracedCall
 
 _SEEDS = (2, 3)  # beside 0 and 1
 
@@ -44,8 +44,13 @@ class Feedings(tuple[Feeding, ...], PatientProbe):
             return cls()
         seen = patient[OtherSeed]
         runs = [seen.first, seen.second]
+        traced = any("T" in _fed(patient[TracedCall], path) for path in stepped) and not any(
+            "T" in _fed(run, path) for run in runs for path in stepped
+        )  # it goes through a linear map before it comes to the layer
+        if traced:
+            runs = [patient.run(number=number, collect=True, trace=True) for number in (0, 1)]
         if len(paths) > 1 or seen.gap > 0:  # two seeds may well toss the same coin
-            runs += [patient.run(number=number, collect=True) for number in _SEEDS]
+            runs += [patient.run(number=number, collect=True, trace=traced) for number in _SEEDS]
         return cls(_feeding(patient, path, runs) for path in stepped)
 
 
@@ -56,7 +61,10 @@ def _feeding(patient: Patient, path: Path, runs: list[Outcome]) -> Feeding:
         # What is drawn may well be like a step of the input once, and not again when that holds other values.
         everywhere = torch.ones(inputs.batch, inputs.argument(path).steps, dtype=torch.bool)
         other = inputs.other_steps(everywhere, (path,), seed=23)
-        again = [patient.run(other, number=number, collect=True) for number in (0, 1, *_SEEDS)[: len(runs)]]
+        again = [
+            patient.run(other, number=number, collect=True, trace=bool(runs[0].trace))
+            for number in (0, 1, *_SEEDS)[: len(runs)]
+        ]
         patterns = [_pattern(list(pair), path) for pair in zip(runs, again, strict=True)]
     told, own = (sum(pattern.count(mark) for pattern in set(patterns)) for mark in "TO")
     return Feeding(path, told, own, by_chance=len(set(patterns)) > 1 and told > 0 and own > 0)
@@ -118,7 +126,12 @@ def _steps(run: Outcome, *, tokens: bool) -> list[list[Tensor]]:
     for call in run.calls:
         if call.steps == 1 and call.rows == batch and isinstance(call.input, Tensor):
             found.setdefault(call.layer.label, []).append(call.input.detach().reshape(batch, -1))
-    return list(found.values())
+    maps: dict[int, list[Tensor]] = {}
+    for operation in run.trace.named("linear"):
+        x, weight = operation.inputs[:2]
+        if x.numel() // x.shape[-1] == batch:
+            maps.setdefault(id(weight), []).append(x.detach().reshape(batch, -1))
+    return [*found.values(), *maps.values()]
 
 
 def _is(value: Tensor, column: Tensor) -> bool:

@@ -93,6 +93,13 @@ def reaches_input(patient: Patient) -> bool:
     return arrives(gradient)
 
 
+def reaches_outputs(patient: Patient, name: str) -> bool:
+    """Whether a gradient of the outputs themselves, without the loss, arrives at a parameter."""
+    parameter = dict(patient.model.named_parameters())[name]
+    outputs = [t for t in patient.run(grad=True).outputs.values() if t.requires_grad]
+    return bool(outputs) and arrives(*gradients(torch.stack([projected(t) for t in outputs]).sum(), [parameter]))
+
+
 def projected(y: Tensor) -> Tensor:
     """Return one number that every entry of `y` takes part in, with weights of its own."""
     generator = torch.Generator().manual_seed(11)

@@ -104,14 +104,21 @@ class Directions(dict[str, Direction], PatientProbe):
         old = patient[PlainCall]
         late, early = (patient.run(inputs.other_steps(mask, paths, seed=13), collect=True) for mask in halves)
         longest = (lengths == lengths.max()).nonzero()[:, 0]  # in short rows, padding may come first
-        return cls(
-            (
-                layer.name,
-                _direction(patient, old.calls.of(layer), late.calls.of(layer), early.calls.of(layer), rows=longest),
-            )
-            for layer in patient.layers
-            if old.calls.of(layer)
-        )
+        found = cls()
+        for layer in patient.layers:
+            runs = [_runs(run.calls.of(layer), inputs.steps) for run in (old, late, early)]
+            for place, (plain, *others) in enumerate(zip(*runs, strict=False)):
+                found[f"{layer.name}#{place}" if place else layer.name] = _direction(
+                    patient, plain, *others, rows=longest
+                )
+        return found
+
+
+def _runs(calls: list[Call], steps: int) -> list[list[Call]]:
+    """Return the calls of a layer as runs along all steps, where it is called once or several times for each."""
+    if len(calls) > steps and len(calls) % steps == 0 and all(call.steps == 1 for call in calls):
+        return [calls[start : start + steps] for start in range(0, len(calls), steps)]
+    return [calls] if calls else []
 
 
 def _direction(patient: Patient, old: list[Call], late: list[Call], early: list[Call], *, rows: Tensor) -> Direction:

@@ -138,7 +138,7 @@ def _by_operation(patient: Patient, mixing: RowMixing) -> tuple[str, str]:
         )
     if name in _TAKES:
         return (
-            f"`{name}` takes single rows of the batch, as if its first axis were time",
+            f"`{name}` takes single rows of the batch, as if its first axis were time or one row stood for all",
             "x[:, t] takes step t of all rows: for t in range(x.size(1)): h = self.cell(x[:, t], h). If the input is "
             "(time, batch, feature) on purpose: hs.diagnose(..., batch_axis=1).",
         )

@@ -345,4 +345,10 @@ def _sums_to_one_over_time(patient: Patient) -> str:
     return ""
 
 
-RULE = Rule("HS102", "a step sees the future", check, probes=(Directions, OutputLayout, PlainCall, TracedCall))
+RULE = Rule(
+    "HS102",
+    "a step sees the future",
+    check,
+    probes=(Directions, OutputLayout, PlainCall, TracedCall),
+    explains=("HS108",),
+)

@@ -5,7 +5,8 @@ Earlier inputs change the output, but no gradient reaches them: the model uses i
 **How it is known.** Replaced inputs move the output (as for HS103), and the gradient of the output to them is exactly
 zero. For a cell in a loop, the state that enters a step is asked whether it still has the graph with which it left the
 step before; a cell of your own is differentiated by itself. Detaching between chunks of several steps is truncation:
-a note says how far gradients reach.
+a note says how far gradients reach. A layer that the output follows, and none of whose weights a gradient reaches, is
+a warning: what it gives was detached on the way to another layer.
 
 **Limit.** Exactly zero.
 
@@ -52,11 +53,13 @@ from __future__ import annotations
 
 import torch
 
+from ..advice import path_of
 from ..graphs import cut_spans, place_of_cut
+from ..outcome import COMPARISONS, Operation, Operations
 from ..patient import Patient
-from ..probes.calls import OutputLayout, PlainCall, TracedCall
+from ..probes.calls import OutputLayout, PlainCall, RepeatedCall, TracedCall
 from ..probes.cells import CellTrials, SteppedCells
-from ..probes.gradients import Backward, backward_to_steps
+from ..probes.gradients import Backward, ParameterGradients, backward_to_steps, matters, reaches_outputs
 from ..probes.states import SaturatedStates
 from ..probes.steps import Reach
 from ..rule import Rule, Symptom
@@ -74,7 +77,31 @@ def check(patient: Patient) -> Symptom | None:
         if cuts and cuts == len(steps.calls) - 1:
             seen = f"the state that enters the cell has no graph at {cuts} of {cuts} steps"
             return _cut(patient, name, "between two steps", seen)
-    return _whole_cut(patient) or _truncated(patient)
+    return _whole_cut(patient) or _between_modules(patient) or _truncated(patient)
+
+
+def _between_modules(patient: Patient) -> Symptom | None:
+    """Report a recurrent layer that the output follows, and none of whose weights a gradient reaches."""
+    found, named = patient[ParameterGradients], dict(patient.model.named_parameters())
+    for layer in patient.layers if found.usable else ():
+        own = {id(p) for p in layer.module.parameters()}
+        names = [name for name, p in named.items() if id(p) in own and p.requires_grad]
+        if not names or not found.missing.issuperset(names) or not matters(patient, names[0]):
+            continue
+        if patient.loss is not None and reaches_outputs(patient, names[0]):
+            continue  # the loss does not use it
+        line, by = place_of_cut(patient[TracedCall], *layer.module.parameters())
+        return Symptom(
+            "warning",
+            f"{layer.label} ({line})" if line else layer.label,
+            f"the output follows what it gives, and a gradient reaches 0 of its {len(names)} weights (needed: all).",
+            f"the graph is cut behind the layer, on the way to another: {by or 'torch.no_grad()'}"
+            + (f" on {line}" if line else ""),
+            f"hand on what it gives with its graph: without {by or 'torch.no_grad()'}; or, where this is meant, "
+            f"{path_of('model', layer.name)}.requires_grad_(False)",
+            {"reached": 0.0, "weights": len(names)},
+        )
+    return None
 
 
 def _truncated(patient: Patient) -> Symptom | None:
@@ -146,7 +173,8 @@ def _trainable(patient: Patient) -> bool:
 
 def _cut(patient: Patient, where: str, place: str, seen: str) -> Symptom:
     line, by = place_of_cut(patient[TracedCall])
-    hard = [] if line else patient[TracedCall].trace.named("argmax", "one_hot", "round", "sign", "topk", "heaviside")
+    trace = patient[TracedCall].trace
+    hard = [] if line else trace.named("argmax", "one_hot", "round", "sign", "topk", "heaviside") or _compared(trace)
     cause = f"the graph is cut {place}: " + (
         f"{by} on {line}" if by else "torch.no_grad() on the way, since nothing that is called there detaches"
     )
@@ -160,6 +188,9 @@ def _cut(patient: Patient, where: str, place: str, seen: str) -> Symptom:
         advice = "soft = logits.softmax(-1); s = hard + soft - soft.detach(), or F.gumbel_softmax(logits, hard=True)"
         if name in ("round", "sign", "heaviside"):
             advice = f"h = h + (torch.{name}(h) - h).detach()  # straight through: its value, and a slope of 1"
+        if name in COMPARISONS:
+            cause = f"a comparison (`{name}`) has no slope, and all that is handed on goes through it: spikes, for one"
+            advice = "soft = torch.sigmoid(5 * (v - threshold)); spikes = hard + (soft - soft.detach())  # a surrogate"
     return Symptom(
         "error",
         f"{where} ({line})" if line else where,
@@ -170,10 +201,28 @@ def _cut(patient: Patient, where: str, place: str, seen: str) -> Symptom:
     )
 
 
+def _compared(trace: Operations) -> list[Operation]:
+    """Return the comparisons of units, of which numbers are made."""
+    found = [o for o in trace.named(*COMPARISONS) if any(t.is_floating_point() and t.dim() > 1 for t in o.inputs)]
+    numbers = {id(t) for o in trace.named("float", "to", "type", "double", "half", "where", "mul") for t in o.inputs}
+    return [o for o in found if o.line and id(o.output) in numbers]
+
+
 RULE = Rule(
     "HS105",
     "gradient cut",
     check,
-    probes=(Backward, CellTrials, OutputLayout, PlainCall, Reach, SaturatedStates, SteppedCells, TracedCall),
+    probes=(
+        Backward,
+        CellTrials,
+        OutputLayout,
+        ParameterGradients,
+        PlainCall,
+        Reach,
+        RepeatedCall,
+        SaturatedStates,
+        SteppedCells,
+        TracedCall,
+    ),
     explains=("HS302", "HS501", "HS503"),
 )

@@ -61,7 +61,7 @@ from ..argument_names import state_named
 from ..inputs import ModelInputs
 from ..outcome import Outcome, same
 from ..patient import Patient
-from ..probes.calls import OtherSeed, OutputLayout, PlainCall, RepeatedCall, by_rows
+from ..probes.calls import OtherSeed, OutputLayout, PlainCall, RepeatedCall, attempt, by_rows
 from ..rule import Rule, Symptom
 
 
@@ -103,10 +103,13 @@ def _state_argument(patient: Patient) -> int | None:
         ]
     except (TypeError, ValueError):
         return None
-    given = len(patient.inputs.args)
     if isinstance(patient.model, nn.RNNBase):
         return 1
-    return given if given < len(taken) and state_named(taken[given].name) else None
+    given = patient.inputs.calling
+    if given.keywords or len(patient.inputs.args) >= len(taken):
+        return None  # of what is handed in by name, a place says nothing
+    following = taken[len(patient.inputs.args)]
+    return len(patient.inputs.args) if state_named(following.name) and type(following.default) is not bool else None
 
 
 def _pieces(inputs: ModelInputs) -> tuple[ModelInputs, ModelInputs, int]:
@@ -136,7 +139,19 @@ def _handed_over(patient: Patient, place: int) -> Symptom | None:
             cut,
             ("what the model returns as its state is not in the form that it takes", _RETURN),
         )
-    return _compared(patient, (whole.result, one.result, two.result), cut, _why(first, place, one, two))
+    why = _why(first, place, one, two)
+    found = _compared(patient, (whole.result, one.result, two.result), cut, why)
+    back = one.result[1]
+    if found is not None and isinstance(back, tuple) and len(back) == 2:
+        turned = (*second.args[:place], back[::-1], *second.args[place + 1 :])
+        other = attempt(patient, replace(second, args=turned))
+        if other is not None and _compared(patient, (whole.result, one.result, other.result), cut, why) is None:
+            why = (
+                "the parts of the state changed places: they are returned in another order than they are taken",
+                "h, c = state; ...; return out, (h, c)  # in one order",
+            )
+            return _compared(patient, (whole.result, one.result, two.result), cut, why)
+    return found
 
 
 _RETURN = "out, state = self.lstm(x, state); return self.head(out), state  # and all else that goes on"

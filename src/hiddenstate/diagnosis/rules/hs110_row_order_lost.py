@@ -5,6 +5,7 @@ belong together.
 
 **How it is known.** Each output row follows exactly one input row, and not its own; and moving the rows of the input
 must move those of the output. The second also works on data that are sorted already, where the mistake leaves no trace.
+Where a model sorts several inputs, rows that follow others have to keep apart once all lengths come sorted.
 
 **Limit.** `row_order = 1e-3` of the output's size.
 
@@ -55,11 +56,12 @@ options = {"lengths": lengths}
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from ..outcome import change
 from ..patient import Patient
-from ..probes.calls import OtherSeed, OutputLayout, TracedCall, by_rows
+from ..probes.calls import OtherSeed, OutputLayout, TracedCall, attempt, by_rows
 from ..probes.rows import RowInfluences
 from ..rule import Rule, Symptom
 
@@ -72,11 +74,47 @@ def check(patient: Patient) -> Symptom | None:
             row = next(i for i, source in enumerate(influence.sources) if i != source)
             return _lost(patient, f"output row {row} follows input row {influence.sources[row]} and no other", 1.0)
     lengths_in = [argument for argument in inputs.arguments if argument.kind == "lengths" and argument.rows is not None]
-    if not inputs.batched or inputs.batch < 3 or any(i.leaks for i in patient[RowInfluences]) or not lengths_in:
+    if not inputs.batched or inputs.batch < 3 or not lengths_in:
         return None
+    leaking = next((i for i in patient[RowInfluences] if i.leaks), None)
+    if leaking is not None:
+        apart = patient[TracedCall].trace.named(*_SORTS) and _apart_when_sorted(patient)
+        seen = (
+            f"output row {leaking.row} follows rows that are not its own, and none do where they come sorted by length"
+        )
+        return _lost(patient, seen, leaking.share) if apart else None
     if patient[OtherSeed].gap > 0:
         return None  # what is drawn stays where it was when the rows are moved
     return _after_permuting(patient)
+
+
+_SORTS = ("sort", "argsort", "topk")
+
+
+def _apart_when_sorted(patient: Patient) -> bool:
+    """Whether all rows keep apart where whatever may be their lengths has the longest first."""
+    inputs = patient.inputs
+    for argument in inputs.arguments:
+        end = inputs.get(argument.path)
+        if argument.kind not in ("lengths", "other") or argument.rows is None or not isinstance(end, Tensor | list):
+            continue
+        values = torch.as_tensor(end)
+        if values.dim() == 1 and not values.is_floating_point():
+            falling = values.sort(descending=True).values
+            inputs = inputs.put(argument.path, falling if isinstance(end, Tensor) else falling.tolist())
+    half = torch.arange(inputs.batch) < inputs.batch // 2
+    before, after = attempt(patient, inputs), attempt(patient, inputs.other_rows(half, seed=7))
+    if before is None or after is None:
+        return False
+    leaves = [leaf for leaf in patient[OutputLayout].leaves if leaf.rows is not None]
+    for leaf in leaves:
+        old, new = (run.outputs.get(leaf.path) for run in (before, after))
+        if old is None or new is None or old.shape != new.shape:
+            return False
+        gaps = change(by_rows(old, leaf, inputs.batch), by_rows(new, leaf, inputs.batch)).flatten(1).amax(1)
+        if not bool(gaps[half].any()) or float(gaps[~half].max()) > patient.thresholds.leak * float(gaps.max()):
+            return False
+    return bool(leaves)
 
 
 def _after_permuting(patient: Patient) -> Symptom | None:
@@ -112,7 +150,7 @@ def _after_permuting(patient: Patient) -> Symptom | None:
 
 
 def _lost(patient: Patient, seen: str, number: float) -> Symptom:
-    sorts = patient[TracedCall].trace.named("sort", "argsort", "topk")
+    sorts = patient[TracedCall].trace.named(*_SORTS)
     packed = [call.input for call in patient[TracedCall].calls if isinstance(call.input, PackedSequence)]
     lost = [p for p in packed if p.unsorted_indices is None]
     rebuilt = bool(lost) and len(lost) < len(packed)  # one of several has its indices no more

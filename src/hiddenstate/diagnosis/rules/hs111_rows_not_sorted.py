@@ -4,8 +4,8 @@
 batch that happens to be so and fails on the next one.
 
 **How it is known.** A model that fails is run with its rows sorted by length, and runs. One that runs is given its rows
-the shortest first, and fails. Where all lengths are alike, or there are two rows, other lengths are made up. It is a
-note where three rows or more of different lengths come sorted: then whoever loads the data seems to sort them.
+the shortest first, and fails. Where all lengths are alike, other lengths are made up. It is a note where the sorting is
+somebody's plan: the code says `enforce_sorted=True` in so many words, or a `DataLoader` gives its rows sorted.
 
 **Limit.** Any order of rows.
 
@@ -56,6 +56,7 @@ from ..inputs import ModelInputs
 from ..outcome import line_of
 from ..patient import Patient
 from ..rule import Rule, Severity, Symptom
+from ..source import raised_at, says
 
 
 def check(patient: Patient) -> Symptom | None:
@@ -75,12 +76,16 @@ def check(patient: Patient) -> Symptom | None:
     error = _failure(patient, inputs.select(falling[::-1]))
     if error is None:
         return None
-    on_purpose = differ and inputs.batch > 2
+    loaded = patient.survey is not None and differ and inputs.batch > 2
+    said = says(*raised_at(error, "pack_padded_sequence"), "enforce_sorted")
     return _symptom(
         f"{inputs.batch} rows run the longest first, and raise {type(error).__name__} the shortest first "
         f"(needed: any order).",
         line_of(error),
-        "note" if on_purpose else "warning",
+        "note" if loaded or said else "warning",
+        "it is packed with enforce_sorted=True: the rows are sorted elsewhere, and no other caller can know that"
+        if said
+        else _CAUSE,
     )
 
 
@@ -119,12 +124,15 @@ def _failure(patient: Patient, inputs: ModelInputs) -> Exception | None:
     return None
 
 
-def _symptom(evidence: str, where: str, severity: Severity) -> Symptom:
+_CAUSE = "rows are packed as if they were sorted by length: enforce_sorted=True is what torch does if nothing is said"
+
+
+def _symptom(evidence: str, where: str, severity: Severity, cause: str = _CAUSE) -> Symptom:
     return Symptom(
         severity,
         where or "the model",
         evidence,
-        "rows are packed as if they were sorted by length: enforce_sorted=True is what torch does if nothing is said",
+        cause,
         "pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)",
         {"orders": 1.0},
     )

@@ -7,8 +7,8 @@ better than what the model gives later, when nobody knows the targets.
 of each input. Some of them being steps of the targets and others the model's own, by chance, is teacher forcing that
 goes on. So it is where all are targets, and none is with a switch of that name (`teacher_forcing`, `tf_ratio`) turned
 off. A model that reads a given beginning and then goes on by itself is healthy, and so is one that knows no other way
-than to be fed its targets. Where the switch is an argument of forward, it is the caller's: a note says how to turn it
-off.
+than to be fed its targets. Where the switch is an argument of forward that the call gave, it is the caller's: a note
+says how to turn it off. One that is on unless the call says otherwise is a warning.
 
 **Limit.** No step of the targets after the first step of the model's own.
 
@@ -92,9 +92,11 @@ def check(patient: Patient) -> Symptom | None:
         name, steps = patient.inputs.name(feeding.path) or "the targets", feeding.told + feeding.own
         advice = f"forced = self.training and random.random() < {f'self.{switch}' if switch else 'ratio'}"
         if argument:
-            advice = f"model(source, target, {argument}=0)  # in evaluation; or look at self.training in forward"
+            advice = f"forced = self.training and random.random() < {argument}"
+            if argument in patient.inputs.calling.names:
+                advice = f"model(source, target, {argument}=0)  # in evaluation; or look at self.training in forward"
         return Symptom(
-            "note" if argument else "warning",
+            "note" if argument in patient.inputs.calling.names else "warning",
             f"{name}, an argument of forward",
             f"in eval mode, {feeding.told} of {steps} steps after the first are fed from {name}, "
             + (

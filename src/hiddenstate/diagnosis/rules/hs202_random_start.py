@@ -4,8 +4,9 @@ The first state is drawn at random at each call, also in eval mode: two evaluati
 dropout that is always on has the same effect and the same code.
 
 **How it is known.** Another seed gives another output, the same seed the same. Then the first states of all layers are
-compared between the two seeds. Other draws in eval mode are a note: those of a sampler, or a latent that weights turn
-into a first state, as in a variational autoencoder.
+compared between the two seeds. Dropout in eval mode is an error too, also one by hand, unless the code says
+`training=True` in so many words. Other draws are a note: those of a sampler, or a latent that weights turn into a first
+state, as in a variational autoencoder.
 
 **Limit.** Exactly zero.
 
@@ -48,18 +49,20 @@ x = torch.randn(4, 10, 3)
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from ...state import tensors
-from ..outcome import LayerCalls, Operation, Outcome, same
+from ..outcome import COMPARISONS, LayerCalls, Operation, Operations, Outcome, same
 from ..patient import Patient
 from ..probes.calls import OtherSeed, TracedCall
 from ..rule import Rule, Symptom
+from ..source import says
 
 _DRAWS = {
     *("randn", "rand", "randn_like", "rand_like", "randint", "randperm", "normal", "normal_", "uniform_", "bernoulli"),
     *("bernoulli_", "multinomial", "poisson", "exponential_", "rrelu", "gumbel_softmax", "sample", "rsample"),
 }
+_UNIFORM = {"rand", "rand_like", "uniform_", "bernoulli_"}
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "dropout_"}
 
 
@@ -75,6 +78,7 @@ def check(patient: Patient) -> Symptom | None:
         layer = ""
     drawn = [operation for operation in operations if operation.name in _DRAWS and operation.line]
     dropped = [operation for operation in operations if operation.name in _DROPOUTS and _active(operation)]
+    by_hand = _masks(operations)
     evidence = (
         f"two seeds in eval mode give outputs that differ by {apart:.2g} of their size; "
         f"one seed gives one output (limit 0)."
@@ -103,12 +107,25 @@ def check(patient: Patient) -> Symptom | None:
             title="random in eval",
         )
     if dropped:
+        meant = all(says(operation.code, operation.instruction, "training") for operation in dropped)
         return Symptom(
-            "error",
+            "note" if meant else "error",
             dropped[0].line or "the model",
             evidence,
-            "a dropout is active in eval mode: a functional one that is not told the mode, or a module made in forward",
+            "a dropout is told training=True, and is active in eval mode too, as Monte Carlo dropout has it"
+            if meant
+            else "a dropout is active in eval mode: a functional one that is not told it, or a module made in forward",
             "F.dropout(x, p, training=self.training), or self.drop = nn.Dropout(p) in __init__",
+            numbers,
+            title="random in eval",
+        )
+    if by_hand:
+        return Symptom(
+            "error",
+            by_hand[0].line,
+            evidence,
+            f"`{by_hand[0].name}` draws a mask in eval mode: a dropout or zoneout by hand that is not told the mode",
+            "keep = (torch.rand_like(h) < p).float() if self.training else p  # in evaluation, its mean",
             numbers,
             title="random in eval",
         )
@@ -123,6 +140,22 @@ def check(patient: Patient) -> Symptom | None:
         numbers,
         title="random in eval",
     )
+
+
+def _masks(trace: Operations) -> list[Operation]:
+    """Return the draws of masks: one number for each unit, compared with a number that nothing has computed."""
+    found = []
+    for operation in trace:
+        value = operation.output
+        if operation.name not in _UNIFORM or not operation.line or not isinstance(value, Tensor):
+            continue
+        if value.dim() < 2 or value.shape[-1] < 2:
+            continue  # one coin for a row or a call: a step of exploration, or of teacher forcing
+        compared = [other for other in trace if other.name in COMPARISONS and any(t is value for t in other.inputs)]
+        fixed = any(not isinstance(t, Tensor) for other in compared for t in other.args)
+        if fixed or (operation.name == "bernoulli_" and not any(isinstance(t, Tensor) for t in operation.args[1:])):
+            found.append(operation)
+    return found
 
 
 def _active(dropout: Operation) -> bool:
@@ -143,10 +176,10 @@ def _random_start(first: LayerCalls, second: LayerCalls) -> str:
         given, other = a.given, b.given
         if given is None or other is None:
             continue
-        if a.x.shape == b.x.shape and not same(a.x, b.x):
-            return ""  # what it is fed differs already, so the draw came before
         if any(not same(part, other[name]) for name, part in given.items()):
             return a.layer.label
+        if a.x.shape == b.x.shape and not same(a.x, b.x):
+            return ""  # what it is fed differs already, so the draw came before
     return ""
 
 

@@ -7,7 +7,7 @@ trained without it are the usual case.
 **How it is known.** Each state that is handed in, and each mark of a new sequence (`done`, `episode_starts`), is
 replaced in eval mode and, with three seeds, in training mode: outputs that follow it in one mode must follow it in the
 other. And the state that each layer starts from is compared: zero in one mode and, whatever the seed, the same other
-values in the other. Noise on the first state in training is no finding.
+values in the other, or made with weights that take no part in the other. Noise on the first state in training is no finding.
 
 **Limit.** `reach = 1e-6`: a change of the output, relative to its size.
 
@@ -52,6 +52,7 @@ import torch
 from torch import Tensor
 
 from ...cells import Layer
+from ...state import tensors
 from ..argument_names import begins_anew
 from ..inputs import Argument
 from ..outcome import Outcome, gap, same
@@ -127,6 +128,9 @@ def _of_layers(patient: Patient) -> Symptom | None:
             continue
         size = _size(evaluated)
         if bool(size) == bool(_size(trained)):
+            other = _made_otherwise(patient, layer) if size and not same(evaluated, trained) else None
+            if other is not None:
+                return other
             continue
         starts = [trained, *(_start(patient.run(train=True, collect=True, number=n), layer) for n in _SEEDS[1:])]
         if any(state is None or not same(state, trained) for state in starts):
@@ -143,6 +147,35 @@ def _of_layers(patient: Patient) -> Symptom | None:
             {"evaluation": size, "training": max(sizes)},
         )
     return None
+
+
+def _made_otherwise(patient: Patient, layer: Layer) -> Symptom | None:
+    """Report a first state that weights take part in, in one mode alone."""
+    runs = [patient.run(train=train, collect=True, trace=True) for train in (False, True)]
+    evaluated, trained = (_weights_behind(patient, run, layer) for run in runs)
+    again = patient.run(train=True, collect=True, number=1)
+    states = [_start(run, layer) for run in (runs[1], again)]
+    drawn = any(state is None for state in states) or not same(*[state for state in states if state is not None])
+    if evaluated == trained or drawn:  # drawn anew, it is noise, or a latent of which evaluation takes the mean
+        return None
+    where, names = ("evaluation", trained - evaluated) if trained - evaluated else ("training", evaluated - trained)
+    shown, other = ", ".join(sorted(names)[:3]), "training" if where == "evaluation" else "evaluation"
+    return Symptom(
+        "warning",
+        layer.label,
+        f"{shown} takes part in the state that it starts from in {other}, and not in {where} (needed: in both).",
+        f"what the layer starts from is made in another way in {where}: a branch on self.training",
+        "state = self.bridge(state)  # in both modes",
+        {"evaluation": len(evaluated), "training": len(trained)},
+    )
+
+
+def _weights_behind(patient: Patient, run: Outcome, layer: Layer) -> set[str]:
+    """Return the names of the parameters that the first state of a layer is made with."""
+    names = {id(p): name for name, p in patient.model.named_parameters()}
+    made, calls = run.trace.makers(), run.calls.of(layer)
+    first = tensors(calls[0].given_native).values() if calls else ()
+    return {names[id(tensor)] for tensor in made.behind(*first) if id(tensor) in names}
 
 
 def _start(run: Outcome, layer: Layer) -> Tensor | None:

@@ -129,7 +129,8 @@ def _idle_block(patient: Patient, name: str, sizes: Tensor, axis: int) -> tuple[
         where = torch.zeros_like(sizes, dtype=torch.bool).movedim(axis, 0)
         where[block * (length // gates) : (block + 1) * (length // gates)] = True
         where = where.movedim(0, axis)
-        if not _masked(patient, name, where) and not matters(patient, name, where):
+        meets = axis == 1 and _meets_zeros(patient, name, slice(block * length // gates, (block + 1) * length // gates))
+        if not meets and not _masked(patient, name, where) and not matters(patient, name, where):
             return block, gates
     return None
 
@@ -154,6 +155,19 @@ def _masked(patient: Patient, name: str, where: Tensor) -> bool:
             if same and not bool(result.detach()[where].any()) and bool(parameter.detach()[where].any()):
                 return True
     return False
+
+
+def _meets_zeros(patient: Patient, name: str, block: slice) -> bool:
+    """Whether these columns of a weight only ever meet zeros: units that are dead, and no gate that is left out."""
+    parameter = dict(patient.model.named_parameters())[name]
+    others = [
+        other
+        for operation in patient[TracedCall].trace
+        if any(tensor is parameter for tensor in operation.inputs)
+        for other in operation.inputs
+        if other is not parameter and other.dim() > 1 and other.shape[-1] == parameter.shape[1]
+    ]
+    return bool(others) and not any(bool(other[..., block].any()) for other in others)
 
 
 def _dead_block(dead: Tensor, gates: int, *, least: int) -> int | None:

@@ -5,7 +5,9 @@ without end.
 
 **How it is known.** In a cell of your own that has other, squashed gates, or in a loop that a forward writes out, a
 state is multiplied by the plain result of a linear map; or, driven by inputs of size 100 for 40 steps, the h of a cell
-with gates and a tanh leaves [-1, 1]. What a cell names with `hs.tap` as a gate is checked too.
+with gates and a tanh leaves [-1, 1]. In a loop, all that a state is multiplied by on its straight way to the next step
+is read from a trace: a leak above 1, a gate with a number added to it, one of a tanh among others of a sigmoid, and one
+that nothing squashes, which inputs a hundred times as large drive out of its bounds. What a cell names with `hs.tap` as a gate is checked too.
 
 **Limit.** [0, 1] for gates, 1 for |h|. A small excess is a note.
 

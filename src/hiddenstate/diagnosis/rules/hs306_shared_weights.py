@@ -5,7 +5,8 @@ module with the weights of the first. The stack has the depth, and the weights o
 
 **How it is known.** Two places of one `ModuleList`, `Sequential` or `ModuleDict` hold the same recurrent module, or two
 modules hold one dictionary of parameters; the weights that are there are counted, and those that as many layers would
-have. A layer that forward calls several times is shared on purpose, and so is one that has two names in a module.
+have. A layer that forward calls several times is shared on purpose, and so is one that has two names, unless it is fed
+what it gave under the other, or runs in both directions.
 
 **Limit.** One place for each layer.
 
@@ -50,8 +51,12 @@ from __future__ import annotations
 
 from torch import nn
 
+from ...cells import Layer
+from ...state import tensors
 from ..advice import path_of
 from ..patient import Patient
+from ..probes.calls import TracedCall
+from ..probes.steps import Directions
 from ..rule import Rule, Symptom
 
 
@@ -68,7 +73,7 @@ def check(patient: Patient) -> Symptom | None:
         for keys in places.values():
             if len(keys) > 1:
                 return _shared(name, container, keys)
-    return _copied(patient)
+    return _copied(patient) or _under_several_names(patient)
 
 
 def _shared(name: str, container: nn.Module, keys: list[str]) -> Symptom:
@@ -90,6 +95,45 @@ def _shared(name: str, container: nn.Module, keys: list[str]) -> Symptom:
         f"import copy; {path} = {again}  # or one made for each place; on purpose: call one layer several times",
         {"places": len(keys), "weights": weights},
     )
+
+
+def _under_several_names(patient: Patient) -> Symptom | None:
+    """Report a layer of several names that is fed what it made itself, or that runs in both directions."""
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in patient.model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    for layer in patient.layers:
+        places = names.get(layer.module, [])
+        if len(places) < 2:
+            continue
+        ways = {way for name, way in patient[Directions].items() if name.partition("#")[0] == layer.name}
+        both = {"forwards", "backwards"} <= ways
+        if both or _stacked(patient, layer):
+            weights = sum(p.numel() for p in layer.module.parameters())
+            anew = "; ".join(f"{place} = copy.deepcopy({place})" for place in map(_place, places[1:]))
+            return Symptom(
+                "warning",
+                ", ".join(places),
+                f"{len(places)} names stand for one {type(layer.module).__name__}: {weights:,} weights, where "
+                f"{len(places)} layers have {len(places) * weights:,} (needed: one layer for each name).",
+                "one layer is assigned twice, and runs in both directions"
+                if both
+                else "one layer is assigned twice, as a default argument is, and is fed what it gave itself",
+                f"import copy; {anew}  # on purpose: one name, and call the layer several times",
+                {"places": len(places), "weights": weights},
+            )
+    return None
+
+
+def _stacked(patient: Patient, layer: Layer) -> bool:
+    """Whether a layer is fed a sequence that was made of what it gave in an earlier call."""
+    run = patient[TracedCall]
+    calls = [call for call in run.calls.of(layer) if layer.fused and call.steps > 1]
+    if len(calls) < 2:
+        return False
+    made = run.trace.makers()
+    ends = {id(tensor) for tensor in tensors(calls[0].output_native).values()}
+    return any(id(tensor) in ends for tensor in made.behind(*tensors(calls[1].input).values()))
 
 
 def _copied(patient: Patient) -> Symptom | None:
@@ -123,4 +167,4 @@ def _place(name: str) -> str:
     return f"{path_of('model', parent)}{f'[{key}]' if key.isdigit() else f'.{key}'}"
 
 
-RULE = Rule("HS306", "layers share their weights", check, static=True)
+RULE = Rule("HS306", "layers share their weights", check, probes=(Directions, TracedCall), static=True)

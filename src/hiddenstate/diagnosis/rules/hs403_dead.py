@@ -5,7 +5,8 @@ Units that never move, whatever the input, or a state that is all zero.
 **How it is known.** Every track of the plain call, and of a call with other rows: a unit has to be dead in both.
 
 **Limit.** `dead = 1e-5`: the range of a unit over all rows and steps; `dead_share = 0.5`, and `dead_share_relu = 0.9`
-where some units are exactly zero, as a ReLU makes them.
+where some units are exactly zero, as a ReLU makes them. From `some_dead = 0.2` on it is a warning in a GRU or LSTM,
+whose units never stand still by chance, and a note where a ReLU, or a mask of pruning, holds them.
 
 ## Sick
 
@@ -41,6 +42,7 @@ x = torch.randn(4, 10, 3)
 
 from __future__ import annotations
 
+from ...recording import Trajectory
 from ..advice import drawn_anew
 from ..patient import Patient
 from ..probes.calls import PlainCall, TracedCall
@@ -90,7 +92,7 @@ def check(patient: Patient) -> Symptom | None:
                 name,
                 f"{count} of {values.shape[1]} units vary by less than {limits.dead:g} over all rows and steps"
                 f"{patient.looked_at()} (limit {limits.some_dead:.0%})",
-                "note",
+                "note" if _by_chance(patient, track) else "warning",
                 share,
             )
     return None
@@ -103,6 +105,12 @@ def _still_dead(patient: Patient, name: str, dead: float, limit: float) -> bool:
         return True
     values = real(again, again.h)
     return float(((values.amax(0) - values.amin(0)) < dead).float().mean()) > limit
+
+
+def _by_chance(patient: Patient, track: Trajectory) -> bool:
+    """Whether some units may well stand still: those of a ReLU do, and what is pruned with a mask is so on purpose."""
+    masked = any(name.endswith("_mask") for name, _ in patient.model.named_buffers())
+    return masked or (track.kind not in ("lstm", "gru", "lstm_cell", "gru_cell") and _has_relu(patient))
 
 
 def _has_relu(patient: Patient) -> bool:

@@ -3,7 +3,7 @@
 A state that does not change from step to step, though the input does.
 
 **How it is known.** A call in which all steps hold different values. In a cell of your own, a part that a gate is
-applied to and that comes out of a step as it went in.
+applied to and that comes out of a step as it went in. In a loop, a first state that a gate of every step is applied to.
 
 **Limit.** `identical = 1e-6`: the spread over steps, relative to the size of the state.
 
@@ -74,6 +74,7 @@ from ...cells import Layer
 from ..advice import drawn_anew
 from ..patient import Patient
 from ..probes.cells import CellTrials
+from ..probes.factors import NeverUpdated
 from ..probes.states import ConstantStates, RecordedStates
 from ..rule import Rule, Symptom
 
@@ -92,6 +93,17 @@ def check(patient: Patient) -> Symptom | None:
                 f"c = f * c + i * g; h = o * torch.tanh(c); return h, c  # the same {trial.kept} in both",
                 {"spread": 0.0, "limit": limit},
             )
+    never = patient[NeverUpdated]
+    if never.line:
+        return Symptom(
+            "warning",
+            never.line,
+            f"at each of {never.steps} steps a gate is applied to one and the same first state (needed: to what the "
+            f"last step made of it).",
+            "the new part of the state is computed, and never handed on: the next step reads the first one again",
+            "c = f * c + i * g  # under the name that the next step reads",
+            {"steps": never.steps, "limit": 1.0},
+        )
     if not seen.track:
         return None
     gates = patient[RecordedStates][seen.track].gates if seen.track in patient[RecordedStates] else {}
@@ -120,6 +132,6 @@ RULE = Rule(
     "HS405",
     "constant over time",
     check,
-    probes=(CellTrials, ConstantStates, RecordedStates),
+    probes=(CellTrials, ConstantStates, NeverUpdated, RecordedStates),
     explains=("HS302", "HS403", "HS404", "HS501"),
 )

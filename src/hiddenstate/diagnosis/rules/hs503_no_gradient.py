@@ -3,7 +3,8 @@
 Parameters that want a gradient and get none: a layer that was left over, or whose result is detached on the way.
 
 **How it is known.** Gradients of `loss=`, or else of all outputs, on three batches, in training and in eval mode. An
-exact zero that other values of the parameter lift is a unit that is off, and not told.
+exact zero that other values of the parameter lift is a unit that is off, and not told. Where the output follows the
+parameter, so that its gradient was lost on the way, it is an error.
 
 **Limit.** Above 0.
 
@@ -43,22 +44,18 @@ x = torch.randn(4, 10, 3)
 
 from __future__ import annotations
 
-import torch
-
 from ..advice import freezing
 from ..graphs import place_of_cut
 from ..patient import Patient
 from ..probes.calls import PlainCall, RepeatedCall, TracedCall
 from ..probes.gradients import (
     ParameterGradients,
-    arrives,
-    gradients,
     in_torch_layers,
     matters,
     meets_zeros,
-    projected,
+    reaches_outputs,
 )
-from ..rule import Rule, Symptom
+from ..rule import Rule, Severity, Symptom
 
 _MOST = 12  # suspects that are tried one by one
 
@@ -84,33 +81,28 @@ def check(patient: Patient) -> Symptom | None:
     entered = {id(t) for operation in patient[TracedCall].trace for t in operation.inputs}
     called = [name for name in without if id(named[name]) in entered]
     shown = ", ".join(without[:3]) + (", …" if len(without) > 3 else "")
+    severity: Severity = "warning"
     cause = "they are never used in forward: a layer left over, or another one used in its place"
     advice = freezing(without, patient.model)
     if called:
         cause = "what they give is dropped or overwritten before the output"
     if called and any(matters(patient, name) for name in called[:2]):
-        line, by = place_of_cut(patient[TracedCall])
+        line, by = place_of_cut(patient[TracedCall], *(named[name] for name in called))
         way = f"{by} on {line}" if by else "it is made under torch.no_grad(), or a whole number is made of it"
         cause = f"what they give moves the output, and has lost its graph on the way: {way}"
         advice = f"{advice.partition('  #')[0]}  # where this is meant; else hand on what they give with its graph"
-        if patient.loss is not None and _reach_the_output(patient, called[0]):
+        severity = "error"
+        if patient.loss is not None and reaches_outputs(patient, called[0]):
             cause = "the model returns what they give, and the loss does not use it, or cuts it from the graph"
-            advice = freezing(without, patient.model)
+            advice, severity = freezing(without, patient.model), "warning"
     return Symptom(
-        "warning",
+        severity,
         shown,
         f"{len(without)} of {len(found.sizes)} parameters have no gradient on {found.batches} batches (limit 0).",
         cause,
         advice,
         {"without": len(without), "limit": 0.0},
     )
-
-
-def _reach_the_output(patient: Patient, name: str) -> bool:
-    """Whether a gradient of the outputs themselves, without the loss, arrives at a parameter."""
-    parameter = dict(patient.model.named_parameters())[name]
-    outputs = [t for t in patient.run(grad=True).outputs.values() if t.requires_grad]
-    return bool(outputs) and arrives(*gradients(torch.stack([projected(t) for t in outputs]).sum(), [parameter]))
 
 
 RULE = Rule(
