@@ -132,3 +132,51 @@ def test_the_sum_of_all_is_torchs(shape, dtype):
     x = (torch.arange(6)[: int(torch.Size(shape).numel())].view(shape) + 1).to(dtype)
     ours = make_fx(torch.sum, decomposition_table=decompositions())(x)(x)
     torch.testing.assert_close(ours, x.sum())
+
+
+NORM = torch.nn.BatchNorm1d(6).double().eval()
+MOVED = {
+    "roll": lambda x: x.roll(2, 1),
+    "roll along two axes": lambda x: x.roll((-1, 1), (0, 1)),
+    "roll by nothing": lambda x: x.roll(6, 1),
+    "roll of all": lambda x: x.roll(2),
+    "flip": lambda x: x.flip(0, 1),
+    "running sum": lambda x: x.cumsum(1),
+    "pad": lambda x: F.pad(x, (1, 2)),
+    "pad and cut": lambda x: F.pad(x, (-1, 2, 1, -1), value=3.0),
+    "cut": lambda x: F.pad(x, (0, 0, -1, -1)),
+    "copy": lambda x: torch.ops.aten.copy(x.new_zeros(2, *x.shape), x.detach()) + 0 * x,
+    "every second": lambda x: x[:, 1::2] * x[:, ::2],
+    "some of many": lambda x: x[:, 1:3:2],
+    "every third row": lambda x: x[::3],
+    "softmax of what may be shut out": lambda x: torch.ops.aten._safe_softmax(x, -1),
+    "prelu": lambda x: F.prelu(x, torch.linspace(-1, 1, 6).to(x.dtype)),
+    "steps": lambda x: torch.heaviside(x.detach(), x.new_tensor(0.5)) + 0 * x,
+    "kept statistics": NORM,
+    "kept statistics alone": lambda x: F.batch_norm(x, NORM.running_mean, NORM.running_var),
+}
+_WHOLE = {"roll of all", "some of many"}  # of which nothing is known but its own name
+
+
+@pytest.mark.parametrize("odd", [False, True])
+@pytest.mark.parametrize("name", MOVED)
+def test_what_moves_along_an_axis_is_taken_apart_and_torchs_with_its_slope(name, odd):
+    both = value_and_slope(MOVED[name])
+    x = torch.randn(3, 6, dtype=torch.float64)
+    if odd:
+        x[0], x[1, 1:4] = float("-inf"), torch.tensor([float("nan"), 0.0, -0.0])
+        x[2, 3] = float("inf")
+    table = decompositions()
+    made = make_fx(both, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(x)
+    for one, other in zip(made(x), both(x), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12, equal_nan=True)
+    reduced = {torch.ops.aten.sum.dim_IntList, torch.ops.aten.amax.default}  # whose axes are named already
+    left = {node.target for node in made.graph.nodes} & table.keys() - reduced
+    assert bool(left) == (name in _WHOLE)
+
+
+@pytest.mark.parametrize("function", [torch.cumsum, torch.flip])
+def test_what_would_be_very_many_pieces_stays_whole(function):
+    x = torch.randn(2, 500)
+    made = make_fx(lambda x: function(x, (1,) if function is torch.flip else 1), decomposition_table=decompositions())
+    assert len(made(x).graph.nodes) == 3

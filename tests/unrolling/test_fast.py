@@ -270,6 +270,38 @@ def test_inference_mode_and_a_default_device_are_fine():
         torch.testing.assert_close(hs.unroll(cell, x, engine="fast")[0].detach(), expected)
 
 
+@pytest.mark.parametrize("engine", ["loop", "fast"])
+@pytest.mark.parametrize("settings", [{}, {"num_layers": 2, "bidirectional": True}])
+def test_nothing_of_ours_is_made_on_the_default_device(settings, engine):
+    stack, x = hs.Recurrent(TanhCell, INPUT, HIDDEN, **settings), torch.randn(3, 5, INPUT)
+    options = [{}, {"lengths": torch.tensor([5, 2, 3])}, {"lengths": [0, 2, 3]}]
+    if not settings:
+        resets = torch.zeros(3, 5, dtype=torch.bool)
+        resets[1, 1:3] = True
+        options += [{"resets": resets}, {"resets": resets.tolist(), "lengths": [5, 2, 3]}]
+    for given in options:
+        expected = stack(x, engine=engine, **given)
+        fresh = copy.deepcopy(stack)
+        with torch.device("meta"):  # on which no number is ever known
+            torch.testing.assert_close(fresh(x, engine=engine, **given), expected)
+
+
+@pytest.mark.parametrize("what", ["x", "state", "weights"])
+def test_what_was_made_in_inference_mode_is_for_the_loop(what):
+    cell, x = PairCell(), torch.randn(2, 5, INPUT)
+    state = hs.unroll(cell, x)[1].detach()
+    with torch.inference_mode():
+        cell = PairCell() if what == "weights" else cell
+        x, state = x.clone() if what == "x" else x, state.clone() if what == "state" else state
+    with pytest.raises(Untraceable, match="a tensor that it reads was made in inference mode"):
+        hs.unroll(cell, x, state, engine="fast")
+    with torch.no_grad():
+        assert torch.equal(hs.unroll(cell, x, state)[0], hs.unroll(cell, x, state, engine="loop")[0])
+    with torch.inference_mode():
+        found, expected = (hs.unroll(cell, x, state, engine=engine)[0] for engine in ("fast", "loop"))
+        torch.testing.assert_close(found, expected)
+
+
 def test_complex_and_sparse_things_stay_in_the_loop():
     class Spinning(nn.Module):
         def __init__(self):

@@ -205,6 +205,8 @@ def test_statistics_of_batches_are_refused_and_left_alone(functional):
     assert all(torch.equal(value, before[name]) for name, value in cell.state_dict().items())
     if not functional:
         assert_loops(cell.eval(), x)
+        with torch.no_grad():
+            torch.testing.assert_close(hs.unroll(cell, x, engine="fast")[0], hs.unroll(cell, x, engine="loop")[0])
 
 
 # Layouts
@@ -344,3 +346,20 @@ def test_threads_may_read_trace_and_run_at_the_same_time():
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_a_state_that_is_taken_for_complex_numbers_runs_by_a_schedule():
+    class Rotating(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.turn, self.inner = nn.Parameter(torch.randn(SIZE, 2).double()), nn.Linear(SIZE, SIZE * 2).double()
+
+        def initial_state(self, batch):
+            return torch.zeros(batch, SIZE, 2, dtype=torch.float64)
+
+        def forward(self, x, pairs):
+            number = torch.view_as_complex(pairs) * torch.view_as_complex(self.turn)
+            number = number + torch.view_as_complex(self.inner(x).unflatten(-1, (SIZE, 2)))
+            return number.real, torch.view_as_real(number / (1 + number.abs()))
+
+    assert_loops(Rotating(), some())

@@ -273,7 +273,7 @@ class Call:
         x = self.input
         if not isinstance(x, PackedSequence):
             return None
-        lengths = (torch.arange(int(x.batch_sizes[0])) < x.batch_sizes.unsqueeze(1)).sum(0)
+        lengths = (torch.arange(int(x.batch_sizes[0]), device="cpu") < x.batch_sizes.unsqueeze(1)).sum(0)
         return lengths if x.unsorted_indices is None else lengths[x.unsorted_indices.cpu()]
 
     @property

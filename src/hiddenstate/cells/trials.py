@@ -227,9 +227,9 @@ def invented_inputs(module: nn.Module, *shape: int, units: Sequence[int] = ()) -
             continue
         (tables if is_vocabulary else widths).add(size)
         if is_vocabulary:
-            yield torch.randint(size, shape, generator=generator).to(device)
+            yield torch.randint(size, shape, generator=generator, device="cpu").to(device)
         else:
-            yield torch.randn(*shape, size, generator=generator, dtype=torch.float64).to(device, dtype)
+            yield torch.randn(*shape, size, generator=generator, dtype=torch.float64, device="cpu").to(device, dtype)
     if not tables:
         yield torch.zeros(shape, dtype=torch.int64, device=device)  # tokens that are looked up without an nn.Embedding
 

@@ -274,7 +274,7 @@ def _output(call: Call, out: Tensor) -> Any:
 
 
 def _packed(like: PackedSequence, out: Tensor) -> PackedSequence:
-    lengths = (torch.arange(int(like.batch_sizes[0])) < like.batch_sizes.unsqueeze(1)).sum(0)
+    lengths = (torch.arange(int(like.batch_sizes[0]), device="cpu") < like.batch_sizes.unsqueeze(1)).sum(0)
     rows = out if like.sorted_indices is None else out.index_select(0, like.sorted_indices)
     data = pack_padded_sequence(rows, lengths, batch_first=True).data
     return PackedSequence(data, like.batch_sizes, like.sorted_indices, like.unsorted_indices)

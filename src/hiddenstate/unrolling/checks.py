@@ -61,7 +61,7 @@ def read_lengths(lengths: Lengths | None, x: Tensor) -> Tensor | None:
     if lengths is None:
         return None
     batch, steps = x.shape[:2]
-    given = torch.as_tensor(lengths)
+    given = lengths if isinstance(lengths, Tensor) else torch.as_tensor(lengths, device="cpu")
     _refuse_many(given, "lengths")
     given = given.long() if given.numel() == 0 else given  # an empty list has no dtype of its own
     if given.dtype == torch.bool or given.is_floating_point() or given.is_complex():
@@ -90,7 +90,7 @@ def read_resets(resets: Any, x: Tensor) -> Tensor | None:
     """Return resets as a bool tensor on the CPU, or None where no row starts anew."""
     if resets is None:
         return None
-    given = torch.as_tensor(resets)
+    given = resets if isinstance(resets, Tensor) else torch.as_tensor(resets, device="cpu")
     _refuse_many(given, "resets")
     if given.dtype != torch.bool:
         raise BadInput(

@@ -136,7 +136,7 @@ def make_contract(module: nn.Module, runner: Runner, kind: CallKind, *, exported
 
 def _learned(contract: Contract, module: nn.Module) -> Contract:
     kind, shape = contract.kind, torch.Size((_TRIED, _TRIED, *contract.kind.features))
-    x = torch.linspace(0, 1, shape.numel()).view(shape).to(kind.device, kind.dtype)
+    x = torch.linspace(0, 1, shape.numel(), device="cpu").view(shape).to(kind.device, kind.dtype)
     own = [held.tensor for held in held_tensors(module)]
     buffers = {id(buffer) for buffer in module.buffers()}  # which some operations would not take with a gradient
     floats = [tensor.is_floating_point() and id(tensor) not in buffers for tensor in own]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 aten = torch.ops.aten
 _AS_IT_IS: Any = NotImplemented  # the answer that leaves an operation whole
+_FEW = 16  # entries along an axis that are taken apart one by one
 _REDUCTIONS: dict[Callable[..., Tensor], tuple[Any, ...]] = {
     torch.sum: (aten.sum.default, aten.sum.dim_IntList),
     torch.mean: (aten.mean.default, aten.mean.dim),
@@ -38,9 +39,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         ),
         *(aten.silu, aten.elu, aten.leaky_relu, aten.hardtanh, aten.softplus, aten.gelu, aten.celu),
         *(aten.mish, aten.mish_backward, aten.hardswish, aten.glu),
-        *(aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten.glu_backward, aten._log_softmax, aten.roll),
+        *(aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten.glu_backward, aten._log_softmax),
         *(aten.native_group_norm, aten.nan_to_num, aten.logsumexp, aten.linalg_vector_norm),
         *(aten.hardsigmoid, aten.native_batch_norm_backward, aten.native_dropout_backward),
+        *(aten._prelu_kernel, aten._prelu_kernel_backward),
     ]
     found: dict[Any, Callable[..., Any]] = dict(get_decompositions(wanted))
     found[aten.var_mean.correction] = _var_mean
@@ -63,6 +65,13 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     found[aten.div.Tensor_mode] = found[aten.div.Scalar_mode] = _divided
     found[aten.select_scatter.default] = _select_scatter
     found[aten.slice_scatter.default] = _slice_scatter
+    found[aten.copy.default] = lambda x, source, non_blocking=False: source.to(x.dtype).expand(x.shape).clone()
+    found[aten._safe_softmax.default] = _safe_softmax
+    found[aten.heaviside.default] = lambda x, at_zero: torch.where(x == 0, at_zero, (x > 0).to(x.dtype))
+    found[aten.constant_pad_nd.default] = _padded
+    found[aten.native_batch_norm.default] = _batch_norm
+    found[aten.roll.default], found[aten.flip.default] = _rolled, _flipped
+    found[aten.cumsum.default] = _cumsum
     return found
 
 
@@ -157,12 +166,91 @@ def _slice_scatter(
 ) -> Any:
     first, last, jump = slice(start, end, step).indices(x.shape[dim])
     if jump != 1:
-        return _AS_IT_IS
+        return _every_so_many(x, source, dim % x.dim(), range(first, last, jump))
     return _with_middle(x, source, dim, first, max(first, last))
+
+
+def _every_so_many(x: Tensor, source: Tensor, dim: int, places: range) -> Any:
+    """Put in one of each so many entries, as of pairs of numbers that lie beside each other."""
+    jump, size = places.step, x.shape[dim]
+    if size % jump or places.start >= jump or len(places) * jump != size:
+        return _AS_IT_IS
+    groups = x.reshape(*x.shape[:dim], size // jump, jump, *x.shape[dim + 1 :])
+    one = _with_middle(groups, source.unsqueeze(dim + 1), dim + 1, places.start, places.start + 1)
+    return one.reshape(x.shape)
 
 
 def _with_middle(x: Tensor, middle: Tensor, dim: int, first: int, last: int) -> Tensor:
     size = x.shape[dim]
     parts = [x.narrow(dim, 0, first), middle, x.narrow(dim, last, size - last)]
+    return _joined(parts, dim)
+
+
+def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    """Return the softmax, and zeros where nothing is let through."""
+    if (dtype or x.dtype) != x.dtype or x.dtype not in (torch.float32, torch.float64):
+        return _AS_IT_IS
+    most = x.amax(dim, keepdim=True)
+    return torch.where(most == -math.inf, 0.0, torch.softmax(x, dim))
+
+
+def _padded(x: Tensor, pad: list[int], value: float = 0.0) -> Tensor:
+    """Put a number around a tensor, or cut from it where so much less than none of it is asked for."""
+    for place, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        axis = x.dim() - 1 - place
+        x = x.narrow(axis, max(-before, 0), x.shape[axis] - max(-before, 0) - max(-after, 0))
+        around = [x.new_full([*x.shape[:axis], max(size, 0), *x.shape[axis + 1 :]], value) for size in (before, after)]
+        x = _joined([around[0], x, around[1]], axis)
+    return x
+
+
+def _batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """Use the statistics that are kept; to take them from the batch stays whole."""
+    if training or mean is None or var is None or x.dtype not in (torch.float32, torch.float64):
+        return _AS_IT_IS
+    shape = [-1, *[1] * (x.dim() - 2)]
+    scale = (var + eps).rsqrt() if weight is None else (var + eps).rsqrt() * weight
+    shift = -mean * scale if bias is None else bias - mean * scale
+    return x * scale.view(shape) + shift.view(shape), x.new_empty(0), x.new_empty(0)
+
+
+def _rolled(x: Tensor, shifts: list[int], dims: list[int] = []) -> Any:  # noqa: B006  # as torch declares it
+    if not dims:
+        return _AS_IT_IS
+    for shift, axis in zip(shifts, dims, strict=True):
+        if size := x.shape[axis]:
+            cut = -shift % size
+            x = _joined([x.narrow(axis, cut, size - cut), x.narrow(axis, 0, cut)], axis)
+    return x
+
+
+def _flipped(x: Tensor, dims: list[int]) -> Any:
+    if any(x.shape[axis] > _FEW for axis in dims) or not dims:
+        return _AS_IT_IS
+    for axis in dims:
+        x = _joined([x.narrow(axis, place, 1) for place in reversed(range(x.shape[axis]))], axis)
+    return x
+
+
+def _cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    known = x.dim() and x.dtype in (torch.float32, torch.float64) and (dtype or x.dtype) == x.dtype
+    if not known or not 0 < x.shape[dim] <= _FEW:
+        return _AS_IT_IS
+    parts = [x.narrow(dim, 0, 1)]
+    for place in range(1, x.shape[dim]):
+        parts.append(parts[-1] + x.narrow(dim, place, 1))
+    return _joined(parts, dim)
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
     parts = [part for part in parts if part.shape[dim]]
     return torch.cat(parts, dim) if len(parts) > 1 else parts[0].clone()

@@ -82,7 +82,7 @@ def layer_for(cell: nn.Module, x: Any) -> Layer:
 def _like(tensor: Tensor) -> Callable[[], Tensor]:
     """Return what makes up a tensor of this shape; numbers differ, so that nothing looks like something else."""
     shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
-    return lambda: torch.linspace(0, 1, shape.numel()).view(shape).to(device, dtype)
+    return lambda: torch.linspace(0, 1, shape.numel(), device="cpu").view(shape).to(device, dtype)
 
 
 def run_cell(layer: Layer, task: Task, engine: Engine = "auto") -> tuple[Tensor, State]:

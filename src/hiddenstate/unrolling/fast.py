@@ -60,12 +60,17 @@ def prepare(layer: Layer, task: Task, reader: StepReader) -> Run:
     """Lay out a task for the fast engine: read what the cell does now, and with which tensors."""
     resets = task.resets
     if resets is not None and task.lengths is not None:
-        resets = resets & (torch.arange(task.x.shape[1]) < task.lengths[:, None])  # what has ended does not start again
+        resets = resets & (
+            torch.arange(task.x.shape[1], device="cpu") < task.lengths[:, None]
+        )  # what has ended does not start again
         resets = resets if bool(resets.any()) else None
     state = (task.initial or layer.initial)(task.x.shape[0]) if task.state is None else task.state
     step = Step(layer, dict(state.batch_axis), ends=task.lengths is not None, restarts=resets is not None)
     step.read(reader, task.x[:, 0], list(state.values()))
-    return lay_out(step, replace(task, state=state, resets=resets))
+    run = lay_out(step, replace(task, state=state, resets=resets))
+    if not torch.is_inference_mode_enabled() and any(tensor.is_inference() for tensor in run.tensors):
+        raise Untraceable("a tensor that it reads was made in inference mode, and torch keeps none for a backward pass")
+    return run
 
 
 def lay_out(step: Step, task: Task) -> Run:
@@ -74,7 +79,7 @@ def lay_out(step: Step, task: Task) -> Run:
     (batch, steps), masks, x, states = task.x.shape[:2], [], task.x, list(task.state.values())
     firsts = list((task.initial or step.layer.initial)(batch).values()) if task.resets is not None else []
     if task.lengths is not None:
-        masks.append((torch.arange(steps)[:, None] < task.lengths).to(x.device))
+        masks.append((torch.arange(steps, device="cpu")[:, None] < task.lengths).to(x.device))
         x = _hold_first(x, task.lengths)
         firsts += _at_first(task, step, states, firsts)
     if task.resets is not None:
@@ -283,6 +288,6 @@ def _exactly(device: str) -> Any:
 def _hold_first(x: Tensor, lengths: Tensor) -> Tensor:
     """Return x with each row's first step in place of its padding, so that no step meets foreign numbers."""
     batch, steps = x.shape[:2]
-    time = torch.arange(steps)
-    place = torch.where(time < lengths[:, None], time, 0) + steps * torch.arange(batch)[:, None]
+    time = torch.arange(steps, device="cpu")
+    place = torch.where(time < lengths[:, None], time, 0) + steps * torch.arange(batch, device="cpu")[:, None]
     return x.flatten(0, 1).index_select(0, place.flatten().to(x.device)).view(x.shape)

@@ -84,13 +84,13 @@ class Judge:
         dice = torch.Generator().manual_seed(batch * steps)
         lengths = resets = None
         if task.lengths is not None:  # half of the rows end before the others
-            lengths = torch.full((batch,), _STEPS)
-            lengths[: (batch + 1) // 2] = _STEPS - 1 - torch.arange((batch + 1) // 2) % (_STEPS - 1)
+            lengths = torch.full((batch,), _STEPS, device="cpu")
+            lengths[: (batch + 1) // 2] = _STEPS - 1 - torch.arange((batch + 1) // 2, device="cpu") % (_STEPS - 1)
         if task.resets is not None:
-            resets = torch.rand(batch, _STEPS, generator=dice) < 0.4
+            resets = torch.rand(batch, _STEPS, generator=dice, device="cpu") < 0.4
             resets[0, 0] = True
             if lengths is not None:
-                resets &= torch.arange(_STEPS) < lengths[:, None]
+                resets &= torch.arange(_STEPS, device="cpu") < lengths[:, None]
         own = Task(task.x.detach()[:, places], task.state and task.state.detach(), lengths, resets, task.initial)
         yield self._leaves(own, task), _LOSSES[0]
         if own.x.is_floating_point():
@@ -187,7 +187,7 @@ def _parts(result: tuple[Tensor, State], rows: slice | None) -> list[Tensor]:
 
 def _of_steps(task: Task, steps: int) -> Task:
     """Return a task of so many steps, repeated where there are fewer; rows that end do so as early in it."""
-    place = torch.arange(steps) % task.x.shape[1]
+    place = torch.arange(steps, device="cpu") % task.x.shape[1]
     lengths = task.lengths
     if lengths is not None:
         lengths = (lengths * steps // task.x.shape[1]).clamp(min=1)
@@ -292,7 +292,7 @@ def _drawn(like: Tensor, scale: float, dice: torch.Generator) -> Tensor:
     if not like.is_floating_point():
         return like.detach().clone()
     size = scale * min(max(_typical(like.detach()), 0.1), 10.0)
-    drawn = torch.randn(like.shape, generator=dice, dtype=torch.float64) * size
+    drawn = torch.randn(like.shape, generator=dice, dtype=torch.float64, device="cpu") * size
     return drawn.to(like.device, like.dtype)
 
 

@@ -78,7 +78,7 @@ def unroll_operator(
         out, final = contract.run(leaves[:count], leaves[count], leaves[count + 1 :], lengths=lengths, resets=resets)
     outputs = [out, *final.values()]
     _check_shapes(contract, outputs, x)
-    number = torch.tensor(next(_numbers))
+    number = torch.tensor(next(_numbers), device="cpu")
     if any(wanted):
         asked = [leaf for leaf, needed in zip(leaves, wanted, strict=True) if needed]
         module = contract.module()
@@ -99,7 +99,7 @@ def _shapes(
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     made = [x.new_empty(shape, dtype=dtype) for shape, dtype in found_contract(cell).shapes(x)]
-    return [*made, torch.empty((), dtype=torch.int64)]
+    return [*made, torch.empty((), dtype=torch.int64, device="cpu")]
 
 
 @torch.library.custom_op(

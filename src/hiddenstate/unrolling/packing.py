@@ -42,9 +42,9 @@ class Packing:
 def plan(task: Task) -> Packing:
     """Cut the rows of a task at their resets and ends, in time linear in its steps."""
     batch, steps = task.x.shape[:2]
-    valid = torch.ones(batch, steps, dtype=torch.bool)
+    valid = torch.ones(batch, steps, dtype=torch.bool, device="cpu")
     if task.lengths is not None:
-        valid = torch.arange(steps) < task.lengths[:, None]
+        valid = torch.arange(steps, device="cpu") < task.lengths[:, None]
     starts = torch.zeros_like(valid) if task.resets is None else task.resets & valid
     anew = starts[:, 0].clone()
     starts[:, 0] = True
@@ -54,7 +54,7 @@ def plan(task: Task) -> Packing:
     offset = places - first[segment]  # steps since the segment's start
     order = torch.bincount(segment).argsort(descending=True, stable=True)
     rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order))
+    rank[order] = torch.arange(len(order), device="cpu")
     batch_sizes = torch.bincount(offset)
     # At each offset the segments that are that long are the first ones in rank: its place needs no sorting.
     packed = (batch_sizes.cumsum(0) - batch_sizes)[offset] + rank[segment]

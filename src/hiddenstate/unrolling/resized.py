@@ -35,7 +35,7 @@ def run_resized(
     whole = replace(task, state=(task.initial or initial)(batch) if task.state is None else task.state)
     outputs, states = [], []
     for first in range(0, batch, size):
-        rows = torch.arange(first, first + size)
+        rows = torch.arange(first, first + size, device="cpu")
         rows[batch - first :] = first
         out, state = run(of_rows(whole, rows))
         count = min(size, batch - first)

@@ -173,7 +173,9 @@ def _known(cell: KnownCell, run: Run, spent: LoopTime | None) -> KnownStep:
     if len(cell.made) == 1 or own.apart is False:
         return own
     # Torch reads a single row as something of its own.
-    like = run if own.rows > 1 else _prepared(run.step.layer, of_rows(run.task, torch.tensor([0, 0])), cell)
+    like = (
+        run if own.rows > 1 else _prepared(run.step.layer, of_rows(run.task, torch.tensor([0, 0], device="cpu")), cell)
+    )
     others = {known.rows: known for known in relatives(cell, like) if spent is None or _is_faster(known, run)}
     if any(known.schedule is not None and known.schedule.trace.draws for known in others.values()):
         return own  # rows that fill up would take random numbers

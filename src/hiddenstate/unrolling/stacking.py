@@ -66,7 +66,7 @@ def backwards(x: Tensor, lengths: Tensor | None) -> Tensor:
     if lengths is None:
         return x.flip(1)
     batch, steps = x.shape[:2]
-    step = torch.arange(steps)
+    step = torch.arange(steps, device="cpu")
     turned = torch.where(step < lengths[:, None], lengths[:, None] - 1 - step, step)  # (batch, time)
-    flat = (turned + steps * torch.arange(batch)[:, None]).flatten()
+    flat = (turned + steps * torch.arange(batch, device="cpu")[:, None]).flatten()
     return x.flatten(0, 1).index_select(0, flat.to(x.device)).view(x.shape)

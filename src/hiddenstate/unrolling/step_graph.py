@@ -67,7 +67,11 @@ class Reading:
 
     def made_fluid(self) -> Reading:
         """Return the same with all numbers that are no whole ones as tensors."""
-        extra = [torch.tensor(number, dtype=torch.float64) for number in self.numbers if isinstance(number, float)]
+        extra = [
+            torch.tensor(number, dtype=torch.float64, device="cpu")
+            for number in self.numbers
+            if isinstance(number, float)
+        ]
         return Reading(self.graph, [*self.weights, *extra], self.numbers, fluid=True)
 
     def constants(self) -> tuple[float | int, ...]:

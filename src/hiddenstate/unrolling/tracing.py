@@ -60,8 +60,9 @@ def trace(step: Step, arguments: StepArguments, *, grad: bool) -> StepTrace:
 def _make_graph(step: Step, arguments: StepArguments, grad: bool) -> StepTrace:
     flat = arguments.flat()
     counts = [len(arguments.weights), len(arguments.firsts), len(arguments.inputs), len(arguments.states)]
-    # Without a gradient leaves still require one: torch's own cells then write into nothing.
-    call = _StepCall(step, counts, arguments.wanted() if grad else [tensor.is_floating_point() for tensor in flat])
+    # Without a gradient leaves still require one: torch's own cells then write into nothing. Buffers never do: to
+    # statistics of batches torch has no gradient.
+    call = _StepCall(step, counts, arguments.wanted())
     seeds = call.seeds(flat) if grad else []
     module, functional = _fx(call, flat, seeds)
     graph, constants = _clean(module)
@@ -71,8 +72,11 @@ def _make_graph(step: Step, arguments: StepArguments, grad: bool) -> StepTrace:
     if functional:
         _refuse(graph, _writes, "it writes into its input")
     for node in graph.nodes:
+        # What comes at run time may lie in memory otherwise.
         if node.target is aten.view.default:
-            node.target = aten.reshape.default  # what comes at run time may lie in memory otherwise
+            node.target = aten.reshape.default
+        elif node.target in (aten.view_as_complex.default, aten.view.dtype):
+            _have_contiguous(graph, node)
     rewrite(graph, call.states(graph))
     made = call.roles(graph, constants, grad)
     places, draws = take_out(graph, arguments.inputs[0].shape[0])
@@ -203,6 +207,15 @@ class _StepCall:
             to_x=outgoing[w + f],
             to_states=outgoing[w + f + i :],
         )
+
+
+def _have_contiguous(graph: fx.Graph, node: fx.Node) -> None:
+    """Hand a node its first argument without gaps in memory."""
+    given = cast(fx.Node, node.args[0])
+    with graph.inserting_before(node):
+        whole = graph.call_function(aten.clone.default, (given,), {"memory_format": torch.contiguous_format})
+    whole.meta = dict(given.meta)
+    node.replace_input_with(given, whole)
 
 
 def _unused(graph: fx.Graph, state: fx.Node) -> fx.Node:

@@ -42,7 +42,7 @@ class CompiledRunner:
         rooms = [self._room(place, part, steps=steps, parts=parts) for place, part in enumerate(carry)]
         same = [strided(tensor, strides) for tensor, strides in zip(fixed, self._strides, strict=True)]
         streams = [tensor.contiguous() for tensor in along]
-        kept = [torch.empty((steps, *shape), dtype=dtype) for shape, dtype in self._kept]
+        kept = [torch.empty((steps, *shape), dtype=dtype, device="cpu") for shape, dtype in self._kept]
         tensors = [*rooms, *same, *streams, *kept]
         work, mine = _bytes(self._scratch["work"]), _bytes(self._scratch["mine"] * parts)
         spaces = [(space.data_ptr() + 63) // 64 * 64 for space in (work, mine)]
@@ -87,4 +87,4 @@ class CompiledRunner:
 
 
 def _bytes(count: int) -> Tensor:
-    return torch.empty(max(count, 1) + 64, dtype=torch.uint8)
+    return torch.empty(max(count, 1) + 64, dtype=torch.uint8, device="cpu")
