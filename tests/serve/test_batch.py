@@ -297,3 +297,27 @@ def test_a_model_call_fails_in_a_row_for_the_guilty_alone():
         assert engine.info(session).seq == 3
     assert isinstance(got[3], ModelFailed)
     assert [type(one) for one in got[4:]] == [SequenceGap, SequenceGap]
+
+
+class Endless(nn.Module):
+    """Gives infinity for inputs over 100, its negative for those below -100, and NaN for NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(3, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(x.clamp(-1, 1))[0] + torch.where(x.abs() > 100, x * torch.inf, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_infinity_of_either_sign_is_an_answer_and_nan_is_none(dtype):
+    with Engine(Endless().to(dtype)) as engine:
+        names = [engine.open() for _ in range(4)]
+        x = torch.tensor([[101.0, -101.0, 0.0], [-101.0] * 3, [0.0, torch.nan, 0.0], [0.0] * 3], dtype=dtype)
+        above, below, none, usual = engine.push_many(names, x, errors="return")
+        assert above.tolist()[:2] == [torch.inf, -torch.inf]
+        assert below.tolist() == [-torch.inf] * 3
+        assert usual.isfinite().all()
+        assert isinstance(none, ModelFailed)
+        assert [engine.info(name).seq for name in names] == [1, 1, 0, 1]

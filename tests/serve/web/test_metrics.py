@@ -1,6 +1,7 @@
 """Health and numbers of a server."""
 
 import httpx
+import pytest
 import torch
 
 from hiddenstate.serve import Engine, app
@@ -54,3 +55,10 @@ def test_numbers_are_behind_the_token_or_on_a_port_of_their_own(model):
                 assert httpx.get(url + path, trust_env=False).status_code == 200
                 assert httpx.get(other + path, trust_env=False).status_code == 200
             assert httpx.get(f"{other}/v1/sessions", trust_env=False).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_a_balancer_may_ask_for_the_head_alone(model, path):
+    with Engine(model) as engine, serving(engine) as url:
+        answer = httpx.head(url + path, trust_env=False)
+    assert (answer.status_code, answer.content) == (200, b"")

@@ -66,12 +66,14 @@ def registry_of(engine: Engine) -> CollectorRegistry:
     return registry
 
 
+@router.head("/healthz", include_in_schema=False)  # as some balancers ask
 @router.get("/healthz")
 async def alive() -> dict[str, str]:
     """Say that the process is there."""
     return {"status": "alive"}
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", responses={503: {"description": "the server is shutting down, or its store does not answer"}})
 async def ready(gateway: CurrentGateway) -> dict[str, str]:
     """Say whether inputs are taken."""
