@@ -1,4 +1,4 @@
-"""Seeing a run without changing it: every state and gate, at near the cost of a plain forward."""
+"""Seeing a run without changing it: every state and gate, at a small part of the cost of a loop."""
 
 from .api import load_recording, record
 from .frames import tap
