@@ -22,9 +22,9 @@ from .characters import STEPS, CharacterModel, Text, judge, train
 _SHOWN = 160  # characters of unseen text in the report
 
 _NEXT = {
-    "hiddenstate diagnose package.module:make_model": "what is wrong with its state",
-    "hiddenstate report package.module:make_model -i x.npy": "a page like the one above",
-    "hiddenstate bench package.module:make_model -i x.npy": "what recording and carrying would cost",
+    "hiddenstate diagnose my_file.py:make_model -i x.npy": "what is wrong with its state",
+    "hiddenstate report my_file.py:make_model -i x.npy": "a page like the one above",
+    "hiddenstate bench my_file.py:make_model -i x.npy": "what recording and carrying would cost",
     "hiddenstate --help": "the rest; in Python, help(hiddenstate) says what each part is for",
 }
 

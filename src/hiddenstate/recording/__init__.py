@@ -1,4 +1,4 @@
-"""Recording the states and gates of a run without changing it, at little more than the cost of a plain forward."""
+"""Recording every state and gate of a run without changing it, at a small part of the cost of a loop."""
 
 from .api import load_recording, record
 from .frames import tap

@@ -7,7 +7,7 @@ are one matrix product, and an LSTM's cells follow from its gates.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from .layerwise import Pass
 from .recording import Options
 
 _MANY = 256  # rows from which on a product is worth a call of oneDNN's
-_onednn_linear = lookup("torch.ops.mkldnn._linear_pointwise") if torch.backends.mkldnn.is_available() else None  # type: ignore[no-untyped-call]
+_onednn_linear: Any = lookup("torch.ops.mkldnn._linear_pointwise") if torch.backends.mkldnn.is_available() else None  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
