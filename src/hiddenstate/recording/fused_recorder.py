@@ -21,7 +21,7 @@ from .padded import Layout, Padded, pad
 from .recording import Options
 from .runs import Arranged, Joined, OpenRuns, RecordedRun, RunValues, warn_and_go_on
 
-_OUTPUTS = "of a layer that does not call torch's kernels only the last outputs are seen"
+_OUTPUTS = "a layer that does not call torch's kernels shows only its last outputs"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
