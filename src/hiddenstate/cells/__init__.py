@@ -43,15 +43,13 @@ from .listener import (
     attributes,
     listen,
     listeners,
-    may_be_recomputed,
-    recomputing,
     tells_now,
-    under_checkpointing,
     unheard,
     watchers,
     watching,
 )
 from .native import Form, flatten, rebuild
+from .recomputing import may_be_recomputed, recomputing, under_checkpointing
 from .returned import state_before_output
 from .signature import Arguments, state_first
 from .snapshot import (

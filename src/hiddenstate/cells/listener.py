@@ -7,8 +7,6 @@ are heard alike. Nothing of it is left when the last listener has gone, nor is i
 from __future__ import annotations
 
 import itertools
-import os
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,12 +16,12 @@ from functools import partial
 from types import FrameType
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import torch
 from torch import nn
 
 from ..errors import HiddenStateError
 from .dynamo import mark_uncompiled, uncompiled
 from .layer import Call, Layer, unwrap
+from .recomputing import recomputing
 from .signature import Arguments
 
 Proceed: TypeAlias = Callable[[Call], Call]  # runs a call, and returns it with its result
@@ -138,31 +136,6 @@ def attributes(module: nn.Module) -> dict[str, Any]:
     kept = {name: value for name, value in own.items() if not isinstance(value, _StandIn)}
     before = own["forward"].before
     return kept if before is None else {**kept, "forward": before}
-
-
-def recomputing() -> bool:
-    """Say whether a backward pass is running: then a layer is called by activation checkpointing, once more."""
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
-def under_checkpointing() -> bool:
-    """Say whether what runs now runs for activation checkpointing, which will run it once more."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.endswith(CHECKPOINT):
-            return True
-        frame = frame.f_back
-    return False
-
-
-CHECKPOINT = os.path.join("torch", "utils", "checkpoint.py")
-
-
-def may_be_recomputed(*, grad_before: bool) -> bool:
-    """Say whether a call may be run again in a backward pass; `grad_before`: the model was called with gradients on."""
-    if torch.is_grad_enabled():  # one form of checkpointing steps in where tensors are saved for backward
-        return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-    return grad_before and under_checkpointing()  # the other one runs the model without gradients first
 
 
 _numbers = itertools.count()  # who begins to listen gets one, higher than all before
