@@ -171,3 +171,16 @@ def test_one_switch_turns_the_fast_engine_off(monkeypatch):
     monkeypatch.setenv("HIDDENSTATE_ENGINE", "fastest")
     with pytest.raises(hs.errors.BadInput, match=r"HIDDENSTATE_ENGINE is 'fastest', but 'loop' is needed"):
         hs.unroll(cell, x)
+
+
+def test_what_one_thread_does_is_measured_without_what_the_processor_is_given_to_besides(monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(deciding.time, "thread_time", iter([1.0, 1.5]).__next__)
+    monkeypatch.setattr(deciding, "clock", iter([1.0, 9.0]).__next__)
+    try:
+        torch.set_num_threads(1)
+        assert deciding.seconds_of(lambda: None) == 0.5
+        torch.set_num_threads(2)
+        assert deciding.seconds_of(lambda: None) == 8.0
+    finally:
+        torch.set_num_threads(before)

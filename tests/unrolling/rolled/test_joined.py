@@ -7,7 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hiddenstate.unrolling.rolled.joined import AllTurns, apart, join, only_joined
+from hiddenstate.errors import Untraceable
+from hiddenstate.unrolling.rolled.joined import (
+    AllTurns,
+    apart,
+    asks_for_gradients,
+    escaping,
+    join,
+    only_joined,
+)
 
 
 def lists(code):
@@ -73,3 +81,43 @@ def test_what_turns_left_can_be_written_to_before_a_backward_pass():
     first.mul_(3)
     torch.stack([first, *rest]).sum().backward()
     assert along.grad.tolist() == [[3.0, 3.0], [1.0, 1.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize("ask", [lambda item: item.retain_grad(), lambda item: item.register_hook(lambda grad: grad)])
+def test_a_gradient_at_one_of_several_states_is_refused_and_at_the_last_is_right(ask):
+    along = torch.randn(3, 2, requires_grad=True)
+    for states, place in ((False, 0), (True, 2)):
+        items = apart(along, states=states)
+        ask(items[place])
+        torch.stack(items).sum().backward()
+    items = apart(along, states=True)
+    ask(items[1])
+    with pytest.raises(Untraceable, match=r"at one turn of a loop .* the way through later turns\. Close what"):
+        torch.stack(items).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("return outs, {'h': h}", {"outs", "h"}),
+        ("self.outs = outs | return [torch.stack(a), b[-1]]", {"outs"}),
+        ("return f(outs)", set()),
+    ],
+)
+def test_names_that_a_function_hands_out_as_they_are(code, found):
+    lines = "; ".join(code.split(" | "))
+    assert escaping(ast.parse(f"def forward(self, x):\n    {lines}").body[0]) == found
+
+
+@pytest.mark.parametrize(
+    ("code", "asks"),
+    [
+        ("h.retain_grad", True),
+        ("torch.autograd.grad", True),
+        ("h.register_hook", True),
+        ("h.grad", False),
+        ("h", False),
+    ],
+)
+def test_code_that_asks_for_gradients_on_the_way(code, asks):
+    assert asks_for_gradients(ast.parse(code, mode="eval").body) is asks

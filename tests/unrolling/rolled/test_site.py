@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import re
+import warnings
 
 import pytest
 import torch
@@ -331,3 +333,90 @@ def test_what_is_said_of_a_turn_names_the_users_own_names(x):
     with hs.accelerate(model) as faster:
         model(x)
         assert faster.explain().endswith("left alone: it changes 'memory' at every step"), faster.explain()
+
+
+class HandsOut(Gated):
+    def forward(self, x, h=None):
+        h, outs = x.new_zeros(x.shape[0], 6), []
+        for t in range(x.shape[1]):
+            h = self.step(x[:, t], h)
+            outs.append(h)
+        return outs
+
+
+class Asks(Gated):
+    def forward(self, x, h=None):
+        h, outs = x.new_zeros(x.shape[0], 6), []
+        for t in range(x.shape[1]):
+            h = self.step(x[:, t], h)
+            outs.append(h)
+        return torch.autograd.grad(outs[-1].sum(), outs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (HandsOut, r"states of single turns are handed out in 'outs', and gradients may be asked for \(line \d+\)"),
+        (Asks, r"gradients at single turns may be asked for \(line \d+\)"),
+    ],
+)
+def test_where_gradients_at_single_turns_may_be_asked_for_the_loop_stays(kind, reason, x):
+    torch.manual_seed(0)
+    model = kind()
+    expected = model(x)
+    with hs.accelerate(model) as faster:
+        for _ in range(3):
+            assert same(model(x), expected)
+        assert re.search(f"left alone: {reason}$", faster.explain())
+
+
+class Together(nn.Module):
+    """Two loops and a fused layer, with a start of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.cell, self.into = nn.GRU(3, 6, batch_first=True), nn.GRUCell(6, 6), nn.Linear(12, 6)
+
+    def forward(self, x):
+        y, _ = self.rnn(x)
+        h, g, outs = x.new_zeros(x.shape[0], 6), x.new_zeros(x.shape[0], 6), []
+        for t in range(y.shape[1]):
+            h = self.cell(y[:, t], h)
+            g = torch.tanh(self.into(torch.cat([h, g], 1)))
+            outs.append(g)
+        return torch.stack(outs, 1)
+
+
+@pytest.mark.slow
+def test_carried_recorded_watched_and_diagnosed_an_accelerated_model_is_as_without_it():
+    def seen(model):
+        x, found = torch.randn(3, 24, 3, generator=torch.Generator().manual_seed(0)), []
+        for override in (False, True):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the start that the model makes itself
+                with hs.Carry(model, override=override) as carry:
+                    for _ in range(2):
+                        found += [model(piece) for piece in x.split(6, 1)]
+                        carry.reset()
+        for _ in range(3):
+            with hs.record(model) as recorded:
+                found.append(model(x))
+            found += [recorded[name].h for name in ("rnn", "cell")]
+        with hs.Monitor(model):
+            model(x).sum().backward()
+        found += [parameter.grad for parameter in model.parameters()]
+        torch.manual_seed(0)
+        return found, sorted(finding.code for finding in hs.diagnose(model, x))
+
+    torch.manual_seed(0)
+    model = Together()
+    twin = copy.deepcopy(model)
+    expected, codes = seen(model)
+    with hs.accelerate(twin) as faster:
+        for _ in range(3):
+            twin(torch.randn(3, 24, 3)).sum().backward()
+        twin.zero_grad()
+        assert "by the engine" in faster.explain()
+        found, ours = seen(twin)
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(found, expected, strict=True))
+    assert ours == codes

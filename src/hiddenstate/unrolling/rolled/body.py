@@ -58,12 +58,16 @@ class TurnForm:
     left: dict[str, list[Any]]  # collecting list -> what a turn appends, with slots
     finals: dict[str, Any]  # name -> its value, with slots
     outputs: list[TensorKind]
+    handed_on: frozenset[int]  # the slots of what is left, by number, that are states: later turns depend on them
     dtype: torch.dtype  # of all outputs, put together
 
     def alike(self, other: TurnForm) -> bool:
         """Say whether turns of both take and give the same."""
         mine, theirs = (
-            (form.rows, form.pieces, form.states, form.outputs, form.dtype, spelled_out([form.nested, form.left]))
+            (
+                *(form.rows, form.pieces, form.states, form.outputs, form.handed_on, form.dtype),
+                spelled_out([form.nested, form.left]),
+            )
             for form in (self, other)
         )
         return mine == theirs and spelled_out(self.finals) == spelled_out(other.finals)

@@ -6,9 +6,12 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
+
+from ...errors import Untraceable
 
 _JOINS = ("torch.stack", "torch.cat")
 _SHOWS = {"locals", "vars", "eval", "exec", "dir"}  # by which a list would be seen without its name
@@ -61,9 +64,61 @@ def join(function: Callable[..., Tensor], things: list[Any], *args: Any, **kwarg
     return function(every, *args, **kwargs)
 
 
-def apart(along: Tensor) -> list[Tensor]:
-    """Return the tensors of all turns, each its own: views of one tensor could not be written to before a backward."""
-    return list(torch.unbind_copy(along, 0) if along.requires_grad else along.unbind(0))
+def apart(along: Tensor, *, states: bool = False) -> list[Tensor]:
+    """Return the tensors of all turns, each its own: views of one tensor could not be written to before a backward.
+
+    A gradient that is kept, or hooked, at one of several `states` would lack the way through later turns: it is
+    refused in the backward pass.
+    """
+    if not along.requires_grad:
+        return list(along.unbind(0))
+    items: tuple[Tensor, ...] = _Apart.apply(along)  # type: ignore[no-untyped-call]
+    if states:
+        node: Any = items[0].grad_fn
+        node.states = list(map(ref, items[:-1]))
+    return list(items)
+
+
+class _Apart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, along: Tensor) -> tuple[Tensor, ...]:
+        ctx.states = []
+        items: tuple[Tensor, ...] = torch.unbind_copy(along, 0)
+        return items
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        if any(item.retains_grad or item._backward_hooks for each in ctx.states if (item := each()) is not None):
+            raise Untraceable(
+                "a gradient is asked for at one turn of a loop that hs.accelerate runs as a whole, by retain_grad or a "
+                "hook: it would lack the way through later turns. Close what hs.accelerate returned ahead of such a "
+                "call, or ask for the gradient of another tensor."
+            )
+        return torch.stack(grads)
+
+
+def escaping(tree: ast.FunctionDef) -> set[str]:
+    """Return the names that a function returns, or puts into attributes, as they are."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        kept = isinstance(node, ast.Assign) and any(isinstance(target, ast.Attribute) for target in node.targets)
+        waiting = [node.value] if isinstance(node, ast.Return | ast.Yield) or kept else []  # type: ignore[attr-defined]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, ast.Name):
+                found.add(value.id)
+            elif isinstance(value, ast.Tuple | ast.List):
+                waiting += value.elts
+            elif isinstance(value, ast.Dict):
+                waiting += value.values
+    return found
+
+
+def asks_for_gradients(node: ast.AST) -> bool:
+    """Say whether a piece of code may look at the gradient of something between an input and an output."""
+    if not isinstance(node, ast.Attribute):
+        return False
+    return node.attr in ("retain_grad", "register_hook") or ast.unparse(node).endswith("autograd.grad")
 
 
 def _harmless(node: ast.AST) -> list[ast.expr]:

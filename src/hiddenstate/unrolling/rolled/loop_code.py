@@ -61,6 +61,7 @@ class LoopCode:
     finals: list[str] = field(default_factory=list)  # other names that a turn binds, and that are read after the loop
     read: set[str] = field(default_factory=set)  # names that are the same at all turns
     joined: set[str] = field(default_factory=set)  # lists whose things nobody looks at one by one
+    escaping: set[str] = field(default_factory=set)  # names that the function hands out
     lasts: dict[str, str] = field(default_factory=dict)  # name -> the list whose last thing it stands for
 
 

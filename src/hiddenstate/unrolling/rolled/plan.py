@@ -54,6 +54,7 @@ class Left:
 
     values: list[Any]  # of a turn, with slots
     along: list[Tensor]  # the tensors of all turns, (turn, ...), by the number of their slot
+    handed_on: frozenset[int] = frozenset()  # the numbers of those that are states
 
     @property
     def whole(self) -> Tensor | None:
@@ -64,7 +65,7 @@ class Left:
     def items(self) -> list[Any]:
         """Return one thing after the other."""
         used = {end.number for _, end in ends(self.values) if isinstance(end, TensorSlot)}
-        each = {number: apart(self.along[number]) for number in used}
+        each = {number: apart(self.along[number], states=number in self.handed_on) for number in used}
         if self.whole is not None:
             return next(iter(each.values()))
         count = self.along[0].shape[0] if self.along else 0
@@ -169,7 +170,7 @@ class RollPlan:
         parts = list(state.values()) if self.form.rows else [part.squeeze(0) for part in state.values()]
         carried = {name: _filled(value, parts) for name, value in self.form.nested.items()}
         along = self.outputs(out) if self.form.outputs else []
-        left = {name: Left(values, along) for name, values in self.form.left.items()}
+        left = {name: Left(values, along, self.form.handed_on) for name, values in self.form.left.items()}
         finals = {}
         for name, value in self.form.finals.items():
             finals[name] = mapped(value, lambda _, end: along[end.number][-1] if isinstance(end, TensorSlot) else end)
@@ -217,6 +218,7 @@ def learn(code: LoopCode, function: FunctionType, seen: SeenRun, after: dict[str
         left,
         finals,
         kinds,
+        _handed_on(code, left, outputs, states),
         packed_dtype(kinds) if kinds else torch.float32,
     )
     if pieces:
@@ -257,6 +259,21 @@ def _left(code: LoopCode, seen: SeenRun, after: dict[str, Any]) -> tuple[dict[st
             left[collected.name].append(value)
             outputs += more
     return left, outputs
+
+
+def _handed_on(
+    code: LoopCode, left: dict[str, list[Any]], outputs: list[Tensor], states: list[Tensor]
+) -> frozenset[int]:
+    """Return which slots of what turns leave are states; refuse lists of them that are handed out with a graph."""
+    found = {number for number, output in enumerate(outputs) if any(output is state for state in states)}
+    for collected in code.collected:
+        slots = {end.number for _, end in ends(left[collected.name]) if isinstance(end, TensorSlot)}
+        if collected.into in code.escaping and any(outputs[number].requires_grad for number in slots & found):
+            name = collected.into
+            raise LeftAlone(
+                f"states of single turns are handed out in {name!r}, and gradients may be asked for", code.line
+            )
+    return frozenset(found)
 
 
 def grown(collected: Collected, seen: SeenRun, after: dict[str, Any]) -> list[Tensor]:

@@ -54,7 +54,7 @@ _MOST = 4  # forms of one loop, from which on it is said to change too often
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ran:
+class EngineRun:
     """What a run by the engine gave."""
 
     made: dict[str, Any]  # what the first turn bound and left, where it had to run as it is written
@@ -137,7 +137,7 @@ class LoopSite:
     def _rest_longer(self) -> None:
         self._rest, self._waited = min(2 * self._rest + 1, _LONGEST), 0
 
-    def _run(self, turns: Turns, names: dict[str, Any]) -> Ran | None:
+    def _run(self, turns: Turns, names: dict[str, Any]) -> EngineRun | None:
         """Return what the engine makes of the turns; None where that is not known yet."""
         refusal: Untraceable | None = None
         # What turns add to in place is written at the end, when its first value may be needed for a backward pass.
@@ -166,7 +166,7 @@ class LoopSite:
             if given is not None:
                 if plan is not self._plans[0]:
                     self._plans = [plan, *(other for other in self._plans if other is not plan)]
-                return Ran(made, given)
+                return EngineRun(made, given)
             put_random_streams(stream)
         if refusal is not None:
             raise refusal
@@ -220,7 +220,7 @@ class LoopSite:
         left = self._hand_back(turns, names, ran)
         return [left, *(names[each.into] for each in self.code.collected if isinstance(names.get(each.into), list))]
 
-    def _hand_back(self, turns: Turns, names: dict[str, Any], ran: Ran) -> dict[str, Any]:
+    def _hand_back(self, turns: Turns, names: dict[str, Any], ran: EngineRun) -> dict[str, Any]:
         found = {**ran.given.carried, **ran.given.finals}
         for collected in self.code.collected:
             first: list[Any] = ran.made.get(collected.name, [])

@@ -17,7 +17,7 @@ from torch import nn
 
 from ..twins import members
 from .index import LeftAlone
-from .joined import is_join, join, only_joined
+from .joined import asks_for_gradients, escaping, is_join, join, only_joined
 from .loop_code import LoopCode, read_loop
 from .names import loads, stores
 
@@ -132,6 +132,7 @@ class _LoopsAsk(ast.NodeTransformer):
         self.locals = stores(tree.body) | {
             argument.arg for argument in ast.walk(tree.args) if isinstance(argument, ast.arg)
         }
+        self.escaping = escaping(tree)
         self.joined = set() if "torch" in self.locals else only_joined(tree)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
@@ -174,6 +175,9 @@ class _LoopsAsk(ast.NodeTransformer):
         try:
             if {"range", "zip", "enumerate", "reversed"} & self.locals:
                 raise LeftAlone("one of Python's own names is bound anew", node.lineno)
+            asking = next(filter(asks_for_gradients, self._behind(node)), None)
+            if asking is not None:
+                raise LeftAlone(f"gradients at single turns may be asked for (line {asking.lineno})", node.lineno)
             code, evaluated, node.iter = read_loop(node, self._read_later(node), self._fresh)
         except LeftAlone as reason:
             if not self.candidates:  # else what is around it may be rolled up as a whole
@@ -185,7 +189,7 @@ class _LoopsAsk(ast.NodeTransformer):
         self.candidates -= code is not None
         if code is None:
             return node
-        code.joined, number = self.joined, len(self.loops)
+        code.joined, code.escaping, number = self.joined, self.escaping, len(self.loops)
         self.loops.append(code)
         return [*evaluated, *self._asking(node, code, number)]
 
@@ -221,6 +225,11 @@ class _LoopsAsk(ast.NodeTransformer):
         behind = [s for s in ast.walk(self.tree) if isinstance(s, ast.stmt) and s.lineno > last]
         same_line = [s for s in ast.walk(self.tree) if isinstance(s, ast.stmt) and s.lineno == last and s is not loop]
         return found | loads(behind) | (loads(same_line) if same_line and last == loop.lineno else set())
+
+    def _behind(self, loop: ast.For) -> list[Any]:
+        """Return the code behind a loop."""
+        last = loop.end_lineno or loop.lineno
+        return [node for node in ast.walk(self.tree) if getattr(node, "lineno", 0) > last]
 
     def _fresh(self, stem: str) -> str:
         number = 0
