@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from .._compiling import may_be_recomputed, recomputing, under_checkpointing
 from .axes import InputAxes, input_axes, is_step, layer_axes, rows_beside_steps
 from .batches import BegunDataSet, ReadBatch, as_tensors, is_data_set, read_batch
 from .cell import Cell
@@ -49,7 +50,6 @@ from .listener import (
     watching,
 )
 from .native import Form, flatten, rebuild
-from .recomputing import may_be_recomputed, recomputing, under_checkpointing
 from .returned import state_before_output
 from .signature import Arguments, state_first
 from .snapshot import (

@@ -18,10 +18,10 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import nn
 
+from .._compiling import recomputing
 from ..errors import HiddenStateError
 from .dynamo import mark_uncompiled, uncompiled
 from .layer import Call, Layer, unwrap
-from .recomputing import recomputing
 from .signature import Arguments
 
 Proceed: TypeAlias = Callable[[Call], Call]  # runs a call, and returns it with its result

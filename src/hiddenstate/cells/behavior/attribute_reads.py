@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
-from ..recomputing import CHECKPOINT
+from ..._compiling import CHECKPOINT
 from .bytecode import may_read_first
 from .places import Scope, in_torch
 from .trace import Trace
