@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from .._compiling import may_be_recomputed, recomputing, under_checkpointing
 from .axes import InputAxes, input_axes, is_step, layer_axes, rows_beside_steps
 from .batches import BegunDataSet, ReadBatch, as_tensors, is_data_set, read_batch
 from .cell import Cell
-from .checkpointed import may_be_recomputed, recomputing, under_checkpointing
 from .custom import CellAdapter
 from .discovery import (
     Layers,

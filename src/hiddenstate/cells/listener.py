@@ -19,8 +19,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import nn
 
+from .._compiling import recomputing
 from ..errors import HiddenStateError
-from .checkpointed import recomputing
 from .dynamo import mark_uncompiled, uncompiled
 from .layer import Call, Layer
 from .signature import Arguments

@@ -164,7 +164,7 @@ class _ClassContent:
         content = dict(vars(kind))
         self.bases, self.names, self.values = kind.__mro__, tuple(content), tuple(content.values())
         # Most things equal only themselves, so that all can be compared at once; these are looked at one by one.
-        self.equals = [place for place, value in enumerate(self.values) if type(value).__eq__ is not object.__eq__]
+        self.equals = [place for place, value in enumerate(self.values) if not _equals_itself_alone(value)]
         self.functions = list(map(_Definition, functions))
 
     def same(self, kind: type) -> bool:
@@ -177,6 +177,11 @@ class _ClassContent:
             if values[place] is not was[place]:
                 return False
         return values == was and all(function.same() for function in self.functions)
+
+
+def _equals_itself_alone(value: Any) -> bool:
+    kind: Any = type(value)
+    return kind.__eq__ is object.__eq__
 
 
 class _Definition:

@@ -7,7 +7,6 @@ import math
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ..cells import Call, unheard
 from ..state import detached, tensors
 from .cache_folder import cache_folder
+from .deciding import seconds_of
 from .precision import cudnn_rounds
 
 _ROUNDS = 9
@@ -29,6 +29,7 @@ _T = 2.306  # of Student's distribution: 95 % of a mean over nine rounds lies wi
 _LONG = 0.5  # seconds of a call from which on fewer rounds have to do
 _FEW, _T_FEW = 4, 3.182
 _WARM = {"cuda": 4}  # calls of ours before a comparison, where a pass is recorded at its third
+_HEARD = 40e-6  # seconds that it takes to hear a call and run it by ours, beside what is measured
 _AGAIN = (50, 500)  # calls after which a comparison that left it open is made once more
 
 
@@ -176,12 +177,12 @@ def compare(
     with unheard(), _drawing_nothing(arguments[0]):
         for _ in range(_WARM.get(_data(arguments[0]).device.type, 1)):
             ways[1]()  # its kernels are made, and passes recorded
-        longest = max(_seconds(way) for way in ways)
+        longest = max(seconds_of(way) for way in ways)
         count, spread = (_ROUNDS, _T) if longest < _LONG else (_FEW, _T_FEW)
         logs = []
         for _ in range(count):
-            their_time, our_time = (_seconds(way) for way in ways)
-            logs.append(math.log(our_time / their_time))
+            their_time, our_time = (seconds_of(way) for way in ways)
+            logs.append(math.log((our_time + _HEARD) / their_time))
     middle = math.fsum(logs) / count
     error = math.sqrt(math.fsum((log - middle) ** 2 for log in logs) / (count - 1) / count)
     low, ratio, high = (math.exp(middle + sign * spread * error) for sign in (-1, 0, 1))
@@ -220,14 +221,6 @@ def _cut(argument: Any) -> Any:
 def _data(x: Any) -> Tensor:
     data: Tensor = x.data if isinstance(x, PackedSequence) else x
     return data
-
-
-def _seconds(run: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    run()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 @contextmanager

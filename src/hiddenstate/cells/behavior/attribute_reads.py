@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
-from ..checkpointed import CHECKPOINT
+from ..._compiling import CHECKPOINT
 from .bytecode import may_read_first
 from .memory import Value
 from .operation import MOVES

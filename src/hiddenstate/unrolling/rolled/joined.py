@@ -72,19 +72,18 @@ def apart(along: Tensor, *, states: bool = False) -> list[Tensor]:
     """
     if not along.requires_grad:
         return list(along.unbind(0))
-    items: tuple[Tensor, ...] = _Apart.apply(along)  # type: ignore[no-untyped-call]
+    items: tuple[Tensor, ...] = _TurnsApart.apply(along)  # type: ignore[no-untyped-call]
     if states:
         node: Any = items[0].grad_fn
         node.states = list(map(ref, items[:-1]))
     return list(items)
 
 
-class _Apart(torch.autograd.Function):
+class _TurnsApart(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, along: Tensor) -> tuple[Tensor, ...]:
         ctx.states = []
-        items: tuple[Tensor, ...] = torch.unbind_copy(along, 0)
-        return items
+        return tuple(torch.ops.aten.unbind_copy.int(along, 0))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
