@@ -556,3 +556,97 @@ def test_single_rows_of_a_buffer_of_zeros_start_anew_however_it_is_written(calls
         after = model(torch.stack([x[0, :4], x[1, 4 * calls : 4 * calls + 4]]))
     torch.testing.assert_close(after[0], whole[0, :4])
     torch.testing.assert_close(after[1], whole[1, 4 * calls : 4 * calls + 4])
+
+
+class ForOtherRows(nn.Module):
+    """Zeros for one row, which are made anew where a call has another number of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.rows = nn.GRU(FEATURES, UNITS, batch_first=True), "1"
+        self.hidden = [torch.zeros(1, 1, UNITS).double()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if str(len(x)) != self.rows:
+            self.rows, self.hidden = str(len(x)), [x.new_zeros(1, len(x), UNITS)]
+        out, h = self.rnn(x, self.hidden[0])
+        self.hidden = [h.detach()]
+        return out
+
+
+class Expanded(nn.Module):
+    """A buffer of zeros for one row, expanded over the rows of the first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, UNITS)
+        self.register_buffer("level", torch.zeros(1, UNITS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = self.level.expand(len(x), -1), []
+        for frame in x.unbind(1):
+            h = torch.tanh(self.inner(frame) + 0.5 * h)
+            out.append(h)
+        self.level = h.detach()
+        return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize("kind", [ForOtherRows, Expanded])
+def test_zeros_for_other_rows_are_a_start_for_all_rows_and_for_single_ones(kind, x):
+    model = kind().double()
+    plain, rest = copy.deepcopy(model)(x), copy.deepcopy(model)(x[:, 8:])
+    with torch.no_grad(), hs.Carry(model) as carry:
+        pieces = [model(x[:, :4]), model(x[:, 4:8])]
+        torch.testing.assert_close(torch.cat(pieces, 1), plain[:, :8])
+        state = carry.state
+        carry.reset([0])
+        torch.testing.assert_close(model(x[:, 8:]), torch.cat([rest[:1], plain[1:, 8:]]))
+        carry.reset()
+        torch.testing.assert_close(model(x[:, 8:]), rest)
+        carry.state = state
+        torch.testing.assert_close(model(x[:, 8:]), plain[:, 8:])
+
+
+class CacheBesideALayer(nn.Module):
+    """A window over what a layer gives: the steps before it are kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.past = nn.GRU(FEATURES, UNITS, batch_first=True), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.rnn(x)
+        past = y.new_zeros(len(y), 2, UNITS) if self.past is None else self.past
+        longer = torch.cat([past, y], 1)
+        self.past = longer[:, -2:].detach()
+        return nn.functional.avg_pool1d(longer.mT, 3, 1).mT
+
+
+def test_what_is_kept_beside_a_carried_layer_is_adopted_though_the_call_was_handed_a_state(x):
+    model = CacheBesideALayer().double()
+    plain = copy.deepcopy(model)(x)
+    with torch.no_grad(), hs.Carry(model) as carry:
+        torch.testing.assert_close(torch.cat([model(piece) for piece in x.split(4, 1)], 1), plain)
+        carry.reset()
+        torch.testing.assert_close(model(x), plain)
+
+
+def test_rows_are_told_of_a_piece_of_a_longer_sequence(x):
+    torch.manual_seed(0)
+    model = InADict()  # whose numbers are rounded otherwise where they lie otherwise
+    long = torch.randn(3, STEPS, FEATURES)
+    with torch.no_grad(), hs.Carry(model) as carry:
+        for piece in long.split((4, 5, 3), 1):
+            model(piece)
+        assert carry.state is not None
+        assert carry.state.batch == 3
+
+
+def test_weights_that_torch_makes_anew_in_every_call_are_no_state(x):
+    layer = nn.GRU(FEATURES, UNITS, batch_first=True)
+    model = SelfHidden().double()
+    model.rnn = nn.utils.parametrizations.weight_norm(layer.double(), "weight_hh_l0")
+    with torch.no_grad():
+        plain = copy.deepcopy(model)(x)
+        with hs.Carry(model):
+            torch.testing.assert_close(torch.cat([model(x[:, :8]), model(x[:, 8:])], 1), plain)

@@ -170,18 +170,34 @@ class Clearing(nn.Module):
         return torch.stack([self.neuron(self.inner(frame)) for frame in x.unbind(1)], 1)
 
 
-def test_what_the_model_clears_in_every_call_is_not_said_to_be_carried():
-    model = Clearing()
+class ClearingTwo(Clearing):
+    """And here there are two of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Neuron()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.first.voltage = self.neuron.voltage = None
+        return torch.stack([self.neuron(self.first(self.inner(frame))) for frame in x.unbind(1)], 1)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 12])
+@pytest.mark.parametrize("kind", [Clearing, ClearingTwo])
+def test_what_the_model_clears_in_every_call_is_not_said_to_be_carried(kind, steps):
+    model = kind()
     with hs.Carry(model):
         model(X)
         with pytest.warns(CarryWarning, match=r"not carried: voltage of .*, which the model begins anew in every call"):
-            model(X)
+            model(X[:, :steps])
 
 
 @pytest.mark.filterwarnings("ignore::hiddenstate.errors.CarryWarning")
-def test_and_with_override_it_is_refused():
-    model = Clearing()
+@pytest.mark.parametrize("steps", [1, 2, 12])
+@pytest.mark.parametrize("kind", [Clearing, ClearingTwo])
+def test_and_with_override_it_is_refused(kind, steps):
+    model = kind()
     with hs.Carry(model, override=True):
         model(X)
-        with pytest.raises(CarryError, match=r"nothing of Clearing can be carried.*begins anew in every call"):
-            model(X)
+        with pytest.raises(CarryError, match=r"nothing of Clearing.* can be carried.*begins anew in every call: leave"):
+            model(X[:, :steps])

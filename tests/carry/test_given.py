@@ -86,7 +86,7 @@ def test_what_is_kept_out_of_sight_is_no_start(override, x):
     with hs.Carry(model, override=override) as carry:
         model(x[:, :6])
         carry.reset()
-        with pytest.raises(CarryError, match=r"'rnn' was reset, and is handed what it ended in all the same"):
+        with pytest.raises(CarryError, match=r"'rnn' goes on from what it ended in, although it was reset: the"):
             model(x[:, 6:])
 
 
@@ -187,7 +187,7 @@ def test_single_rows_of_what_is_kept_out_of_sight_cannot_start_anew(x):
         model(x)
         model(x)
         carry.reset([0])
-        with pytest.raises(CarryError, match=r"'rnn' was reset, and is handed what it ended in"):
+        with pytest.raises(CarryError, match=r"'rnn' goes on from what it ended in, although it was reset"):
             model(x)
 
 
@@ -305,3 +305,87 @@ def test_with_override_our_own_calls_tell_that_it_is_a_reset(x):
     with hs.Carry(model, override=True):
         out = [model(x[:, :4]), model(x[:, 4:8], reset=True), model(x[:, 8:])]
     torch.testing.assert_close(torch.cat(out[1:], 1), model(x[:, 4:], reset=True))
+
+
+class PartOfABuffer(nn.Module):
+    """A cell that goes on from the first rows of a buffer that is made for more of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(FEATURES, UNITS)
+        self.register_buffer("h", torch.zeros(2 * BATCH, UNITS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = self.h[: len(x)].clone(), []
+        for frame in x.unbind(1):
+            h = self.cell(frame, h)
+            out.append(h)
+        self.h[: len(x)] = h.detach()
+        return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize("override", [True, False])
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_part_of_a_larger_buffer_is_no_start_for_marked_rows(step, override, x):
+    model, starts = made(PartOfABuffer), torch.zeros(BATCH, 4, dtype=torch.bool)
+    starts[0, step] = True
+    with hs.Carry(model, override=override) as carry, torch.no_grad():
+        model(x[:, :4])
+        model(x[:, 4:8])
+        carry.mark(starts=starts)
+        said = r"goes on from what it ended in, although .*a part of a larger|a loop in a forward, whose steps are not"
+        with pytest.raises(CarryError, match=said):
+            model(x[:, 8:])
+
+
+class CutsNowAndThen(nn.Module):
+    """A cell whose state is cut from its graph before every `every`-th step of a call."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.cell, self.every = nn.GRUCell(FEATURES, UNITS), every
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = x.new_zeros(len(x), UNITS), []
+        for step, frame in enumerate(x.unbind(1)):
+            h = h.detach() if step % self.every == 0 else h
+            h = self.cell(frame, h)
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+def test_a_state_that_is_cut_before_some_steps_only_is_not_taken_into_the_next_call_with_its_graph(x):
+    model = CutsNowAndThen(2)
+    with hs.Carry(model, override=True, detach=False):
+        model(x[:, :6])
+        with pytest.raises(CarryError, match=r"cuts the state of 'cell' from its graph before some steps and not"):
+            model(x[:, 6:])
+    always = CutsNowAndThen(1)
+    with hs.Carry(always, override=True, detach=False):
+        pieces = [always(x[:, :6]), always(x[:, 6:])]
+    torch.testing.assert_close(torch.cat(pieces, 1), always(x))
+
+
+class MasksWhatItKeeps(nn.Module):
+    """Starts the rows anew that are done, in what it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.h = nn.GRU(FEATURES, UNITS, batch_first=True), None
+
+    def forward(self, x: Tensor, done: Tensor) -> Tensor:
+        if self.h is not None and done.any():
+            self.h = self.h * ~done[None, :, None]
+        out, self.h = self.rnn(x, self.h)
+        return out
+
+
+@pytest.mark.usefixtures("no_warnings")
+def test_a_mask_on_what_the_model_keeps_is_no_lost_state(x):
+    model, done = MasksWhatItKeeps(), torch.tensor([True, *[False] * (BATCH - 1)])
+    with torch.no_grad():
+        first, h = model.rnn(x[:, :6])
+        rest, _ = model.rnn(x[:, 6:], h * ~done[None, :, None])
+        with hs.Carry(model):
+            torch.testing.assert_close(model(x[:, :6], done), first)
+            torch.testing.assert_close(model(x[:, 6:], done), rest)

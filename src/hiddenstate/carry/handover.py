@@ -259,6 +259,7 @@ class HandOver(Carrier):
         if look:
             self.examination.again(done.found)
         for name, values in done.made.items():
+            self._given.check_anew(loops.layers[name], self._kept, loops.own[name])
             self.begin_with(loops.layers[name], values)
         return done.result
 
@@ -337,8 +338,8 @@ class HandOver(Carrier):
         kept = self._kept.states.get(layer.name)
         if kept is not None and layer.name not in model_call.steps:
             self._given.check_heeded(call, self._kept)
-        known = self._lost | self._given.fed  # already reported, or the model's own reset
-        lost = kept is not None and layer.name not in model_call.steps and layer.name not in known
+        known = {*model_call.steps, *self._lost, *self._given.fed}  # already reported, or the model's own reset
+        lost = kept is not None and layer.name not in known
         if not lost and model_call.marks is None:
             return None
         state = call.given

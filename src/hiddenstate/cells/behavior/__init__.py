@@ -13,6 +13,7 @@ replay            the law: turns that are run again from the parts alone give th
 rows              where each part has its rows, by running the call again with something else in one of them
 attributes        what modules keep from call to call
 order             where pieces of the input cannot give what the whole gives (influence, handed_back)
+mixing            what takes several steps of a call at once beside what recurs
 blind_spots       where something may recur out of sight, and what a step or two cannot show
   │  search.find, search.find_in
 found             recurrences with their parts, and what could not be decided

@@ -51,7 +51,7 @@ def _mixing(analysis: Analysis) -> Iterator[Unsure]:
     stepped = [(call.start, call.end) for chain in analysis.chains for call in chain.calls]
     alone = not way.recurs(None, analysis.timed, stepped)
     made = [value for number in way.ops for value in trace.ops[number].outs if value.number not in states]
-    reached = Reached(Way(trace, [x], made, states), made, axis, x, alone)
+    reached = StepReach(Way(trace, [x], made, states), made, axis, x, alone)
     for number in way.ops:
         op = trace.ops[number]
         if _takes_statistics(op) and not within_any(op, analysis.timed) and reached.of_all_steps(op.ins[0]):
@@ -66,7 +66,7 @@ def _mixing(analysis: Analysis) -> Iterator[Unsure]:
                 return
 
 
-class Reached:
+class StepReach:
     """Which entries of each value the first and the last step of a call's input reach."""
 
     def __init__(self, way: Way, values: list[Value], axis: int, x: Value, alone: bool) -> None:
