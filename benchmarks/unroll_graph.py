@@ -37,12 +37,13 @@ def one_step() -> None:
     for kind, native in given.items():
         cell = KINDS[kind][2](SIZE)
         stack = hs.Recurrent(lambda *_, cell=cell: cell, SIZE, SIZE)
-        state = hs.unroll(cell, x)[1]
+        state, stacked = hs.unroll(cell, x)[1], stack(x)[1]
         rivals: dict[str, Callable[[], object]] = {
             f"{kind} by hand, itself": lambda cell=cell, native=native: cell(x[:, 0], native),
             "hs.unroll": lambda cell=cell, state=state: hs.unroll(cell, x, state),
             "hs.unroll, engine='loop'": lambda cell=cell, state=state: hs.unroll(cell, x, state, engine="loop"),
-            "hs.Recurrent": lambda stack=stack: stack(x),
+            "hs.Recurrent": lambda stack=stack, stacked=stacked: stack(x, stacked),
+            "hs.Recurrent, no state given": lambda stack=stack: stack(x),
         }
         with torch.no_grad():
             print(compare(rivals, clock=clock))

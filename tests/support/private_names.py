@@ -52,6 +52,8 @@ _ENGINE = {
     "_functorch": "torch._C._functorch",
     "_log_softmax": "torch.ops.aten._log_softmax",
     "_log_softmax_backward_data": "torch.ops.aten._log_softmax_backward_data",
+    "_prelu_kernel": "torch.ops.aten._prelu_kernel",
+    "_prelu_kernel_backward": "torch.ops.aten._prelu_kernel_backward",
     "_ops": "torch._ops.OpOverload",
     "_pop_saved_tensors_default_hooks": "torch._C._autograd._pop_saved_tensors_default_hooks",
     "_push_saved_tensors_default_hooks": "torch._C._autograd._push_saved_tensors_default_hooks",

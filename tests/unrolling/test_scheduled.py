@@ -363,3 +363,50 @@ def test_a_state_that_is_taken_for_complex_numbers_runs_by_a_schedule():
             return number.real, torch.view_as_real(number / (1 + number.abs()))
 
     assert_loops(Rotating(), some())
+
+
+def turned(part):
+    return part.T.contiguous().T
+
+
+def between_others(part):
+    return torch.stack([part, part + 1], -1)[..., 0]
+
+
+def one_for_all(part):
+    return part[:1].expand(part.shape)
+
+
+@pytest.mark.parametrize("layout", [turned, between_others, one_for_all])
+def test_a_cell_that_fills_a_tensor_piece_by_piece_takes_states_of_any_layout(layout):
+    class Filling(Cell):
+        def forward(self, x, h):
+            gates, out = self.inner(x), torch.empty_like(h)
+            out[:, :2] = (gates.sigmoid() * h)[:, :2]
+            out[:, 2:] = (h * 2)[:, 2:].mul_(gates.tanh()[:, 2:])
+            return out
+
+    cell, x = Filling(), some()
+    state = torch.randn(3, SIZE, dtype=torch.float64)
+    hs.unroll(cell, x, state, engine="fast")  # so that a schedule is there for states without gaps
+    given = hs.State({"h": layout(state)})
+    weights = turned(torch.randn(5, SIZE, dtype=torch.float64))
+    assert_loops(cell, x, lambda out, after: (out * weights).sum(), state=given)
+
+
+def test_a_product_may_lie_between_others_in_a_join():
+    class Joined(nn.Module):
+        hidden_size = SIZE
+
+        def __init__(self):
+            super().__init__()
+            self.ways = nn.ModuleList(nn.Linear(SIZE, 2, bias=False) for _ in range(2)).double()
+
+        def forward(self, x, h):
+            both = torch.cat([self.ways[0](torch.tanh(x + h)), self.ways[1](torch.tanh(x - h))], -1)
+            return both, both * 0.5
+
+    cell = Joined()
+    assert_loops(cell, some())
+    assert_loops(cell, some(1))
+    assert hs.explain(cell, some()).compiled == "its loops are compiled to C"

@@ -53,10 +53,9 @@ class CellAdapter(Adapter):
             return State({name: part.to(device) for name, part in parts.items()}, known.axes)
         hidden = _hidden_size(module)
         known, learned = self._form(module), learned_of(module)
-        stack = getattr(module, "num_layers", 1) * (2 if getattr(module, "bidirectional", False) is True else 1)
         shapes: dict[str, tuple[int, ...]] = {}
         for name, axis in known.axes.items():
-            shapes[name] = (stack, batch, hidden) if axis else (batch, hidden)
+            shapes[name] = (_cells_in(module), batch, hidden) if axis else (batch, hidden)
         if learned is not None and not is_int(getattr(module, "hidden_size", None)):
             shapes = {n: (*of[: known.axes[n]], batch, *of[known.axes[n] :]) for n, of in learned.shapes.items()}
         zeros = {n: torch.zeros(shape, device=device, dtype=dtype) for n, shape in shapes.items()}
@@ -212,6 +211,11 @@ def _hidden_size(module: nn.Module) -> int:
             f"Give the cell a method initial_state(batch) that returns it, or hand a state in."
         )
     return hidden
+
+
+def _cells_in(module: nn.Module) -> int:
+    count: int = getattr(module, "num_layers", 1) * (2 if getattr(module, "bidirectional", False) is True else 1)
+    return count
 
 
 def _form_of_initial_state(module: nn.Module) -> StateForm:

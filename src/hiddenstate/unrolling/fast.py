@@ -46,9 +46,9 @@ class Run:
         return {self.x.shape[1]} if self.task.lengths is None else set(self.task.lengths.tolist())
 
     def arguments(self, t: int, states: Sequence[Tensor]) -> StepArguments:
-        """Return what one step is given, as tensors that lead nowhere."""
-        inputs = [self.x[:, t], *(mask[t] for mask in self.masks)]
-        groups = (self.weights, self.firsts, inputs, states)
+        """Return what one step is given, as tensors that lead nowhere; how they lie in memory is another at each."""
+        inputs = [self.x[:, t].contiguous(), *(mask[t] for mask in self.masks)]
+        groups = (self.weights, self.firsts, inputs, [part.contiguous() for part in states])
         return StepArguments(*([t.detach().requires_grad_(t.requires_grad) for t in group] for group in groups))
 
     def needs_grad(self) -> bool:

@@ -76,8 +76,8 @@ class StepForm:
         after = self.named(native, rows) if isinstance(out, Tensor) else None
         return None if after is None else (out, after)
 
-    def unstacked(self, native: Any, cells: int, rows: int) -> State | None:
-        """Return the state of several such cells, each part with one axis more in front; None where it is unlike it."""
+    def stack(self, native: Any, cells: int, rows: int) -> dict[str, Tensor] | None:
+        """Return the parts of the state of several such cells, with one axis more in front; None for anything else."""
         given: tuple[Any, ...] = (native,) if self.single else native
         if type(given) is not tuple or len(given) != len(self.parts):
             return None
@@ -86,8 +86,7 @@ class StepForm:
                 return None
             if value.dtype != dtype or value.device != device:
                 return None
-        axes = {name: axis + 1 for name, axis in self.axes.items()}
-        return State.alike(dict(zip(axes, given, strict=True)), axes)
+        return dict(zip(self.axes, given, strict=True))
 
 
 # Never in the module itself, which would no longer be pickled.
@@ -100,12 +99,15 @@ def known_form(cell: nn.Module, x: Tensor) -> StepForm | None:
     return None if forms is None else forms.get(_conditions(cell, x))
 
 
-def step_again(cell: nn.Module, x: Tensor, state: Any, *, timed: bool) -> tuple[Tensor, State] | None:
+def step_again(
+    cell: nn.Module, x: Tensor, state: Any, *, timed: bool, form: StepForm | None = None
+) -> tuple[Tensor, State] | None:
     """Step a cell that was stepped like this before; None where it was not, or where it may run by a schedule.
 
-    `x` is `(batch, 1, ...)`; `timed`, where a schedule is made in the end.
+    `x` is `(batch, 1, ...)`; `timed`, where a schedule is made in the end; `form` is the known one, where that was
+    asked for.
     """
-    form = known_form(cell, x)
+    form = known_form(cell, x) if form is None else form
     if form is None or (timed and form.spent.fewest == 1 and form.spent.is_due(x.device.type)):
         return None
     rows, adapter = x.shape[0], form.adapter

@@ -17,7 +17,7 @@ from ..state import State
 from .checks import Lengths, Task, read
 from .engines import Engine, check_engine, chosen_engine, layer_for, run_cell
 from .one_step import is_single, known_form, remember_step, step_again
-from .stacking import one_of, run_stack, stacked
+from .stacking import run_stack, stacked
 from .waiting import run_others
 
 
@@ -194,14 +194,19 @@ class Recurrent(nn.Module):
             return None
         cells = self.cells()
         form = known_form(cells[0], x)
-        given = None if form is None or state is None else form.unstacked(state, len(cells), x.shape[0])
-        if form is None or (given is None and state is not None):
+        parts = None if form is None or state is None else form.stack(state, len(cells), x.shape[0])
+        if form is None or (parts is None and state is not None):
             return None
         if len(cells) == 1:
-            out, last = _run_piece(cells[0], Task(x, None if given is None else one_of(given, 0)), engine)
+            first = None if parts is None else State.alike({name: part[0] for name, part in parts.items()}, form.axes)
+            again = step_again(cells[0], x, first, timed=engine == "auto", form=form)
+            if again is None:
+                return None
+            out, last = again
             final = stacked([last])
         else:
-            out, final = self._run(Task(x, given), engine)
+            axes = {name: axis + 1 for name, axis in form.axes.items()}
+            out, final = self._run(Task(x, None if parts is None else State.alike(parts, axes)), engine)
         return (out if self.batch_first else out.transpose(0, 1)), form.build(final)
 
     def _run(self, task: Task, engine: Engine) -> tuple[Tensor, State]:

@@ -49,15 +49,14 @@ def stacked(states: list[State]) -> State:
 
 def _from(whole: Task, piece: Task, number: int) -> Task:
     """Return a piece of work that starts from its own share of the whole stack's state."""
-    first = None if whole.state is None else one_of(whole.state, number)
+    first = None if whole.state is None else _take(whole.state, number)
     start = whole.initial
     return Task(
-        piece.x, first, piece.lengths, piece.resets, None if start is None else lambda rows: one_of(start(rows), number)
+        piece.x, first, piece.lengths, piece.resets, None if start is None else lambda rows: _take(start(rows), number)
     )
 
 
-def one_of(state: State, number: int) -> State:
-    """Return the share of one cell in the state of several."""
+def _take(state: State, number: int) -> State:
     return State.alike({n: p[number] for n, p in state.items()}, {n: a - 1 for n, a in state.batch_axis.items()})
 
 

@@ -22,6 +22,12 @@ from .step import Step, StepArguments
 
 aten = torch.ops.aten
 
+# What is made of numbers by how they lie in memory, which follows what a step is given.
+_BY_MEMORY = {
+    *(aten.as_strided.default, aten.as_strided_scatter.default),
+    *(aten.view_as_complex.default, aten.view.dtype),
+}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTrace:
@@ -73,9 +79,9 @@ def _make_graph(step: Step, arguments: StepArguments, grad: bool) -> StepTrace:
         _refuse(graph, _writes, "it writes into its input")
     for node in graph.nodes:
         # What comes at run time may lie in memory otherwise.
-        if node.target is aten.view.default:
+        if node.target in (aten.view.default, aten._unsafe_view.default):
             node.target = aten.reshape.default
-        elif node.target in (aten.view_as_complex.default, aten.view.dtype):
+        elif node.target in _BY_MEMORY:
             _have_contiguous(graph, node)
     rewrite(graph, call.states(graph))
     made = call.roles(graph, constants, grad)
@@ -210,8 +216,10 @@ class _StepCall:
 
 
 def _have_contiguous(graph: fx.Graph, node: fx.Node) -> None:
-    """Hand a node its first argument without gaps in memory."""
+    """Hand a node its first argument without gaps in memory, as it was while it was traced."""
     given = cast(fx.Node, node.args[0])
+    if not given.meta["val"].is_contiguous() or given.meta["val"].storage_offset():
+        raise Untraceable("it reads memory by its layout", line_in(node))
     with graph.inserting_before(node):
         whole = graph.call_function(aten.clone.default, (given,), {"memory_format": torch.contiguous_format})
     whole.meta = dict(given.meta)

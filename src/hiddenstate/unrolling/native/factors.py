@@ -22,23 +22,21 @@ class Factors:
 
     def write(self, node: fx.Node) -> None:
         """Write one product."""
+        own, by_rows = self.memory.own(node), self.rows.has(node)
+        if own.ctype not in ("float", "double"):
+            raise Unsupported(f"a product of {own.ctype} has no C here")
+        # In a join it may lie between others: products are written into memory without gaps.
+        out = own if own.contiguous else self.memory.room(own.shape, own.ctype, private=self.rows.private(node))
         if self._packable(node):
-            self._by_own(node)
-            return
-        left, right = (self._matrix(arg) for arg in node.args)
-        out, by_rows = self._out(node), self.rows.has(node)
-        if len(out.shape) == 3:
-            self._each(left, right, out, by_rows=by_rows)
+            self._by_own(node, out)
         else:
-            self.page.gemm((left, ""), (right, ""), (out, ""), by_rows=by_rows)
-
-    def _out(self, node: fx.Node) -> Place:
-        out = self.memory.own(node)
-        if not out.contiguous:
-            raise Unsupported("a product into memory with gaps has no C here")
-        if out.ctype not in ("float", "double"):
-            raise Unsupported(f"a product of {out.ctype} has no C here")
-        return out
+            left, right = (self._matrix(arg) for arg in node.args)
+            if len(out.shape) == 3:
+                self._each(left, right, out, by_rows=by_rows)
+            else:
+                self.page.gemm((left, ""), (right, ""), (out, ""), by_rows=by_rows)
+        if out is not own:
+            self.page.copy(own, out, by_rows=by_rows)
 
     def _packable(self, node: fx.Node) -> bool:
         """Say whether the right factor is a matrix that is the same at all steps, and is used by several rows."""
@@ -56,9 +54,9 @@ class Factors:
         self.page.gemm(*((piece, f" + b * {step}L") for piece, step in moved))
         self.page.lines.append("}")
 
-    def _by_own(self, node: fx.Node) -> None:
+    def _by_own(self, node: fx.Node, out: Place) -> None:
         one, other = node.args
-        left, right, out = self._matrix(one), self.memory.read(other), self._out(node)  # type: ignore[arg-type]
+        left, right = self._matrix(one), self.memory.read(other)  # type: ignore[arg-type]
         assert isinstance(right, Place)
         (m, k), n = left.shape, right.shape[1]
         first, rows = ("lo", "hi - lo") if self.rows.has(node) else ("0", str(m))
