@@ -162,6 +162,28 @@ def test_sessions_in_a_cluster_are_spread_and_each_is_in_one_slot(cluster):
 
 @pytest.mark.redis
 @pytest.mark.slow
+def test_a_cluster_without_one_of_its_nodes_is_not_ready(cluster):
+    store = open_store(cluster.address())
+
+    def is_ready() -> bool:
+        try:
+            store.check()
+        except StoreFailed:
+            return False
+        return True
+
+    for server in cluster.servers:
+        assert is_ready()
+        server.stop()
+        with pytest.raises(StoreFailed, match=r"could not (be reached|write): .*Nothing was acknowledged"):
+            store.check()
+        server.start()
+        wait_until(is_ready, seconds=60)
+    store.close()
+
+
+@pytest.mark.redis
+@pytest.mark.slow
 def test_a_replica_takes_over_and_what_was_confirmed_is_there(tmp_path):
     if redis.SERVER is None:
         pytest.skip("there is no redis-server on this machine")

@@ -1,5 +1,6 @@
 """What runs within Redis: whatever is in the key of one session, the others are served."""
 
+import time
 import uuid
 
 import pytest
@@ -9,10 +10,10 @@ from hypothesis import strategies as st
 
 from hiddenstate.errors import SessionLost
 from hiddenstate.serve import Engine
-from hiddenstate.serve.stores import Change, Claim, open_store
+from hiddenstate.serve.stores import Busy, Change, Claim, open_store
 from tests.support.models import Deep
 from tests.support.redis import redis_client
-from tests.support.stores import begin, row
+from tests.support.stores import begin, claimed, row
 
 pytestmark = pytest.mark.redis
 
@@ -70,3 +71,19 @@ def test_a_key_of_another_kind_fails_no_other_session_and_can_be_begun_anew(redi
         engine.open("a")
         engine.push("a", x[0], 1)
     client.close()
+
+
+def test_a_lease_that_was_given_before_the_clock_was_set_back_locks_nobody_out(redis_server):
+    prefix = uuid.uuid4().hex
+    one, two = (open_store(redis_server.address(prefix, lease=1)) for _ in range(2))
+    begin(one, "a")
+    mine = claimed(one, "a")
+    assert isinstance(two.claim([("a", -1)])[0], Busy)
+    client = redis_client(redis_server.port)
+    client.hset(f"{prefix}:session:a", "until", int(1e3 * (time.time() + 3600)))
+    client.close()
+    theirs = claimed(two, "a")
+    assert one.commit([Change("a", mine.token, row(1))]) == [None]  # the epoch is another one
+    assert None not in two.commit([Change("a", theirs.token, row(1))])
+    for store in (one, two):
+        store.close()

@@ -133,7 +133,10 @@ class RedisStore(Store):
         with self._failing("be reached"):
             self._db.ping()
         with self._failing("write"):
-            self._db.set(self._index("alive", 0), b"", px=_ALIVE)
+            pipe = self._db.pipeline(transaction=False)
+            for bucket in range(_BUCKETS if self._cluster else 1):  # which are on all nodes of a cluster
+                pipe.set(self._index("alive", bucket), b"", px=_ALIVE)
+            pipe.execute()
 
     def close(self) -> None:
         """Close the connections."""

@@ -4,11 +4,14 @@
 # opened, touched, fingerprint, state, the answers a0, a1 and so on, those of its lease (epoch, holder, until), and its
 # last versions (line). A version is `count:random`: a Redis that is set back to an older copy counts the same numbers
 # again, but never draws the same ones. Numbers are compared as texts: Lua's have 53 bits. Whatever somebody else has
-# written to a key is the trouble of that session alone: a script that raises would fail all others in the tick.
+# written to a key is the trouble of that session alone: a script that raises would fail all others in the tick. A lease
+# that would last far longer than any that is given is from before the clock was set back, and counts no more: epochs
+# protect the session without it.
 
 CLAIM = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local longest = 10 * tonumber(ARGV[2])
 local found = {}
 for i, key in ipairs(KEYS) do
   local known, draw = ARGV[1 + 2 * i], ARGV[2 + 2 * i]
@@ -19,7 +22,7 @@ for i, key in ipairs(KEYS) do
     found[i] = {'1:' .. draw, 'damaged'}
   elseif not is[1] then
     found[i] = false
-  elseif held > now and is[3] ~= ARGV[1] then
+  elseif held > now and held - now <= longest and is[3] ~= ARGV[1] then
     found[i] = {'', held - now}
   elseif not count then
     redis.call('HSET', key, 'epoch', '1:' .. draw, 'holder', ARGV[1], 'until', now + tonumber(ARGV[2]))
