@@ -1,24 +1,24 @@
-"""Recurrence found by what a model does: the state of a computation is what crosses between repetitions.
+"""Finding recurrence by what a model does: the state of a computation is what crosses from one repetition to the next.
 
-model_call        one call of the model, the user's or one of our own; what it changed is put back
+model_call        one call of the model, the user's or one of our own; its changes are undone
   │
-trace             each operation (operation), what each tensor held (memory), what the code calls it (names),
+trace             each operation (operation), the values of tensors (memory), their names in the code (names),
   │               and where it happened: calls, loops and the turns of each (places, bytecode)
   │  analysis.analyze
-chains            modules that are handed what they gave   → stepped_cells ┐
-crossings         what crosses the turns of a loop         → loops         ┴→ candidates: recurrences in the making
+chains            modules that are given their own earlier results   → stepped_cells ┐
+crossings         values that cross from turn to turn in a loop      → loops         ┴→ candidates
   │               (repetition: a stretch of a trace, cut into turns)
-replay            the law: turns that are run again from the parts alone give the same; else it is dropped
+replay            the law: turns run again from the parts alone must give the same, otherwise a candidate is dropped
   │
-rows              where each part has its rows, by running the call again with something else in one of them
-attributes        what modules keep from call to call
+rows              the batch axis of each part, found by running the call again with a change in one row
+attributes        state that modules keep from call to call
 order             where pieces of the input cannot give what the whole gives (influence, handed_back)
-mixing            what takes several steps of a call at once beside what recurs
-blind_spots       where something may recur out of sight, and what a step or two cannot show
+mixing            operations beside what recurs that take several steps of a call at once
+blind_spots       where something may recur unseen, and what a step or two cannot show
   │  search.find, search.find_in
 found             recurrences with their parts, and what could not be decided
 
-From the third call of a user's on, `taps` looks only at the places that make the states of loops.
+From the user's third call on, `taps` observes only the places that make the states of loops.
 """
 
 from .found import Found, Part, Recurrence, Unsure

@@ -1,4 +1,4 @@
-"""From a trace to candidates: chains of module calls, then what else crosses in loops; loops in loops are joined."""
+"""From a trace to candidates: chains of module calls, then other crossings in loops; nested loops are joined."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .repetition import Windows, from_input, where_of, windows_of
 from .stepped_cells import take_chains
 from .trace import Trace
 
-_RUNS = 32  # runs of one loop after which further ones are not looked at, if none was in time
+_RUNS = 32  # runs of one loop to examine; if none of them was in time, later runs are skipped
 
 
 def analyze(trace: Trace, *, cells: bool = True) -> Analysis:
-    """Return the candidates of a traced call, with what was looked at and left out.
+    """Return the candidates in a traced call, with what was examined and what was left out.
 
-    Without `cells`, all that crosses the turns of a loop is told of the loop, also what modules hand on.
+    Without `cells`, all that crosses the turns of a loop belongs to the loop, even if a module passes it on.
     """
     analysis = Analysis(trace, from_input(trace), from_input(trace, draws=True))
     windows: dict[Scope, Windows] = {}
@@ -32,7 +32,7 @@ def analyze(trace: Trace, *, cells: bool = True) -> Analysis:
             continue
         before = runs[loop.code, loop.key]
         if len(before) >= _RUNS and not any(before):
-            continue  # an inner loop that runs at every step: its first runs tell
+            continue  # an inner loop that runs at every step: its first runs are enough
         windows[loop] = windows_of(trace, loop)
         crossing = roles_of(windows[loop])
         fixed = [role for role in crossing if _is_constant(role)]
@@ -59,12 +59,12 @@ def analyze(trace: Trace, *, cells: bool = True) -> Analysis:
 
 
 def _is_constant(role: Role) -> bool:
-    """Say whether the first turn makes something for itself and all others, which never changes."""
+    """Say whether the first turn makes a value for all turns, which never changes."""
     return role.initial is not None and all(value is role.initial for value in role.values)
 
 
 def _in_time(analysis: Analysis, windows: Windows, roles: list[Role]) -> bool:
-    """Say whether a loop as a whole takes the call's input piece by piece, on the way to anything that crosses."""
+    """Say whether a loop takes the call's input piece by piece on the way to something that crosses."""
     roles = [role for role in roles if not role.grows and not collects(windows, role, roles)]
     if not roles:
         return False
@@ -73,11 +73,11 @@ def _in_time(analysis: Analysis, windows: Windows, roles: list[Role]) -> bool:
 
 
 _TIME = {"cell", "loop", "layer", "attribute"}
-_MOST = 64  # runs of one loop that are listed one by one
+_MOST = 64  # runs of one loop to list separately
 
 
 def _merge(analysis: Analysis) -> None:
-    """Join loops that continue each other, and drop what repeats within a repetition or is told by a finer loop."""
+    """Join loops that continue each other, and drop repetitions inside a repetition or described by a finer loop."""
     analysis.candidates = _joined(analysis.trace, analysis.candidates)
     _drop_inner_iterations(analysis)
     _drop_coarser(analysis)
@@ -103,7 +103,7 @@ def _joined(trace: Trace, candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _goes_on(trace: Trace, before: Candidate, after: Candidate) -> bool:
-    """Say whether a loop starts from what another run of it ended in."""
+    """Say whether a loop starts from the values in which another run of it ended."""
     for one, other in zip(before.drafts, after.drafts, strict=True):
         end, start = one.values[-1], other.initial
         if end is None or start is None or one.name != other.name or not moved_from(trace, start, {end.number}):
@@ -141,7 +141,7 @@ def _inside_a_turn(inner: Candidate, outer: Candidate) -> bool:
 
 
 def _drop_coarser(analysis: Analysis) -> None:
-    """Leave out of an outer loop what a finer recurrence inside it tells step by step."""
+    """Drop from an outer loop what a finer recurrence inside it already describes step by step."""
     for outer in analysis.candidates:
         if outer.kind not in ("loop", "layer", "cell", "iteration"):
             continue
@@ -160,7 +160,7 @@ def _drop_coarser(analysis: Analysis) -> None:
 
 
 def moved_from(trace: Trace, value: Value, numbers: set[int]) -> bool:
-    """Say whether a value is one of these, only moved."""
+    """Say whether a value is one of these after moves only, such as views and copies."""
     for _ in range(8):
         if value.number in numbers:
             return True

@@ -1,4 +1,4 @@
-"""Where a recurrence could hide: from the trace, or in a call of a step or two. Said by name, never passed over."""
+"""Places where a recurrence could hide from the trace, or in a call of a step or two. They are named, never ignored."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Spot: TypeAlias = tuple[tuple[str, str], str]
 _TORCH = torch.__path__[0]
 _SCANS = {"cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "cumsum_", "associative_scan", "scan"}
 _FUSED = {"lstm", "gru", "rnn_tanh", "rnn_relu", "quantized_lstm", "quantized_gru", "mkldnn_rnn_layer", "_cudnn_rnn"}
-_USES = 3  # uses of the same weights, one on what the other gave, that need an explanation
+_USES = 3  # successive uses of the same weights, each on the result of the last, that need an explanation
 _TAKES_STEPS = {"unbind", "split", "chunk", "tensor_split", "split_with_sizes"}
 _TAKES_ONE = {"__getitem__", "select", "narrow", "index_select"}
 _ONE = "only one repetition: call the model with three or more to decide"
 
 
 def blind_spots(analysis: Analysis) -> Iterator[Spot]:
-    """Yield places where something may recur out of sight, each with a sentence."""
+    """Yield places where something may recur unseen, each with a sentence."""
     trace = analysis.trace
     yield from _scans(trace, analysis.marks)
     yield from _kernels(analysis)
@@ -49,7 +49,7 @@ def _where(trace: Trace, op: Op) -> tuple[str, str]:
 
 
 def _scans(trace: Trace, marks: bytearray) -> Iterator[Spot]:
-    """Sums and products along an axis that is not the last: a scan needs no loop."""
+    """Yield sums and products along an axis other than the last: a scan needs no loop."""
     for op in trace.ops:
         if op.name not in _SCANS or not op.ins or not op.outs or not marks[op.ins[0].number]:
             continue
@@ -62,7 +62,7 @@ def _scans(trace: Trace, marks: bytearray) -> Iterator[Spot]:
 
 
 def _kernels(analysis: Analysis) -> Iterator[Spot]:
-    """Fused kernels, and memory that something out of sight has filled."""
+    """Yield fused kernels, and reads of memory that was filled unseen."""
     trace = analysis.trace
     told = {candidate.module for candidate in analysis.candidates}
     for op in trace.ops:
@@ -90,7 +90,7 @@ def _scripts(analysis: Analysis) -> Iterator[Spot]:
 
 
 def _written_out(analysis: Analysis) -> Iterator[Spot]:
-    """Weights used again and again, each time on what the time before gave, where no loop or chain tells why."""
+    """Yield weights that are used repeatedly, each time on the last result, without a loop or chain to explain it."""
     trace = analysis.trace
     spans = [(loop.start, loop.end) for loop in trace.places.scopes if loop.kind == "loop" and len(loop.turns) > 1]
     spans += [candidate.span for candidate in analysis.candidates]
@@ -121,7 +121,7 @@ def _written_out(analysis: Analysis) -> Iterator[Spot]:
 
 
 def _recursions(trace: Trace) -> Iterator[Spot]:
-    """Functions that call themselves and use weights on what came back: trees, whose calls are no turns of a loop."""
+    """Yield functions that call themselves and apply weights to the result: trees, whose calls are no turns."""
     around: dict[CodeType, list[Scope]] = defaultdict(list)
     said: set[CodeType] = set()
     for scope in trace.places.scopes:
@@ -141,7 +141,7 @@ def _recursions(trace: Trace) -> Iterator[Spot]:
 
 
 def _goes_up(trace: Trace, inner: Scope, outer: Scope) -> bool:
-    """Say whether a call uses weights of the one it made on what that one gave."""
+    """Say whether a call applies weights to the result of a call that it made."""
     used = {value.number: number for number in range(inner.start, inner.end) for value in _weights(trace.ops[number])}
     later = ((number, value.number) for number in range(inner.end, outer.end) for value in _weights(trace.ops[number]))
     return any(weight in used and _follows(trace, used[weight], number) for number, weight in later)
@@ -152,7 +152,7 @@ def _weights(op: Op) -> list[Value]:
 
 
 def _follows(trace: Trace, one: int, other: int) -> bool:
-    """Say whether an operation depends on what an earlier one gave."""
+    """Say whether an operation depends on the result of an earlier one."""
     todo, seen = [other], {other}
     while todo:
         for value in trace.ops[todo.pop()].ins:
@@ -165,14 +165,14 @@ def _follows(trace: Trace, one: int, other: int) -> bool:
 
 
 def _strangers(trace: Trace) -> Iterator[Spot]:
-    """Operands that something out of sight has made or written."""
+    """Yield operands that were made or written unseen."""
     for op in trace.ops:
         if any(value.origin == "unseen" for value in op.ins):
             yield _where(trace, op), f"an operand of {op.name} was made or written by something that was not seen"
 
 
 def _from_outside(analysis: Analysis) -> Iterator[Spot]:
-    """Loops that meet other tensors in every turn that nothing seen has made: by way of numpy, say, or of vmap."""
+    """Yield loops whose turns meet new tensors that were made unseen, for example by numpy or vmap."""
     trace = analysis.trace
     for op in trace.ops if not trace.lazy else ():
         many = {value.number for value in op.ins if value.origin == "outside" and value.tensor.dim()}
@@ -181,7 +181,7 @@ def _from_outside(analysis: Analysis) -> Iterator[Spot]:
     for loop in trace.places.scopes if not trace.lazy else ():
         if loop.kind != "loop" or len(loop.turns) < 3 or in_torch(loop.code):
             continue
-        first: dict[int, int] = {}  # by operand from outside: the turn that meets it first
+        first: dict[int, int] = {}  # for each operand from outside, the turn that meets it first
         windows = windows_of(trace, loop)
         for turn in range(windows.count):
             for _, op in windows.of_turn(turn):
@@ -192,7 +192,7 @@ def _from_outside(analysis: Analysis) -> Iterator[Spot]:
 
 
 def _numbers(trace: Trace) -> Iterator[Spot]:
-    """Loops in which numbers leave for Python and other numbers, changing from turn to turn, come back."""
+    """Yield loops in which numbers leave for Python, and other numbers, which change from turn to turn, come back."""
     for loop in trace.places.scopes:
         if loop.kind != "loop" or len(loop.turns) < 3 or loop.code.co_filename.startswith(_TORCH):
             continue
@@ -218,9 +218,9 @@ def _floats(thing: object) -> Iterator[float]:
 
 
 def undecided(analysis: Analysis) -> Iterator[Unsure]:
-    """Yield places that may hold a state which this call is too short to show.
+    """Yield places that may hold a state, if this call is too short to show it.
 
-    In a call of a step or two nothing repeats, and what may be a state cannot be told from a constant.
+    In a call of a step or two, nothing repeats, and a possible state looks like a constant.
     """
     yield from (each for each in analysis.unsure if each.why == TOO_FEW)
     trace = analysis.trace
@@ -240,12 +240,12 @@ def undecided(analysis: Analysis) -> Iterator[Unsure]:
 
 
 def _steps(analysis: Analysis) -> Iterator[tuple[int, int, Op]]:
-    """Yield stretches of the call in which a step or two of an input are read: from, to, and what takes them."""
+    """Yield stretches of the call that read a step or two of an input: first and last operation, and the reader."""
     trace = analysis.trace
     for number, op in enumerate(trace.ops):
         count, loop = _count(op, analysis), _loop_of(op.scope)
         if not count or _within(op.scope, analysis.timed):
-            continue  # none of the call's own input, or something within a step of it
+            continue  # not from the call's own input, or something within a step of it
         if op.name in _TAKES_STEPS:
             yield number, len(trace.ops), op
         elif loop is not None and len(loop.turns) == count and op.ins[0].op < loop.start and not in_torch(loop.code):
@@ -253,7 +253,7 @@ def _steps(analysis: Analysis) -> Iterator[tuple[int, int, Op]]:
 
 
 def _count(op: Op, analysis: Analysis) -> int:
-    """Return of how many steps, one or two, an operation takes all or each; 0 where it takes none of the input's."""
+    """Return the number of steps, one or two, that an operation takes, together or singly; 0 for other operations."""
     if op.name not in _TAKES_STEPS and op.name not in _TAKES_ONE:
         return 0
     if not op.ins or not op.outs or not analysis.marks[op.ins[0].number]:
@@ -280,7 +280,7 @@ def _within(scope: Scope | None, loops: Container[Scope]) -> bool:
 
 
 def _in_cell(trace: Trace, op: Op) -> bool:
-    """Say whether an operation is, or happens in, a call of a module that is taken for a cell."""
+    """Say whether an operation is, or is part of, a call of a module that may be a cell."""
     number = op.call
     while number >= 0:
         call = trace.calls[number]
@@ -295,7 +295,7 @@ def _reads_weights(op: Op) -> bool:
 
 
 def _reads_a_start(trace: Trace, op: Op, begin: int, steps: set[int]) -> bool:
-    """Say whether an operation reads what was made before the steps and is none, or only what the model holds."""
+    """Say whether an operation reads a value that was made before the steps, or only the model's tensors."""
     sources = [_source(trace, value) for value in op.ins]
     sources = [value for value in sources if value.number not in steps]
     if not sources or (op.name in MOVES and len(op.ins) == 1):
@@ -306,7 +306,7 @@ def _reads_a_start(trace: Trace, op: Op, begin: int, steps: set[int]) -> bool:
 
 
 def _source(trace: Trace, value: Value) -> Value:
-    """Return what a value is moved from."""
+    """Return the value that this one was moved from."""
     while value.op >= 0 and trace.ops[value.op].name in MOVES and len(trace.ops[value.op].ins) == 1:
         value = trace.ops[value.op].ins[0]
     return value

@@ -1,4 +1,4 @@
-"""What a function's bytecode tells of its loops: where they are, what they count with, what they go on from."""
+"""Loops in a function's bytecode: where they are, what they count with, and what they continue from."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from types import CodeType
 
 @dataclass(frozen=True)
 class CodeLoop:
-    """A loop in a code object: from its head to its last jump back."""
+    """A loop in a code object, from its head to its last jump back."""
 
     code: CodeType
     head: int  # offset of the instruction that the loop jumps back to
     last: int  # offset of the last jump back
     targets: tuple[str, ...]  # the variables of a `for` that nothing else in the loop sets; none for a `while`
     line: int
-    lives: tuple[str, ...]  # local variables that a repetition reads before it writes them, in order of reading
+    lives: tuple[str, ...]  # local variables that a turn reads before it writes them, in order of reading
 
 
 @dataclass(frozen=True)
 class Inlined:
-    """A variable of a comprehension that Python, from 3.12 on, runs in the frame of the function around it."""
+    """A comprehension's variable in Python 3.12 and later, where it runs in the enclosing function's frame."""
 
     name: str
-    start: int  # offset where what the function holds under that name is put aside
-    end: int  # offset where it is put back
+    start: int  # offset at which the function's own variable of that name is saved
+    end: int  # offset at which it is restored
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class CodeLoops:
     inlined: tuple[Inlined, ...] = ()
 
     def around(self, offset: int) -> tuple[CodeLoop, ...]:
-        """Return the loops that an instruction lies in, outermost first."""
+        """Return the loops around an instruction, outermost first."""
         return tuple(loop for loop in self.loops if loop.head <= offset <= loop.last)
 
     def hidden(self, offset: int) -> set[str]:
-        """Return the variables that are a comprehension's own where an instruction stands."""
+        """Return the variables at an instruction that belong to a comprehension."""
         return {each.name for each in self.inlined if each.start <= offset <= each.end}
 
     @cached_property
@@ -63,7 +63,7 @@ _known: dict[CodeType, CodeLoops] = {}
 
 
 def loops_of(code: CodeType) -> CodeLoops:
-    """Return the loops of a code object, read once."""
+    """Return the loops of a code object, with a cache."""
     found = _known.get(code)
     if found is None:
         found = _known[code] = _read(code)
@@ -84,7 +84,7 @@ def _read(code: CodeType) -> CodeLoops:
 
 
 def inlined_in(instructions: list[dis.Instruction]) -> tuple[Inlined, ...]:
-    """Return the variables of inlined comprehensions: each is cleared, then come the loop and what puts it back."""
+    """Return the variables of inlined comprehensions: each is cleared first, and restored after the loop."""
     found = []
     for place, instruction in enumerate(instructions):
         if instruction.opname == "LOAD_FAST_AND_CLEAR":
@@ -108,7 +108,7 @@ def _loop(instructions: list[dis.Instruction], span: tuple[int, int], known: Cod
             targets += _stored(instruction)
             if "LOAD" in instruction.opname:
                 break
-    own = known.hidden(head)  # of the loop itself, where it is a comprehension's
+    own = known.hidden(head)  # the loop's own, if it is a comprehension's
     stored = Counter(name for i in body for name in _stored(i) if name not in known.hidden(i.offset) - own)
     alone = tuple(name for name in targets if stored[name] == 1)
     return CodeLoop(known.code, head, last, alone, known.line(head), _lives(body, known))
@@ -118,7 +118,7 @@ _SETS, _READS = ("STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL"), ("L
 
 
 def _stored(instruction: dis.Instruction) -> list[str]:
-    """Return the variables that an instruction sets; it may read another one thereafter."""
+    """Return the variables that an instruction sets; a combined instruction may then read another one."""
     if not instruction.opname.startswith(_SETS):
         return []
     return _names(instruction)[:1] if "LOAD" in instruction.opname else _names(instruction)
@@ -143,9 +143,9 @@ def _names(instruction: dis.Instruction) -> list[str]:
 
 
 def may_read_first(code: CodeType, name: str, methods: Mapping[str, CodeType] | None = None) -> bool:
-    """Say whether a function may read an attribute before it has put something there itself; also by a string.
+    """Say whether a function may read an attribute, also by a string, before it has set it.
 
-    What is put there in one of two branches may not be. With `methods`, those that it calls by these names count too.
+    An assignment in only one of two branches does not count as set. With `methods`, those it calls by name count too.
     """
     if any(constant == name for constant in code.co_consts if isinstance(constant, str)):
         return True
@@ -155,9 +155,9 @@ def may_read_first(code: CodeType, name: str, methods: Mapping[str, CodeType] | 
 
 
 def _first_use(code: CodeType, name: str, methods: dict[str, CodeType]) -> str:
-    """Say whether an attribute is read or surely written first: "read", "written", or nothing.
+    """Return whether an attribute is "read" or certainly "written" first; "" if neither.
 
-    Each of `methods` is looked into once, and taken out.
+    Each of `methods` is examined once, and removed.
     """
     instructions = list(dis.get_instructions(code))
     jumps = set(dis.hasjrel) | set(dis.hasjabs)

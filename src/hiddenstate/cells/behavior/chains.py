@@ -1,4 +1,4 @@
-"""Modules that are handed what they gave before: one call after another."""
+"""Chains: calls of a module that are given the module's earlier results."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from .memory import Value
 from .operation import BLENDS, MOVES, ModuleCall
 from .trace import Trace
 
-_STEPS_BACK = 96  # values that one look back from an argument goes through
+_STEPS_BACK = 96  # values to go back from an argument
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Link:
-    """An argument of one call that is, or is made of, a result of an earlier one."""
+    """An argument of one call that is a result of an earlier one, or was made from it."""
 
-    earlier: int  # which call of the same module
+    earlier: int  # index of the earlier call of the same module
     result: tuple[Any, ...]
-    path: set[int]  # the values on the way
+    path: set[int]  # the values in between
     blended: bool
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Chain:
-    """Calls of one module, each handed what the one before gave."""
+    """Calls of one module, each given the result of the one before."""
 
     module: nn.Module
     path: str
     calls: list[ModuleCall]
-    parts: dict[tuple[Any, ...], list[Link]]  # by argument: the link of each call after the first
+    parts: dict[tuple[Any, ...], list[Link]]  # by argument: one link for each call after the first
     known: bool
-    on_the_way: set[int] = field(default_factory=set)  # all values that carry its state
+    on_the_way: set[int] = field(default_factory=set)  # all values that carry the state
 
     def values(self, argument: tuple[Any, ...]) -> list[Value | None]:
-        """Return what crosses after each call, None where nothing did; after the last, what it gave."""
+        """Return what crosses after each call, None if nothing does; after the last call, what it returned."""
         after = [_argument(call, argument) for call in self.calls[1:]]
         return [*after, dict(self.calls[-1].results)[self.parts[argument][-1].result]]
 
     def initial(self, argument: tuple[Any, ...]) -> Value | None:
-        """Return what the first call was handed."""
+        """Return what the first call was given."""
         return _argument(self.calls[0], argument)
 
 
 def chains_of(trace: Trace) -> list[Chain]:
-    """Return all chains of calls, of two and more, in the order in which they begin."""
+    """Return all chains of two or more calls, in the order in which they begin."""
     by_module: dict[nn.Module, list[ModuleCall]] = defaultdict(list)
     for call in trace.calls:
         if call.end > call.start and call.args and call.results:
@@ -62,7 +62,7 @@ def chains_of(trace: Trace) -> list[Chain]:
 
 
 def _dilated(trace: Trace, chains: list[Chain]) -> bool:
-    """Say whether chains are one, each call going on from several turns ago: a window, which the loop tells."""
+    """Say whether chains belong together, each call continuing from several turns ago: a window in a loop."""
     first, last = min(c.calls[0].start for c in chains), max(c.calls[-1].end for c in chains)
     calls = [call for chain in chains for call in chain.calls]
     for loop in trace.places.scopes:
@@ -87,8 +87,8 @@ def _chains(trace: Trace, calls: list[ModuleCall]) -> list[Chain]:
     often = Counter(place for found in links for place in found)
     if not often:
         return []
-    # One cell for several layers is handed the result of the layer below and its own of the step before: the argument
-    # that most calls take from an earlier one is the state.
+    # A cell that is used for several layers is given the layer below's result and its own from the step before. The
+    # argument that most calls take from an earlier call is the state.
     lead = max(often, key=lambda place: (often[place], len(place), str(place)))
     following: dict[int, tuple[int, dict[tuple[Any, ...], Link]]] = {}
     for number, found in enumerate(links):
@@ -112,7 +112,7 @@ def _joined(calls: list[ModuleCall], following: dict[int, tuple[int, dict[tuple[
             links.append(found)
         places = [place for place in links[0] if all(place in found for found in links)]
         late = [place for place in links[-1] if len(links) > 2 and all(place in found for found in links[1:])]
-        # The very first hand-over may be of another kind: a start that the second call makes itself.
+        # The first link may differ from later ones: the second call may make a start of its own.
         parts = {place: [found[place] for found in links if place in found] for place in dict.fromkeys(places + late)}
         if not parts:
             continue
@@ -138,7 +138,7 @@ def _links(
 def _link(
     trace: Trace, value: Value, given: dict[int, list[tuple[int, tuple[Any, ...]]]], calls: list[ModuleCall]
 ) -> Link | None:
-    """Look back from an argument, through what only moves or masks numbers, for what an earlier call gave."""
+    """Go back from an argument through operations that only move or mask numbers, to an earlier call's result."""
     begin = calls[0].start
     came: dict[int, int] = {value.number: -1}
     todo, values = [value], trace.memory.values
@@ -166,7 +166,7 @@ def _link(
         if blended and not _mixed(value, hit, (calls[earlier], calls[0])):
             continue
         places = [place for number, place in given[hit.number] if number == earlier]
-        if blended:  # all that a mask mixes is on the way
+        if blended:  # all values that a mask mixes belong to the path
             path |= {number for number in came if values[number].op >= begin}
         return Link(earlier, max(places, key=len), path, blended)
     return None
@@ -198,7 +198,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _mixed(value: Value, given: Value, calls: tuple[ModuleCall, ModuleCall]) -> bool:
-    """Say whether each number is one that the call gave, or was handed, or began with, or zero: what a mask does."""
+    """Say whether each number comes from the call's result, its argument or its start, or is zero, as masks do."""
     one, other = value.data(), given.data()
     if one is None or other is None or one.shape != other.shape:
         return False
@@ -210,12 +210,12 @@ def _mixed(value: Value, given: Value, calls: tuple[ModuleCall, ModuleCall]) -> 
                 try:
                     fits |= _close(one, before.broadcast_to(one.shape))
                 except RuntimeError:
-                    continue  # of another size: nothing that a mask could mix in
+                    continue  # of another size, so a mask cannot mix it in
     return bool(fits.all())
 
 
 def _close(one: Tensor, other: Tensor) -> Tensor:
-    # Masks by multiplication may round: m * new + (1 - m) * old.
+    # Masking by multiplication may round: m * new + (1 - m) * old.
     if one.is_floating_point() and other.is_floating_point():
         return torch.isclose(one, other.to(one.dtype), 1e-5, 1e-7)
     return one == other

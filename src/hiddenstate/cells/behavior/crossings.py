@@ -1,4 +1,4 @@
-"""What crosses from one turn of a loop to the next."""
+"""Crossings: the values that cross from one turn of a loop to the next."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from .repetition import Windows, reaching, used_after
 
 @dataclass(slots=True, eq=False, repr=False)
 class Role:
-    """A value that crosses, turn after turn: read at the same places, made at the same places."""
+    """A value that crosses in every turn: read at the same places, made at the same places."""
 
     values: list[Value | None]  # after each turn
     initial: Value | None
     members: set[int]  # numbers of all values that crossed
     readers: list[int]  # operations that read it across a boundary
     makers: list[int]  # operations that made it
-    grows: bool = False  # more and more of them are alive: a list that is read again as a whole
+    grows: bool = False  # more and more of them stay alive: a list that is read as a whole
     age: int = 0  # 0: made in the turn before; 1: in the one before that
 
 
 class _Groups:
-    """Things that belong together (union and find)."""
+    """Disjoint sets of things that belong together (union-find)."""
 
     def __init__(self) -> None:
         self._above: dict[Any, Any] = {}
@@ -45,26 +45,26 @@ class _Groups:
         return list(self._above)
 
 
-_EARLY = 16  # turns at whose beginning we remember what is read
+_EARLY = 16  # the first turns, for which reads at their beginning are remembered
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class _Crossings:
-    """All reads, within a turn, of what an earlier turn has made."""
+    """All reads, within a turn, of values that an earlier turn has made."""
 
     groups: _Groups = field(default_factory=_Groups)
     last: dict[int, int] = field(default_factory=dict)  # by value: the last turn that reads it
     readers: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    sites: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))  # by value: where it is read
+    sites: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))  # by value: the places that read it
     early: dict[Any, tuple[Value, Op]] = field(
         default_factory=dict
-    )  # by site and turn: what is read there, and by what
-    lags: dict[Any, int] = field(default_factory=dict)  # by site: how many turns ago what it reads was made
-    unsteady: set[Any] = field(default_factory=set)  # sites at which that changes
+    )  # by site and turn: the value that is read, and the reader
+    lags: dict[Any, int] = field(default_factory=dict)  # by site: how many turns ago the value read there was made
+    unsteady: set[Any] = field(default_factory=set)  # sites where that changes
 
 
 def roles_of(windows: Windows) -> list[Role]:
-    """Return what crosses from turn to turn, in the order in which it is read."""
+    """Return the values that cross from turn to turn, in the order in which they are read."""
     if windows.count < 2:
         return []
     found = _crossings(windows)
@@ -79,7 +79,7 @@ def roles_of(windows: Windows) -> list[Role]:
 
 
 def complete(windows: Windows, roles: list[Role]) -> bool:
-    """Say whether every turn reads, of all that earlier turns made, only what these roles hold at its beginning."""
+    """Say whether, of all that earlier turns made, each turn reads only what these roles hold at its beginning."""
     grown = {number for role in roles if role.grows for number in role.members}
     begin = windows.starts[0]
     for turn in range(1, windows.count):
@@ -93,7 +93,7 @@ def complete(windows: Windows, roles: list[Role]) -> bool:
 
 
 def _alternating(windows: Windows, found: _Crossings, groups: list[list[int]]) -> list[list[int]]:
-    """Join what takes turns: a state that is read and made at other places in every other turn, or by chance."""
+    """Join groups that alternate: a state that is read and made at other places in every other turn, or by chance."""
     values, count = windows.trace.memory.values, windows.count
     full: list[list[int]] = []
     partial: list[tuple[list[int], set[int]]] = []
@@ -131,7 +131,7 @@ def _same_thing(windows: Windows, one: list[int], other: list[int]) -> bool:
     return len(names[0]) == 1 and names[0] == names[1]
 
 
-_PARTIAL = 64  # groups with gaps beyond which none is joined
+_PARTIAL = 64  # with more incomplete groups than this, none is joined
 
 
 def _crossings(windows: Windows) -> _Crossings:
@@ -158,9 +158,9 @@ def _crossings(windows: Windows) -> _Crossings:
 
 
 def _varying(windows: Windows) -> tuple[set[int], dict[int, int]]:
-    """Return the places where the number of operands changes from turn to turn: lists that grow; and the most of each.
+    """Return the places whose number of operands changes from turn to turn (growing lists), and the largest numbers.
 
-    The first turn does not count where there are others: it may have no state to read yet.
+    If there are other turns, the first one does not count: it may have no state to read yet.
     """
     counts: dict[int, int] = {}
     varying: set[int] = set()
@@ -174,21 +174,21 @@ def _varying(windows: Windows) -> tuple[set[int], dict[int, int]]:
 
 
 def _roles(windows: Windows, found: _Crossings, members: list[int]) -> list[Role]:
-    """Return what values that belong together are: a state, the last few of one, or a list that grows."""
+    """Return the roles of values that belong together: a state, its last few values, or a growing list."""
     values, count = windows.trace.memory.values, windows.count
-    alive: list[list[Value]] = [[] for _ in range(count)]  # by boundary, newest last
+    alive: list[list[Value]] = [[] for _ in range(count)]  # by boundary between turns, newest last
     total = 0
     for number in members:
         made, last = windows.turn(values[number].op), found.last[number]
         total += last - made
-        if total > 8 * count:  # every turn reads what all turns before it made
+        if total > 8 * count:  # every turn reads everything that earlier turns made
             return [_growing(windows, found, members)]
         for boundary in range(made + 1, last + 1):
             alive[boundary].append(values[number])
     depth = max(len(each) for each in alive)
     sites = {site for number in members for site in found.sites[number]}
     if not sites & found.unsteady and max(found.lags[site] for site in sites) < _EARLY:
-        pass  # each reader looks back equally far every time: a window, however short the loop
+        pass  # each reader always looks back equally far: a window, however short the loop
     elif depth > max(4, count // 2) or (depth > 2 and [len(each) for each in alive[1:]] == list(range(1, count))):
         return [_growing(windows, found, members)]
     makers = {windows.place(values[number].op): _slot(windows, values[number]) for number in members}
@@ -198,7 +198,7 @@ def _roles(windows: Windows, found: _Crossings, members: list[int]) -> list[Role
 
 
 def _delays(windows: Windows, found: _Crossings, members: list[int], makers: dict[int, int]) -> list[Role]:
-    """Return a role for each of the last turns whose value is still read: h of one turn ago, of two turns ago."""
+    """Return a role for each earlier turn whose value is still read: h of one turn ago, of two turns ago, and so on."""
     made = _made_at(windows, makers)
     sites = dict.fromkeys(site for number in members for site in found.sites[number])
     deepest = max(found.lags[site] for site in sites)
@@ -213,7 +213,7 @@ def _delays(windows: Windows, found: _Crossings, members: list[int], makers: dic
 
 
 def _early(found: _Crossings, sites: Iterable[Any], age: int) -> Value | None:
-    """Return what stood for a value of this age before the loop made one: the first turn that reads it so tells."""
+    """Return the value in place of one of this age, before the loop made any; the first turn that reads it shows it."""
     for site in sites:
         lag = found.lags[site]
         if lag >= age and (site, lag - age) in found.early:
@@ -222,7 +222,7 @@ def _early(found: _Crossings, sites: Iterable[Any], age: int) -> Value | None:
 
 
 def _growing(windows: Windows, found: _Crossings, members: list[int]) -> Role:
-    """Return the role of a list: what every turn has put into it."""
+    """Return the role of a list: the values that the turns put into it."""
     values = windows.trace.memory.values
     readers = [op for number in members for op in found.readers[number]]
     made: list[Value | None] = [None] * windows.count
@@ -234,12 +234,12 @@ def _growing(windows: Windows, found: _Crossings, members: list[int]) -> Role:
 def _role(
     windows: Windows, found: _Crossings, members: list[int], alive: list[list[Value]], makers: dict[int, int]
 ) -> Role:
-    """Return the role of a value of which one is alive at each boundary between turns."""
+    """Return the role of a value of which exactly one is alive at each boundary between turns."""
     count = windows.count
     after: list[Value | None] = [alive[boundary][-1] if alive[boundary] else None for boundary in range(1, count)]
     made = _made_at(windows, makers)
     for turn in range(count - 1):
-        if after[turn] is None:  # not read by the next turn: what was made at the same place
+        if after[turn] is None:  # the next turn does not read it: take the value made at the same place
             after[turn] = made.get(turn) or (after[turn - 1] if turn else None)
     after.append(made.get(count - 1) or _left(windows, after))
     readers = [op for number in members for op in found.readers[number]]
@@ -248,10 +248,10 @@ def _role(
 
 
 def _left(windows: Windows, after: list[Value | None]) -> Value | None:
-    """Return what the last turn leaves where it does not make what turns before it made.
+    """Return the state after the last turn if that turn does not make it as the earlier ones do.
 
-    Either it leaves the state as it is, or it stops on the way to it: a sampler adds no noise to its last sample.
-    The variable that holds the state tells; else what is read after the loop, or by nobody within it.
+    It may leave the state unchanged, or stop early: a sampler adds no noise to its last sample. The state is found by
+    the variable that holds it; else it is the value that is read after the loop, or read by nothing in it.
     """
     trace, last, before = windows.trace, windows.span(windows.count - 1), after[-1]
     if before is None or windows.turn(before.op) < 0:
@@ -269,11 +269,11 @@ def _left(windows: Windows, after: list[Value | None]) -> Value | None:
         return before
     used = used_after(trace, (before.op, last[1]))
     handed = [value for value in (*ends, before) if value.number in used]
-    return handed[0] if len(handed) == 1 else None  # None: which of them it is was not seen
+    return handed[0] if len(handed) == 1 else None  # None: it is unknown which of them it is
 
 
 def _held_in_the_end(windows: Windows, after: list[Value | None]) -> Value | None:
-    """Return what the variable holds once the loop is over that held the state as the third turn began."""
+    """Return the value, after the loop, of the variable that held the state at the beginning of the third turn."""
     trace, scope = windows.trace, windows.scope
     if scope is None or len(after) < 2 or after[1] is None:
         return None
@@ -283,26 +283,26 @@ def _held_in_the_end(windows: Windows, after: list[Value | None]) -> Value | Non
 
 
 def _initial(found: _Crossings, members: list[int]) -> Value | None:
-    """Return what the first turn reads where later ones read what crossed, at the most usual of these places."""
+    """Return the value that the first turn reads where later turns read the crossing value, at most of these places."""
     sites = Counter(site for number in members for site in found.sites[number])
     for site, _ in sites.most_common():
         if (site, 0) in found.early:
             value, op = found.early[site, 0]
             later = found.early.get((site, 1))
             shape = later[0].shape if later is not None else value.shape
-            # Where later turns read what was written to a part of a tensor, the first one reads the part itself.
+            # If later turns read a written part of a tensor, the first turn reads the part itself.
             parts = [made for made in op.outs if made.shape == shape and made.store is value.store]
             return parts[0] if value.shape != shape and parts and value.store is not None else value
     return None
 
 
 def _slot(windows: Windows, value: Value) -> int:
-    """Return which of the results of its operation a value is."""
+    """Return the index of a value among the results of its operation."""
     return next(slot for slot, made in enumerate(windows.trace.ops[value.op].outs) if made is value)
 
 
 def _made_at(windows: Windows, makers: dict[int, int]) -> dict[int, Value]:
-    """Return, for each turn, the last value made at one of these places, which come with the result that is meant."""
+    """Return, for each turn, the last value made at one of these places; each place comes with an index of results."""
     found: dict[int, Value] = {}
     for turn in range(windows.count):
         for number, op in windows.of_turn(turn):

@@ -1,4 +1,4 @@
-"""Whether what a loop hands a cell is what the cell gave, and whether anything crosses beside it."""
+"""Whether a loop passes a cell exactly what the cell returned, and whether anything else crosses with it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .operation import BLENDS, MOVES, OVERWRITES, ModuleCall, Op
 from .places import Scope
 from .trace import Trace
 
-_FAR = 512  # values that one look back from an argument goes through
+_FAR = 512  # values to go back from an argument
 
 
 def changed_on_the_way(
     trace: Trace, calls: list[ModuleCall], states: set[tuple[Any, ...]], loop: Scope | None
 ) -> str | None:
-    """Return the line where a cell is handed something else than it gave, made of it; None where that is nowhere."""
+    """Return the line that changes a cell's state between its result and its next argument; None if there is none."""
     given: dict[int, int] = {}
     for number, call in enumerate(calls):
         for place, value in call.args:
@@ -42,7 +42,7 @@ def _where_changed(
     number: int,
     loop: Scope | None,
 ) -> str | None:
-    """Return the line where what is handed back was made of what an earlier call gave; None where it is that itself."""
+    """Return the line that makes the argument from an earlier result; None if the argument is that result itself."""
     todo, read, hits = [value], {value.number: [value]}, []
     for one in todo:
         if one.number in given:
@@ -58,13 +58,13 @@ def _where_changed(
     if first is not None and loop is not None:
         begins = loop.turns[bisect_right([turn.start for turn in loop.turns], calls[number].start) - 1].start
         if min(ops) >= begins:
-            return None  # the first step of the next call would do the same to what is carried
+            return None  # the first step of the next call would do the same to the carried state
     line = trace.ops[max(ops)].where
     return f" ({line})" if line else ""
 
 
 def _onward(read: dict[int, list[Value]], hits: list[Value]) -> set[int]:
-    """Return the operations that lie between what a cell gave and what it is handed."""
+    """Return the operations between a cell's result and its next argument."""
     todo, ops = list(hits), set()
     for one in todo:
         for made in read[one.number]:
@@ -77,7 +77,7 @@ def _onward(read: dict[int, list[Value]], hits: list[Value]) -> set[int]:
 def _same(one: Value, other: Value) -> bool:
     ours, theirs = one.data(), other.data()
     if ours is None or theirs is None or one is other:
-        return True  # nothing is said where it cannot be told
+        return True  # assume so if it cannot be decided
     if ours.numel() != theirs.numel() or ours.dtype.is_complex != theirs.dtype.is_complex:
         return False
     ours, theirs = ours.flatten(), theirs.flatten()
@@ -87,7 +87,7 @@ def _same(one: Value, other: Value) -> bool:
 
 
 def crossing_beside(analysis: Analysis, calls: list[ModuleCall], loop: Scope | None) -> list[str]:
-    """Name what crosses in the same loop, and is made anew in every call."""
+    """Name values that cross in the same loop, and start anew in every call."""
     if loop is None or not calls:
         return []
     names: dict[str, None] = {}
@@ -102,7 +102,7 @@ def crossing_beside(analysis: Analysis, calls: list[ModuleCall], loop: Scope | N
 
 
 def goes_on(trace: Trace, start: Value | None) -> bool:
-    """Say whether a part starts from what the caller hands in, or from what the model itself keeps."""
+    """Say whether a part starts from an argument of the caller, or from what the model keeps."""
     todo = [start] if start is not None else []
     for value in todo:
         if value.origin in ("argument", "attribute", "buffer"):
@@ -113,14 +113,14 @@ def goes_on(trace: Trace, start: Value | None) -> bool:
 
 
 def summing_up(analysis: Analysis, inputs: list[list[Value]], loop: Scope | None) -> list[str]:
-    """Name what a cell's input takes from turn to turn that no recurrence accounts for: a counter, say."""
+    """Name values that accumulate into a cell's input and belong to no recurrence, such as a counter."""
     if loop is None:
         return []
     trace, starts = analysis.trace, [turn.start for turn in loop.turns]
     states = {number for one in analysis.candidates for number in one.numbers}
     states.update(analysis.settled, *(chain.on_the_way for chain in analysis.chains))
     for values in inputs:
-        todo: list[tuple[Value, int]] = [(values[-1], 0)]  # with how many turns it goes back
+        todo: list[tuple[Value, int]] = [(values[-1], 0)]  # with the number of turns gone back
         seen = {values[-1].number}
         for value, back in todo:
             if not loop.start <= value.op < loop.end or value.number in states or len(todo) > _FAR:
@@ -136,9 +136,9 @@ def summing_up(analysis: Analysis, inputs: list[list[Value]], loop: Scope | None
 
 
 def entangled(analysis: Analysis) -> Iterator[str]:
-    """Name cells that cannot be handed a state in the place of the model's own start, which is not theirs alone.
+    """Name cells whose own start cannot be replaced by a state, since other code uses it too.
 
-    What they gave passes an operation on its way back, whatever that did in this call, or others read it too.
+    Either their results pass an operation on the way back, whatever it did in this call, or others read them as well.
     """
     trace = analysis.trace
     for chain in analysis.chains:
@@ -157,7 +157,7 @@ def entangled(analysis: Analysis) -> Iterator[str]:
 
 
 def _masked_at_first(trace: Trace, start: Value, loop: Scope) -> str:
-    """Return where a loop, in its first turn, mixes or overwrites what was made before it, for a cell to start from."""
+    """Return where a loop, in its first turn, mixes or overwrites a value made before it that a cell starts from."""
     line, todo = "", [start]
     for value in todo:
         if value.op < loop.start:
@@ -184,7 +184,7 @@ def _inside(op: Op, call: ModuleCall, trace: Trace) -> bool:
 
 
 def _read_beside(trace: Trace, chain: Chain, start: Value, loop: Scope) -> str:
-    """Return where a loop reads what a cell starts from, beside that cell and others that start from it."""
+    """Return where a loop reads a cell's start, apart from that cell and others that start from it."""
     for number in range(loop.start, chain.calls[1].end):
         op = trace.ops[number]
         cells = (op.call >= 0 and trace.calls[op.call].known) or any(_inside(op, c, trace) for c in chain.calls[:2])

@@ -1,4 +1,4 @@
-"""What crosses in loops and no module hands on: loops, layers, iterations, attributes, caches."""
+"""Recurrence in loops that is not passed on by modules: loops, layers, iterations, attributes, caches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .trace import Trace
 
 
 def take_loop(analysis: Analysis, loop: Scope, windows: Windows, roles: list[Role]) -> None:
-    """Add what crosses in a loop and is not handed on by a module."""
+    """Add the values that cross in a loop and are not passed on by a module."""
     where = where_of(windows)
     roles = [role for role in roles if grows_by_joining(windows, role) or not _accounted(analysis, role)]
     if not roles:
@@ -40,14 +40,14 @@ def take_loop(analysis: Analysis, loop: Scope, windows: Windows, roles: list[Rol
 
 
 def _in_depth(analysis: Analysis, windows: Windows, roles: list[Role]) -> bool:
-    """Say whether all that is made in the loop is made with weights that change from turn to turn."""
+    """Say whether all values in the loop are made with weights that change from turn to turn."""
     turns = range(windows.count)
     made = [[v for _, op in windows.of_turn(turn) for v in op.outs] for turn in turns]
     return pieces_of(windows, made, analysis.marks).depth
 
 
 def _accounted(analysis: Analysis, role: Role) -> bool:
-    """Say whether a module's chain carries this already, as it is or in a larger tensor."""
+    """Say whether a module's chain already carries this value, as it is or in a larger tensor."""
     inside = sum(_moved_from(analysis, n) for n in role.members)
     return inside >= max(1, 0.8 * len(role.members))
 
@@ -138,7 +138,7 @@ def _take_roles(analysis: Analysis, loop: Scope, windows: Windows, roles: list[R
 
 
 def _shifts(windows: Windows, crossing: set[int]) -> str:
-    """Return where a loop moves what crosses along an axis, by a number that grows from turn to turn: doubling."""
+    """Return where a loop shifts the crossing values along an axis by a growing number, as in doubling."""
     seen: dict[int, list[Any]] = defaultdict(list)
     lines: dict[int, str] = {}
     for turn in range(windows.count):
@@ -155,7 +155,7 @@ _SHIFTS = {"pad", "_pad", "roll", "narrow", "__getitem__", "slice"}
 
 
 def _start(analysis: Analysis, draft: Draft) -> str:
-    """Say where a part starts, where an operation before the loop has made its start of the call's input."""
+    """Describe the start of a part if an operation before the loop made it from the call's input."""
     start = draft.initial
     if start is None or start.op < 0 or not analysis.marks[start.number]:
         return ""
@@ -176,7 +176,7 @@ def _states_around(analysis: Analysis, windows: Windows) -> set[int]:
 def _grouped(
     analysis: Analysis, loop: Scope, windows: Windows, roles: list[Role], where: tuple[str, str]
 ) -> Iterator[tuple[Kind, str, list[Role]]]:
-    """Yield what modules keep in attributes, one group for each module, and then what the loop itself keeps."""
+    """Yield the values that modules keep in attributes, one group for each module, then those that the loop keeps."""
     kept: dict[str, list[Role]] = {}
     own: list[Role] = []
     namer = Namer.of(analysis.trace, loop)
@@ -198,9 +198,9 @@ def _grouped(
 
 
 def _goes_on_from(analysis: Analysis, start: Value, held: Binding | None) -> bool:
-    """Say whether a loop starts from what an earlier call left in the attribute that holds the state.
+    """Say whether a loop starts from a value that an earlier call left in the attribute holding the state.
 
-    Where this call leaves nothing there that depends on its input, neither did an earlier one: a start like others.
+    If this call leaves nothing there that depends on its input, then neither did an earlier one: it is a plain start.
     """
     if held is None or held.module is None or start.origin not in ("buffer", "attribute"):
         return False
@@ -210,7 +210,7 @@ def _goes_on_from(analysis: Analysis, start: Value, held: Binding | None) -> boo
 
 
 def _keeper(trace: Trace, windows: Windows, role: Role) -> str | None:
-    """Return the module, called in every turn, within whose calls a value is both made and read."""
+    """Return the module that is called in every turn and both makes and reads a value inside these calls."""
     begin = windows.starts[0]
     owner = owner_of(trace, begin, windows.end)
     outer = owner.number if owner is not None else -1
@@ -233,7 +233,7 @@ def _keeper(trace: Trace, windows: Windows, role: Role) -> str | None:
 
 
 def _loop_kind(trace: Trace, windows: Windows, roles: list[Role]) -> Kind:
-    """Tell a layer, which takes a sequence and gives back one and the state it ends in, from a loop."""
+    """Tell a layer (it takes a sequence, and returns one and its end state) from a loop."""
     owner = owner_of(trace, windows.starts[0], windows.end)
     if owner is None or owner.path == "":
         return "loop"
@@ -245,10 +245,10 @@ def _loop_kind(trace: Trace, windows: Windows, roles: list[Role]) -> Kind:
 
 
 def first_step(windows: Windows, drafts: list[Draft]) -> int | None:
-    """Return the operation that such a step begins with; None where what comes before the loop is no step of it.
+    """Return the operation at which a step before the loop begins; None if the code before the loop is not a step.
 
-    It is one if all that leads to the starts, beside what the turns read too, is done in each turn with the same
-    weights, and if the turns read nothing else of it.
+    It is a step if everything that leads to the loop's starts, apart from what the turns read too, is done in each turn
+    with the same weights, and the turns read nothing else of it.
     """
     trace, begin = windows.trace, windows.starts[0]
     starts = [draft.initial for draft in drafts if draft.initial is not None]

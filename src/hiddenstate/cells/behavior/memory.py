@@ -1,4 +1,4 @@
-"""Which value a tensor holds: writes make new values of a storage and of all views on it."""
+"""The value that a tensor holds: each write makes a new value for a storage and all views on it."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 Origin: TypeAlias = Literal["parameter", "buffer", "attribute", "argument", "made", "outside", "unseen"]
-Box: TypeAlias = "tuple[tuple[int, int], ...] | None"  # from and to along each axis of the base; None: anywhere in it
+Box: TypeAlias = "tuple[tuple[int, int], ...] | None"  # first and end along each axis of the base; None: unknown
 
-_BUDGET = 256 * 2**20  # bytes of copies that are kept of tensors that are written in place
-_READS = 64  # writes that one read looks back through before it takes the whole storage as its source
+_BUDGET = 256 * 2**20  # bytes for copies of tensors that are written in place
+_READS = 64  # writes that a read goes back through; beyond that, it depends on the whole storage
 
 
 class Value:
-    """What a tensor held at one time, and where that came from."""
+    """The content of a tensor at one time, and its origin."""
 
     __slots__ = ("copy", "epoch", "instead", "label", "number", "op", "origin", "place", "store", "tensor")
 
     def __init__(self, number: int, op: int, origin: Origin, tensor: Tensor, label: str = "") -> None:
-        """Make the value that `tensor` holds now; `op` made it, or -1."""
+        """Make the value that `tensor` holds now; `op` is the operation that made it, or -1."""
         self.number = number
         self.op = op
         self.origin: Origin = origin
-        self.tensor = tensor  # by now it may hold something else
+        self.tensor = tensor  # it may hold another value by now
         self.label = label
-        self.copy: Tensor | None = None  # what it was, where the tensor was written later
-        self.instead: Tensor | None = None  # what was read in its place
+        self.copy: Tensor | None = None  # the content, if the tensor was written later
+        self.instead: Tensor | None = None  # the tensor that was read instead of it
         self.store: TracedStorage | None = None
-        self.epoch = 0  # writes to the storage that it has seen
-        self.place = 0  # which of the operation's results
+        self.epoch = 0  # the number of writes to the storage before it
+        self.place = 0  # its index among the operation's results
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -38,7 +38,7 @@ class Value:
         return tuple(self.tensor.shape)
 
     def data(self) -> Tensor | None:
-        """Return what the value was, or None where that is lost."""
+        """Return the content, or None if it is lost."""
         if self.instead is not None or self.copy is not None:
             return self.instead if self.instead is not None else self.copy
         tensor, store = self.tensor, self.store
@@ -52,14 +52,14 @@ class Value:
 
     @property
     def overwritten(self) -> bool:
-        """Whether its tensor holds something else by now, or may."""
+        """Whether its tensor holds, or may hold, another value by now."""
         if self.store is None or len(self.store.writes) == self.epoch:
             return False
         box = box_of(self.tensor, self.store)
         return any(_meet(box, write.box) for write in self.store.writes[self.epoch :])
 
     def alive(self) -> Tensor | None:
-        """Return what the value was, with its graph where the tensor still has it."""
+        """Return the content, with its graph if the tensor still has it."""
         current = self.store is None or len(self.store.writes) == self.epoch
         return self.tensor if current and self.tensor.grad_fn is not None else self.data()
 
@@ -73,27 +73,27 @@ class Write:
 
 
 class TracedStorage:
-    """A storage: its first known tensor gives the axes, and every write is remembered."""
+    """A storage: its first known tensor defines the axes, and every write is remembered."""
 
     __slots__ = ("base", "first", "writes")
 
     def __init__(self, base: Tensor, first: Value) -> None:
-        """Begin with the first tensor that is known to lie in it, and what it holds."""
+        """Begin with the first known tensor in this storage, and its value."""
         self.base = base
         self.first = first
         self.writes: list[Write] = []
 
 
-_NONE: list[Write] = []  # of tensors without a storage of their own
+_NONE: list[Write] = []  # for tensors without a storage of their own
 
 
 class Slot:
-    """What is known of one tensor object; it is held, so that its id stays its own."""
+    """What is known of one tensor object, which is kept alive so that its id stays unique."""
 
     __slots__ = ("epoch", "store", "store_writes", "tensor", "value", "version")
 
     def __init__(self, tensor: Tensor, value: Value, store: TracedStorage | None, version: int) -> None:
-        """Remember what a tensor holds now."""
+        """Remember the tensor's present value."""
         self.tensor = tensor
         self.value = value
         self.store = store
@@ -106,12 +106,12 @@ class TracedMemory:
     """The values of all tensors seen so far."""
 
     def __init__(self) -> None:
-        """Start with nothing known."""
+        """Start without any tensors."""
         self.entries: dict[int, Slot] = {}
         self.values: list[Value] = []
         self.stores: dict[int, TracedStorage] = {}
         self._copied = 0
-        self.held = 0  # bytes of storages made during the call
+        self.held = 0  # bytes in storages made during the call
 
     def new(self, op: int, origin: Origin, tensor: Tensor, label: str = "") -> Value:
         """Make a value."""
@@ -120,7 +120,7 @@ class TracedMemory:
         return value
 
     def hold(self, tensor: Tensor, value: Value, key: int | None = None) -> Slot:
-        """Remember that `tensor` holds `value` now; `key` is its storage's, where it is known already."""
+        """Remember that `tensor` holds `value` now; `key` is its storage's key, if known."""
         key = storage_of(tensor) if key is None else key
         store = self.stores.get(key)
         if store is None and key:
@@ -133,11 +133,11 @@ class TracedMemory:
         return entry
 
     def store_of(self, tensor: Tensor) -> TracedStorage | None:
-        """Return the known storage that a tensor lies in."""
+        """Return the known storage of a tensor."""
         return self.stores.get(storage_of(tensor))
 
     def sources(self, tensor: Tensor) -> list[Value] | None:
-        """Return the values that a view on a known storage is made of now; None where nothing was ever written."""
+        """Return the values that a view on a known storage consists of now; None if nothing was ever written to it."""
         store = self.store_of(tensor)
         if store is None or not store.writes:
             return None
@@ -156,7 +156,7 @@ class TracedMemory:
         return [*found, store.first]
 
     def keep(self, value: Value, tensor: Tensor) -> None:
-        """Copy what a value is, because its tensor is written or will be."""
+        """Copy a value's content, because its tensor is or will be written."""
         size = tensor.numel() * tensor.element_size() if storage_of(tensor) else 0
         if value.copy is None and size and self._copied + size <= _BUDGET:
             self._copied += size
@@ -164,7 +164,7 @@ class TracedMemory:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was written; inference tensors do not count: -1."""
+    """Return how often a tensor was written; -1 for inference tensors, which do not count."""
     try:
         return tensor._version
     except RuntimeError:
@@ -172,7 +172,7 @@ def version_of(tensor: Tensor) -> int:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Return what tells storages apart; 0 for tensors without one, such as sparse ones."""
+    """Return the identity of a tensor's storage; 0 if it has none, as for sparse tensors."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
@@ -180,7 +180,7 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def box_of(tensor: Tensor, store: TracedStorage) -> Box:
-    """Return the part of the storage's first tensor that a view covers, where it is a box in its axes."""
+    """Return the part of the storage's first tensor that a view covers, if it is a box in that tensor's axes."""
     shape, strides, base = tuple(tensor.shape), tensor.stride(), store.base
     sizes, steps = tuple(base.shape), base.stride()
     rest = int(tensor.storage_offset()) - int(base.storage_offset())

@@ -1,4 +1,4 @@
-"""Hearing the calls of a model's modules while it is traced, and leaving the model as it was."""
+"""Making and tracing calls of a model, hearing the calls of its modules, and leaving the model unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .trace import Enough, Function, Trace
 
 
 def _prepare(trace: Trace, model: nn.Module, inputs: Any) -> None:
-    """Name all tensors that are there before the call."""
+    """Name all tensors that exist before the call."""
     trace.lazy = any(isinstance(end, Iterator) for _, end in ends(inputs))
     trace.name_values("argument", {label_of(place): t for place, t in leaves(inputs)})
     trace.name_values("parameter", dict(model.named_parameters(remove_duplicate=True)))
@@ -37,26 +37,26 @@ def _prepare(trace: Trace, model: nn.Module, inputs: Any) -> None:
 
 
 class ModelCall:
-    """A model and what it is called with: by the user, once, and by us, as often as need be and without a trace."""
+    """A model and its arguments: called once by the user, and by us, as often as needed, without a trace."""
 
     def __init__(
         self, model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]], known: set[nn.Module], *, again: Any
     ) -> None:
-        """Keep how a call is made; `again` is what we call ourselves: the model, or only its forward."""
+        """Keep how a call is made; `again` is what we call: the model, or only its forward."""
         self.model = model
         self.inputs = inputs
         self.known = known
         self._again = again
-        self._before: Snapshot | None = None  # the model before the user's own call
-        self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # those that a call writes, as they were
+        self._before: Snapshot | None = None  # the model before the user's call
+        self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # weights that a call writes, with their old values
 
     @property
     def is_real(self) -> bool:
-        """Whether the user has made the call: then we make none that can be avoided."""
+        """Whether the user makes the call: then we avoid calls of our own."""
         return self._before is not None
 
     def real(self, run: Callable[[], Any], taps: LoopTaps | None = None) -> tuple[Trace, Any]:
-        """Trace the call that the user makes, which goes on by `run`, and tap it."""
+        """Trace and tap the call that the user makes, which `run` continues."""
         self._before = Snapshot(self.model, weights=False)
         written = [version_of(tensor) for _, tensor in leaves(self.inputs)]
         trace = Trace(sys._getframe())
@@ -83,13 +83,13 @@ class ModelCall:
         return trace
 
     def plain(self, inputs: Any) -> None:
-        """Call the model."""
+        """Call the model without a trace."""
         with eager():
             self._again(*inputs[0], **inputs[1])
 
     @contextmanager
     def unharmed(self) -> Iterator[None]:
-        """Begin from where the user's call began, let nobody hear it, and put everything back, whatever happens."""
+        """Start from where the user's call started, unheard, and restore everything afterwards, whatever happens."""
         snapshot, given = Snapshot(self.model, weights=False), [(t, t.detach().clone()) for _, t in leaves(self.inputs)]
         before = self._before or snapshot
         used_up = before.lost + [type(end).__name__ for _, end in ends(self.inputs) if isinstance(end, Iterator)]
@@ -117,9 +117,9 @@ def traced(
     call: Callable[..., Any] | None = None,
     proceed: Callable[..., Any] | None = None,
 ) -> Any:
-    """Call the model once under a trace, or let a call of it `proceed` under one, and return what it gives.
+    """Call the model once under a trace, or let a call of it `proceed` under one, and return the trace and the result.
 
-    What the model raises comes out as it is; what goes wrong in the trace itself ends it and is kept as `broken`.
+    Errors of the model are raised unchanged; an error in the trace itself ends the trace and is kept as `broken`.
     """
     trace.safely(_prepare, trace, model, inputs)
     result = None
@@ -132,7 +132,7 @@ def traced(
 
 
 def label_of(place: tuple[Any, ...]) -> str:
-    """Return what the trace calls an argument."""
+    """Return the name of an argument in the trace."""
     return "args" + "".join(f"[{step!r}]" for step in place)
 
 
@@ -160,14 +160,14 @@ def _listening(model: nn.Module, known: set[nn.Module], trace: Trace, but: nn.Mo
 
 
 def _members(model: nn.Module, known: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules of a model with their paths; not what is inside those that are known or scripted."""
+    """Yield the modules of a model with their paths, except those inside known or scripted ones."""
     closed: list[str] = []
     for path, module in model.named_modules():
         if any(path.startswith(prefix) for prefix in closed):
             continue
         if module in known or isinstance(module, torch.jit.ScriptModule):
             closed.append(f"{path}." if path else "")
-        if type(module).__name__ != "OptimizedModule":  # what torch.compile wraps is heard itself
+        if type(module).__name__ != "OptimizedModule":  # the wrapper of torch.compile; the module in it is heard itself
             yield ".".join(step for step in path.split(".") if step != "_orig_mod"), module
 
 
@@ -180,7 +180,7 @@ def _heard(
     opaque: bool = False,
     known: bool = False,
 ) -> Callable[..., Any]:
-    """Return a forward that writes its calls down in `trace`; what happens within an `opaque` one is not."""
+    """Return a forward that notes its calls in `trace`; inside an `opaque` one nothing is noted."""
 
     def heard(*args: Any, **kwargs: Any) -> Any:
         if not trace.listening:
@@ -229,7 +229,7 @@ def _opaque(module: nn.Module, forward: Callable[..., Any], trace: Trace, called
 
 
 def _values(trace: Trace, thing: Any) -> list[tuple[tuple[Any, ...], Any]]:
-    """Return what the tensors in a call hold, by place."""
+    """Return the values of the tensors in a call, by place."""
     found = []
     for place, tensor in leaves(thing):
         value = trace.peek(tensor)
@@ -241,7 +241,7 @@ def _values(trace: Trace, thing: Any) -> list[tuple[tuple[Any, ...], Any]]:
 
 
 def _site(frame: Any) -> tuple[str, int]:
-    """Return file and line of whoever calls a module, past torch's own code."""
+    """Return file and line of the code that calls a module, skipping torch's own code."""
     while frame is not None and frame.f_code.co_filename.startswith((_TORCH, *OURS)):
         frame = frame.f_back
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)

@@ -1,4 +1,4 @@
-"""What the code calls a tensor (the variable, key or attribute that holds it), and so the parts of a recurrence."""
+"""The names of tensors in the code (variables, keys, attributes), which become the names of a recurrence's parts."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 
 _DEPTH = 4
-_MOST = 512  # tensors that one look around takes in
+_MOST = 512  # tensors to look at in one frame
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The name that a tensor is held under."""
+    """The name under which a tensor is held."""
 
     name: str
-    module: nn.Module | None = None  # the module whose attribute it is
+    module: nn.Module | None = None  # set if the name is an attribute of this module
 
 
 def variables_of(frame: FrameType) -> dict[str, Any]:
-    """Return the variables of a frame, without those that only a comprehension binds that runs in it just now."""
+    """Return the variables of a frame, except those of a comprehension that is running in it."""
     hidden = loops_of(frame.f_code).hidden(frame.f_lasti)
     return {name: value for name, value in frame.f_locals.items() if name not in hidden}
 
 
 def held_in_frame(frame: FrameType, first: tuple[str, ...]) -> dict[int, Binding]:
-    """Return where a frame holds its tensors, by id; `first` names win, and locals over attributes."""
+    """Return the names of the tensors in a frame, by id; `first` names win, and locals over attributes."""
     variables = variables_of(frame)
     found: dict[int, Binding] = {}
-    # What a repetition reads before it writes is what goes on; and a variable says more than a place in a list.
+    # A variable that a turn reads before writing it is what continues; and a variable is a better name than an index.
     live = {name: variables[name] for name in first if name in variables}
     rest = {name: value for name, value in variables.items() if name not in live}
     modules = dict.fromkeys(m for v in variables.values() if isinstance(v, nn.Module) for m in v.modules())
@@ -61,7 +61,7 @@ def held_in_frame(frame: FrameType, first: tuple[str, ...]) -> dict[int, Binding
 
 
 def names_in_forward(frame: FrameType | None, module: nn.Module) -> dict[int, str]:
-    """Return what a module's forward calls its tensors, by id, where one runs above this frame."""
+    """Return the names of tensors in a module's forward, by id, if one is running above this frame."""
     while frame is not None:
         code = frame.f_code
         if code.co_name == "forward" and code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is module:
@@ -71,7 +71,7 @@ def names_in_forward(frame: FrameType | None, module: nn.Module) -> dict[int, st
 
 
 def module_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the buffers and tensor attributes of one module, also those in containers, by name; no parameters."""
+    """Yield the buffers and tensor attributes of one module by name, also those in containers, but not parameters."""
     for name, buffer in module._buffers.items():
         if buffer is not None:
             yield name, buffer
@@ -84,7 +84,7 @@ _TORCHS_OWN = {"_parameters", "_buffers", "_modules", "forward"}
 
 
 def tensors_in(value: Any, name: str, depth: int = _DEPTH) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in a value with what to call them: the key or field if there is one, else the place in it."""
+    """Yield the tensors in a value with a name: the key or field if there is one, otherwise the index."""
     if isinstance(value, Tensor):
         if not isinstance(value, nn.Parameter):
             yield name, value
@@ -92,7 +92,7 @@ def tensors_in(value: Any, name: str, depth: int = _DEPTH) -> Iterator[tuple[str
         return
     elif isinstance(value, Mapping):
         items: list[tuple[Any, Any]] = []
-        with suppress(Exception):  # whatever a mapping of the user's own does when it is read
+        with suppress(Exception):  # reading a user's own mapping may raise anything
             items = list(islice(value.items(), _MOST))
         for key, inner in items:
             yield from tensors_in(inner, str(key), depth - 1)
@@ -117,19 +117,19 @@ _LIBRARIES = {"builtins", "numpy", "torch", "random", "types", "functools"}
 
 @dataclass(slots=True)
 class Namer:
-    """Calls parts by what the code calls them, each name once."""
+    """Names parts as the code does, using each name once."""
 
-    held: dict[int, dict[int, Binding]]  # by boundary
+    held: dict[int, dict[int, Binding]]  # by boundary between turns
     trace: Trace
     taken: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, trace: Trace, scope: Scope | None) -> Namer:
-        """Read the names that were seen at the first turns of a loop."""
+        """Use the names that were seen in the first turns of a loop."""
         return cls(trace.held.get(scope, {}) if scope is not None else {}, trace)
 
     def seen(self, values: list[Value | None]) -> Binding | None:
-        """Return how a part is held as turns begin; `values` are those after each turn."""
+        """Return the name that holds a part at the beginning of turns; `values` are those after each turn."""
         for boundary in (2, 1):
             held = self.held.get(boundary)
             value = values[boundary - 1] if len(values) >= boundary else None
@@ -138,19 +138,19 @@ class Namer:
             if id(value.tensor) in held:
                 return self._lasting(values, held[id(value.tensor)])
             entries = self.trace.memory.entries
-            for number, name in held.items():  # held as part of a larger tensor, or written in place
+            for number, name in held.items():  # held as a part of a larger tensor, or written in place
                 entry = entries.get(number)
                 if entry is not None and entry.store is not None and entry.store is value.store:
                     return name
         return None
 
     def listed(self, first: Value | None) -> str:
-        """Return the name of the list that holds what the first turn made."""
+        """Return the name of the list that holds the value made in the first turn."""
         held = self.held.get(2, {}).get(id(first.tensor)) if first is not None else None
         return held.name[: held.name.rindex("[")] if held is not None and held.name.endswith("]") else ""
 
     def _lasting(self, values: list[Value | None], now: Binding) -> Binding:
-        """Call the last item of a list that grows by the list's name."""
+        """Name the last item of a growing list after the list."""
         first, before = values[0] if values else None, self.held.get(1, {})
         then = before.get(id(first.tensor)) if first is not None else None
         if then is None or then.name == now.name or not now.name.endswith("]"):
@@ -159,7 +159,7 @@ class Namer:
         return Binding(base, now.module) if then.name.startswith(f"{base}[") else now
 
     def name(self, values: list[Value | None], otherwise: str, inside: str = "") -> str:
-        """Return a name for a part: of its variable, key or attribute; else `inside` a module; else `otherwise`."""
+        """Return a name for a part: its variable, key or attribute; else that `inside` a module; else `otherwise`."""
         held = self.seen(values)
         name = held.name if held is not None else otherwise
         if inside and (held is None or name.endswith("]")):

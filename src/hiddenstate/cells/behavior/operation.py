@@ -1,4 +1,4 @@
-"""An operation and a module call as the trace writes them down, and what is known of operations by their names."""
+"""Operations and module calls as a trace records them, and sets of operations by their names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .memory import Value
 from .places import Scope, line_at
 
-# What gives Python or numpy a number that depends on a tensor's content.
+# Operations that give Python or numpy a number from a tensor's content.
 ESCAPES = {"item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__complex__", "__array__"}
 ESCAPES |= {"equal", "allclose", "is_nonzero", "__contains__"}
 
@@ -24,21 +24,21 @@ class Op:
     __slots__ = ("args", "call", "cast", "func", "grad", "ins", "kwargs", "name", "offset", "outs", "reads", "scope")
 
     def __init__(self, func: Any, name: str, called: tuple[Any, Any], place: tuple[Scope, int, int]) -> None:
-        """Note an operation with its arguments; `place` is scope, instruction, and the module call it happens in."""
+        """Note an operation with its arguments; `place` is its scope, instruction, and module call."""
         self.func: Callable[..., Any] = func
         self.name = name
         self.args: tuple[Any, ...] = called[0]
         self.kwargs: Mapping[str, Any] = called[1]
         self.scope, self.offset, self.call = place
         self.ins: list[Value] = []
-        self.reads: list[tuple[Tensor, Value]] = []  # what each operand held
+        self.reads: list[tuple[Tensor, Value]] = []  # each operand with its value
         self.outs: list[Value] = []
         self.cast = _autocast() if torch._C._is_any_autocast_enabled() else ()
         self.grad = torch.is_grad_enabled()
 
     @property
     def escapes(self) -> bool:
-        """Whether a number left for Python."""
+        """Whether it passes a number to Python."""
         return self.name in ESCAPES
 
     @property
@@ -61,12 +61,12 @@ class ModuleCall:
     site: tuple[str, int] = ("", 0)  # file and line of the caller
     args: list[tuple[tuple[Any, ...], Value]] = field(default_factory=list)
     results: list[tuple[tuple[Any, ...], Value]] = field(default_factory=list)
-    given: Any = None  # arguments and result as they were, with what the tensors are nested in
+    given: Any = None  # arguments and result as they were, to keep their nesting
     returned: Any = None
 
 
 def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
-    """Return the kinds of device for which autocast is on, with the dtype."""
+    """Return the kinds of device with autocast on, each with the dtype."""
     kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
 
@@ -75,7 +75,7 @@ def _named(names: str) -> set[str]:
     return set(names.split())
 
 
-# Operations that hand numbers on as they are: views, copies, parts, and parts put together.
+# Operations that only move numbers: views, copies, parts, and parts put together.
 MOVES = _named(
     """
     __getitem__ unbind chunk split split_with_sizes tensor_split select narrow view reshape transpose permute t
@@ -87,7 +87,7 @@ MOVES = _named(
     """
 )
 
-# Operations by which a mask mixes two values; whether they did so is checked on the numbers.
+# Operations by which a mask mixes two values; whether they did is checked on the numbers.
 BLENDS = _named(
     """
     where mul add sub rsub lerp masked_fill masked_fill_ mul_ add_ sub_ addcmul masked_scatter masked_scatter_
@@ -96,7 +96,7 @@ BLENDS = _named(
     """
 )
 
-# Operations by which sums, lists and extremes are collected.
+# Operations that collect sums, lists and extremes.
 COLLECTS = _named(
     """
     add add_ __add__ __iadd__ __radd__ sub sub_ __sub__ __isub__ cat concat concatenate stack hstack vstack
@@ -108,7 +108,7 @@ COLLECTS = _named(
 
 GROWS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack", "pad", "_pad"}
 
-# Operations that draw random numbers: replayed as drawn.
+# Operations that draw random numbers: a replay uses the numbers drawn.
 DRAWS = _named(
     """
     rand randn randint rand_like randn_like randint_like randperm normal normal_ uniform_ bernoulli bernoulli_
@@ -117,25 +117,25 @@ DRAWS = _named(
     """
 )
 
-# Operations that draw in some modes only.
+# Operations that draw random numbers only in some modes.
 MAY_DRAW = {"multi_head_attention_forward", "scaled_dot_product_attention", "rnn_tanh", "rnn_relu", "lstm", "gru"}
 
-# Memory that nobody has written yet.
+# Operations that return uninitialized memory.
 UNWRITTEN = {"empty", "empty_like", "new_empty", "empty_strided"}
 
-# What tells nothing of a tensor's content.
+# Operations that reveal nothing of a tensor's content.
 PASSIVE = {"size", "dim", "stride", "is_floating_point", "numel", "type", "is_complex", "__len__", "ndimension"}
 PASSIVE |= {"_set_grad_enabled", "get_default_dtype", "is_tensor", "storage_offset", "is_contiguous", "element_size"}
 PASSIVE |= {"backward", "requires_grad_", "retain_grad", "register_hook", "is_inference", "has_names", "__hash__"}
 PASSIVE |= {"__repr__", "__format__", "data_ptr", "untyped_storage", "get_device", "is_shared", "manual_seed"}
 PASSIVE |= {"nelement"}
 
-# What takes a shape from its operand, and nothing of its content; and what takes it from its second one.
+# Operations that take only the shape from their operand; then those that take it from their second one.
 SHAPE_ONLY = {"new_zeros", "new_ones", "new_empty", "new_full", "zeros_like", "ones_like", "empty_like", "full_like"}
 SHAPE_ONLY |= {"rand_like", "randn_like", "randint_like"}
 SHAPE_OF = {"expand_as", "view_as", "reshape_as", "type_as"}
 
-# What moves its first operand by the others.
+# Operations that move their first operand as the others say.
 INDEXED = {"__getitem__", "index_select", "gather", "take_along_dim"}
 
 
@@ -162,7 +162,7 @@ def leaves(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
 
 
 def operands(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Return the tensors that an operation is called with, in order."""
+    """Return the tensors among an operation's arguments, in order."""
     found: list[Tensor] = []
     for arg in args:
         if isinstance(arg, Tensor):
@@ -192,7 +192,7 @@ def replaced(value: Any, with_: Callable[[Tensor], Any]) -> Any:
     return value
 
 
-# In-place operations whose result does not depend on what was there before.
+# In-place operations whose result does not depend on the old content.
 OVERWRITES = {
     "copy_",
     "zero_",
@@ -212,19 +212,19 @@ _WRITERS |= {"__ior__", "__ixor__", "__imod__", "__ifloordiv__"}
 
 
 def in_place(name: str) -> bool:
-    """Say whether an operation writes its first operand, by its name: `add_`, `__iadd__`, `__setitem__`."""
+    """Say whether an operation writes its first operand, judging by its name: `add_`, `__iadd__`, `__setitem__`."""
     return name[-1:] == "_" and (name[-2:] != "__" or name in _WRITERS)
 
 
 def written_by(
     name: str, given: tuple[list[Tensor], list[int]], moved: list[Tensor], kwargs: Mapping[str, Any]
 ) -> list[Tensor]:
-    """Return the operands that an operation wrote, one for each storage: views on it move their version too."""
+    """Return the operands that an operation wrote, one for each storage, since views change their version too."""
     out, (tensors, versions) = kwargs.get("out"), given
     if isinstance(out, Tensor):
         return [out]
     if tensors and (name == "__set__" or (versions[0] == -1 and in_place(name))):
-        return [tensors[0]]  # inference tensors do not count writes: the name tells
+        return [tensors[0]]  # inference tensors do not count writes: judge by the name
     found: dict[int, Tensor] = {}
     for tensor in moved:
         key = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
@@ -233,7 +233,7 @@ def written_by(
 
 
 def region_of(op: Op, target: Tensor) -> Tensor:
-    """Return the part of `target` that an operation wrote, where that is known: all of it, or a basic index."""
+    """Return the part of `target` that an operation wrote, if known: all of it, or a basic index."""
     if op.name != "__setitem__" or id(op.args[0]) != id(target):
         return target
     index = op.args[1] if isinstance(op.args[1], tuple) else (op.args[1],)
@@ -242,5 +242,5 @@ def region_of(op: Op, target: Tensor) -> Tensor:
     region: Tensor = target.detach()[op.args[1]]
     rows = isinstance(index[0], slice) and index[0].start in (None, 0) and index[0].stop is not None
     if not any(isinstance(i, int) for i in index) and (rows or 4 * region.numel() >= target.numel()):
-        return target  # a large part of a tensor is rewritten: the tensor is what goes on, not the part
+        return target  # if a large part is written, treat the whole tensor as written
     return region

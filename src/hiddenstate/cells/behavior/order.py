@@ -1,4 +1,4 @@
-"""Whether a state may go on into the next call, so that pieces of the input give what the whole gives."""
+"""Whether a state may continue into the next call, so that pieces of the input give what the whole gives."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Reason:
     """Why pieces of the input cannot give what the whole gives."""
 
     text: str
-    unless_kept: bool = False  # it may be none where the model itself keeps something from call to call
+    unless_kept: bool = False  # it may not hold if the model itself keeps something from call to call
     carried: bool = False
     usual: bool = False
     changed: bool = False
@@ -42,20 +42,20 @@ ACROSS = Reason(
 IN_FRONT = Reason("its first step is none of the call's own input: every piece would begin with it once more", True)
 DRAWN = Reason("its weights are drawn anew in every call", carried=True, usual=True)
 
-_CALLS = 4  # calls of a cell whose inputs are looked at
-_AXES = 3  # axes of an argument that may be time
+_CALLS = 4  # calls of a cell whose inputs are examined
+_AXES = 3  # the first axes of an argument, one of which may be time
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Reader:
-    """Something recurrent that reads the call's input: in one call, or step by step."""
+    """Something recurrent that reads the call's input, in one call or step by step."""
 
     place: tuple[str, str]  # the module, and the line that calls it
-    inputs: list[list[Value]]  # what each of its first steps takes; of a layer that runs all steps, in one
+    inputs: list[list[Value]]  # the input of each of its first steps; a layer that runs all steps has one entry
     calls: list[ModuleCall] = field(default_factory=list)
-    states: set[tuple[Any, ...]] = field(default_factory=set)  # arguments that are not its input
+    states: set[tuple[Any, ...]] = field(default_factory=set)  # arguments that are states, not input
     loop: Scope | None = None
-    fixed: set[int] = field(default_factory=set)  # values that count as they were: its own state
+    fixed: set[int] = field(default_factory=set)  # values taken as constant: its own state
     stepped: bool = True
     seen: dict[tuple[int, int | None], set[str]] = field(
         default_factory=lambda: defaultdict(set)
@@ -63,7 +63,7 @@ class Reader:
 
     @property
     def steps(self) -> int:
-        """How many steps it takes."""
+        """The number of steps it takes."""
         if self.stepped:
             return len(self.calls) if self.calls else len(self.loop.turns) if self.loop is not None else 0
         packed, shape = _batch_sizes(self), self.inputs[0][0].shape
@@ -72,13 +72,13 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """What recurs in a call and cannot be cut anywhere, with the reason."""
+    """The recurrences of a call that cannot be cut anywhere, with the reasons."""
 
     reasons: dict[tuple[str, str], Reason]
-    times: tuple[tuple[str, int], ...] = ()  # arguments that are read step by step, by label, and along which axis
+    times: tuple[tuple[str, int], ...] = ()  # arguments that are read step by step, by label, with the time axis
 
     def beside(self, recurrences: Iterable[Recurrence]) -> tuple[Cut, ...]:
-        """Return what holds beside these: windows and sums that the model keeps itself need nobody to carry them."""
+        """Return the cuts that remain given these recurrences: windows and sums that the model keeps need no carry."""
         keeps = any(one.kind == "attribute" for one in recurrences)
         told = {place: why for place, why in self.reasons.items() if not (keeps and why.unless_kept)}
         return tuple(
@@ -88,10 +88,10 @@ class Cuts:
 
 
 def cuts_of(analysis: Analysis) -> Cuts:
-    """Look in what order each recurrence reads the call's input, and what it is handed back."""
+    """Find out in what order each recurrence reads the call's input, and what is passed back to it."""
     try:
         return _cuts(analysis)
-    except Exception as error:  # our own mistake must not undo what was found
+    except Exception as error:  # a mistake of ours must not undo what was found
         analysis.doubt(
             ("", ""), f"whether what recurs may be carried was not examined ({type(error).__name__}: {error})"
         )
@@ -122,7 +122,7 @@ def _cuts(analysis: Analysis) -> Cuts:
 
 
 def _by_steps(analysis: Analysis, reader: Reader, readers: list[Reader]) -> Reason | None:
-    """Return why what a module gives is not all that its next call would need."""
+    """Return why a module's result is not all that its next call would need."""
     trace, calls = analysis.trace, reader.calls
     if not calls:
         return None
@@ -131,7 +131,7 @@ def _by_steps(analysis: Analysis, reader: Reader, readers: list[Reader]) -> Reas
     if changed is not None:
         return Reason(f"what is handed back is not what it gave, but made of it{changed}", changed=True)
     others = crossing_beside(analysis, calls, reader.loop)
-    if not _handed(reader):  # else the model starts both
+    if not _handed(reader):  # otherwise the model starts both
         same = [one for one in readers if one.loop is reader.loop is not None and one.calls and one is not reader]
         started = [one for one in same if any(not goes_on(trace, value) for value in _handed(one))]
         others += [f"the state of {one.place[0]}" for one in started if one.place != reader.place]
@@ -143,12 +143,12 @@ def _by_steps(analysis: Analysis, reader: Reader, readers: list[Reader]) -> Reas
 
 
 def _handed(reader: Reader) -> list[Value]:
-    """Return the state that the first call was handed."""
+    """Return the state that the first call was given."""
     return [value for place, value in reader.calls[0].args if place in reader.states]
 
 
 def _readers(analysis: Analysis) -> Iterator[Reader]:
-    """Yield what is known by its type, cells that were found, and loops."""
+    """Yield layers known by type, cells that were found, and loops."""
     trace, chained = analysis.trace, set()
     found: list[Chain] = [chain for chain in analysis.chains if chain.known]
     found += [one.chain for one in analysis.candidates if one.kind == "cell" and one.chain is not None]
@@ -196,7 +196,7 @@ def _is_state(place: tuple[Any, ...]) -> bool:
 
 
 def _loop(trace: Trace, calls: list[ModuleCall]) -> Scope | None:
-    """Return the innermost loop that makes all of these calls, in turns of their own."""
+    """Return the innermost loop that makes all of these calls, in separate turns."""
     start, end = calls[0].start, calls[-1].end
     loops = [s for s in trace.places.scopes if s.kind == "loop" and s.start <= start and end <= s.end]
     return max((s for s in loops if len(s.turns) >= len(calls)), key=lambda s: s.start, default=None)
@@ -206,7 +206,7 @@ def _loop(trace: Trace, calls: list[ModuleCall]) -> Scope | None:
 
 
 def _read(analysis: Analysis, reader: Reader, arguments: list[Value]) -> None:
-    """Note in what order a reader takes an argument, along each axis that may be time, or a list of arguments."""
+    """Note in what order a reader takes an argument or a list of arguments, along each axis that may be time."""
     shape = arguments[0].shape[:_AXES]
     for targets in reader.inputs:
         way = Way(analysis.trace, arguments, targets, reader.fixed)
@@ -225,17 +225,17 @@ def _read(analysis: Analysis, reader: Reader, arguments: list[Value]) -> None:
 
 
 def _lists(arguments: list[Value]) -> list[list[Value]]:
-    """Return the arguments, and lists of them that may have one for each step."""
+    """Return the arguments, and lists of them that may have one entry for each step."""
     lists: dict[str, list[Value]] = defaultdict(list)
     for value in arguments:
         outer, _, last = value.label.rstrip("]").rpartition("[")
-        if last.isdigit() and outer.count("[") > 1:  # not the arguments of the call themselves
+        if last.isdigit() and outer.count("[") > 1:  # not the positional arguments of the call themselves
             lists[f"{outer} {value.shape}"].append(value)
     return [*([value] for value in arguments), *(each for each in lists.values() if len(each) > 1)]
 
 
 def _batch_sizes(reader: Reader) -> Tensor | None:
-    """Return how many rows each step of a packed sequence has."""
+    """Return the number of rows at each step of a packed sequence."""
     places = dict(reader.calls[0].args)
     at = next(place for place in places if not _is_state(place))
     packed = places.get((*at[:-1], 1)) if len(at) == 3 and at[-1] == 0 else None
@@ -247,7 +247,7 @@ def _time_axis(reader: Reader, axes: int) -> int:
 
 
 def _order(analysis: Analysis, reader: Reader, reached: Reached) -> str:
-    """Say in what order the steps along an axis reach a reader: nothing where they do not, or it cannot be told."""
+    """Return in what order the steps along an axis reach a reader; "" if they do not, or if it is unknown."""
     along = None if reader.stepped else _time_axis(reader, reached.at(0)[0].dim())
     if any(_apart(one, other, along) for one, other in zip(reached.at(0), reached.at(-1), strict=True)):
         return ""
@@ -259,7 +259,7 @@ def _order(analysis: Analysis, reader: Reader, reached: Reached) -> str:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Reached:
-    """Which steps of a reader each step along an axis of an argument reaches."""
+    """Which steps of a reader depend on each step along an axis of an argument."""
 
     reader: Reader
     way: Way
@@ -269,14 +269,14 @@ class Reached:
     _rows: dict[int, Tensor] = field(default_factory=dict)
 
     def at(self, step: int) -> list[Tensor]:
-        """Return what changes in the input of each call, if the argument is another at one step."""
+        """Return what changes in the input of each call if one step of the argument changes."""
         step %= self.size
         if step not in self._masks:
             self._masks[step] = _unpacked(self.reader, self.way.changed(self.axis, step))
         return self._masks[step]
 
     def rows(self, step: int) -> Tensor:
-        """Return for each row (of a cell: for all of them) which of its steps are reached."""
+        """Return which steps of each row are reached; for a cell, of all rows together."""
         if step not in self._rows:
             self._rows[step] = self._by_row(self.at(step)).cpu()
         return self._rows[step]
@@ -290,7 +290,7 @@ class Reached:
 
 
 def _unpacked(reader: Reader, masks: list[Tensor]) -> list[Tensor]:
-    """Return what is known of a packed sequence with axes for rows and steps."""
+    """Return what is known of a packed sequence, with separate axes for rows and steps."""
     sizes = None if reader.stepped else _batch_sizes(reader)
     if sizes is None:
         return masks
@@ -299,7 +299,7 @@ def _unpacked(reader: Reader, masks: list[Tensor]) -> list[Tensor]:
 
 
 def _apart(one: Tensor, other: Tensor, along: int | None) -> bool:
-    """Say whether two steps reach different entries along some axis that is not time: then they are no steps."""
+    """Say whether two steps reach different entries along some axis that is not time: then they are not steps."""
     for axis in range(one.dim()):
         if axis != along:
             first, last = (each.movedim(axis, 0).reshape(each.shape[axis], -1).any(1) for each in (one, other))
@@ -309,11 +309,11 @@ def _apart(one: Tensor, other: Tensor, along: int | None) -> bool:
 
 
 def _order_of_rows(reached: Reached) -> str:
-    """Say what the first step of any row takes: the call's last one, all of them, none, or its first one."""
+    """Return what the first step of any row takes: the call's last step, all steps, none, or the first."""
     first, last = reached.rows(0), reached.rows(-1)
     begins, ends = first[:, 0], last[:, 0]
     backwards = ends & ~begins & first[:, -1]
-    if reached.reader.stepped and bool((ends & ~begins).any()):  # only its first calls were looked at
+    if reached.reader.stepped and bool((ends & ~begins).any()):  # only its first calls were examined
         before = reached.rows(-1 - max(1, reached.size // reached.reader.steps))
         backwards = ends & ~begins & before[:, 1] & ~before[:, 0] & ~last[:, 1]
     if bool(backwards.any()):
@@ -330,7 +330,7 @@ def _order_of_rows(reached: Reached) -> str:
 
 
 def _overlap(reached: Reached) -> bool:
-    """Say whether neighboring steps meet in one place, and not in all: windows, rather than frames put together."""
+    """Say whether neighboring steps share some entries but not all: overlapping windows, not frames."""
     first, last = reached.rows(0), reached.rows(-1)
     if not reached.reader.stepped and first.shape[1] == reached.size:
         return bool((first.sum(1) > 1).any() or (last.sum(1) > 1).any())
@@ -341,8 +341,8 @@ def _overlap(reached: Reached) -> bool:
 
 
 def _by_order(reader: Reader, times: set[tuple[int, int | None]], arguments: list[Value]) -> Reason | None:
-    """Return why the order in which a reader takes its input keeps its state from going on."""
-    # Of a loop not all that it takes was followed: only what it reads step by step is its time.
+    """Return why a reader's state cannot continue, given the order in which it takes its input."""
+    # Not everything that a loop takes was followed: only what it reads step by step counts as time.
     times = times if reader.calls else set()
     seen = {axis: orders for axis, orders in reader.seen.items() if orders - {"all"} or axis in times}
     orders = set().union(*seen.values())
@@ -355,7 +355,7 @@ def _by_order(reader: Reader, times: set[tuple[int, int | None]], arguments: lis
 
 
 def _is_time(reader: Reader, arguments: list[Value]) -> bool:
-    """Say whether the size alone tells that an axis is time, where nobody reads along it step by step."""
+    """Say whether an axis is time judging by its size alone, if nothing reads along it step by step."""
     shapes = {value.number: value.shape for value in arguments}
     for (number, axis), orders in reader.seen.items():
         if axis is None or axis > 1:
@@ -369,7 +369,7 @@ def _is_time(reader: Reader, arguments: list[Value]) -> bool:
 
 
 def _drawn(trace: Trace, module: nn.Module) -> bool:
-    """Say whether a module that is known by its type has weights that were made of random numbers in this call."""
+    """Say whether a known module's weights were made from random numbers in this call."""
     if not any(call.known for call in trace.calls if call.module is module):
         return False
     own = [tensor for tensor in vars(module).values() if isinstance(tensor, Tensor)]
@@ -385,7 +385,7 @@ def _drawn(trace: Trace, module: nn.Module) -> bool:
 
 
 def _draws(op: Op) -> bool:
-    """Say whether it did: dropout in evaluation gives what it is given."""
+    """Say whether an operation really drew: dropout in evaluation does not."""
     return not any(value.shape == op.outs[0].shape and _equal(value, op.outs[0]) for value in op.ins)
 
 
@@ -394,4 +394,4 @@ def _equal(one: Value, other: Value) -> bool:
     return ours is not None and theirs is not None and torch.equal(ours, theirs)
 
 
-_LONG = 256  # values that a look back from a weight goes through
+_LONG = 256  # values to go back from a weight

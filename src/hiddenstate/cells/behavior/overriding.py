@@ -1,4 +1,4 @@
-"""Putting other tensors in the place of what loops start from, while a call of the model runs."""
+"""Replacing the starts of loops by other tensors while a call of the model runs."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ Put: TypeAlias = Callable[[OwnStart, Tensor], "Tensor | None"]
 
 
 class _ThreadOverriding(threading.local):
-    tapped: Overriding | None = None  # whose work the taps of the next call do
+    tapped: Overriding | None = None  # the taps of the next call do this object's work
 
 
 _here = _ThreadOverriding()
 
 
 def overriding_now() -> Overriding | None:
-    """Return what is to be put in the place of starts by whoever taps the call that is made just now."""
+    """Return the replacement of starts that the taps of the present call are to make."""
     return _here.tapped
 
 
 def _held(model: nn.Module) -> dict[str, Tensor]:
-    """Return what a model holds by the names that a trace gives it."""
+    """Return the tensors of a model by their names in a trace."""
     found: dict[str, Tensor] = {}
     for path, module in model.named_modules():
         found.update({f"{path}.{name}".strip("."): tensor for name, tensor in module_tensors(module)})
@@ -50,29 +50,29 @@ def _memory(tensor: Tensor) -> Any:
 
 
 class Overriding(TorchFunctionMode):
-    """Puts other tensors in the place of what loops start from, while it is on."""
+    """Replaces the starts of loops by other tensors while it is active."""
 
     def __init__(self, model: nn.Module, starts: Iterable[OwnStart], put: Put, *, ends: bool) -> None:
-        """Replace each of `starts` by what `put` returns for it, or leave it where that is None.
+        """Replace each of `starts` by what `put` returns for it, or leave it if that is None.
 
-        With `ends`, also keep what is made last where each part is made.
+        With `ends`, also keep the last value made at the place of each part.
         """
         super().__init__()
         self.ours = True  # nothing is replaced before the model runs
-        self.met: dict[OwnStart, Tensor] = {}  # what the model itself started from
-        self.read: set[OwnStart] = set()  # which of them were replaced
-        self.ends: dict[OwnStart, Tensor] = {}  # what was made last where a part is made, where that is one place
+        self.met: dict[OwnStart, Tensor] = {}  # the model's own starts
+        self.read: set[OwnStart] = set()  # the starts that were replaced
+        self.ends: dict[OwnStart, Tensor] = {}  # the last value of each part that is made in a single place
         self._put = put
         self._instead: dict[OwnStart, Tensor | None] = {}
         self._at: dict[Any, list[OwnStart]] = defaultdict(list)
-        self._reading: dict[Any, set[Chain]] = defaultdict(set)  # functions that read a start, and where
+        self._reading: dict[Any, set[Chain]] = defaultdict(set)  # functions that read a start, with their places
         self._made: Counter[Site] = Counter()
         self._times: Counter[Any] = Counter()  # by tensor and place: how often it was read there
         self._by_id: dict[int, list[OwnStart]] = defaultdict(list)
-        self._by_memory: dict[Any, list[OwnStart]] = defaultdict(list)  # those that are read through another tensor
+        self._by_memory: dict[Any, list[OwnStart]] = defaultdict(list)  # starts that are read through another tensor
         self._thread = threading.get_ident()
-        self._modules: set[nn.Module] = set()  # those that read a start, or make an end
-        self._runs = False  # whether the model runs
+        self._modules: set[nn.Module] = set()  # modules that read a start or make an end
+        self._runs = False  # whether the model is running
         starts = list(starts)
         held = _held(model) if any(start.label for start in starts) else {}
         self._ends: dict[Any, list[OwnStart]] = defaultdict(list)
@@ -92,13 +92,13 @@ class Overriding(TorchFunctionMode):
         chains: dict[Any, set[Chain]] = {function: set(read) for function, read in self._reading.items()}
         for site in [site for start in starts for site in (start.site, start.end) if site is not None]:
             chains.setdefault(site[0], set()).add(site[1])
-        # Of the functions that read a start, or make one, or an end: where in the code they do.
+        # For each function that reads or makes a start or makes an end: the offsets of these calls in the code.
         self.offsets: Mapping[Any, Set[int]] = {function: offsets_of(each) for function, each in chains.items()}
 
     def beneath(self, run: Callable[[], Any], through: Callable[[Callable[[], Any]], Any], *, tapped: bool) -> Any:
-        """Return what `through(run)` does, with this on beneath all modes that `through` puts around `run`.
+        """Return the result of `through(run)`, with this mode beneath all modes that `through` puts around `run`.
 
-        Where `through` only taps the call, the taps do this work too, and each operation passes through one mode.
+        If `through` only taps the call, the taps do this work too, so that each operation passes through one mode only.
         """
 
         def inner() -> Any:
@@ -120,7 +120,7 @@ class Overriding(TorchFunctionMode):
                 handle.remove()
 
     def _through(self, module: nn.Module, arguments: Arguments, run: Callable[[Arguments], Any]) -> Any:
-        """Run a call of a module that reads a start, or makes an end."""
+        """Run a call of a module that reads a start or makes an end."""
         if not self._runs or threading.get_ident() != self._thread:
             return run(arguments)
         frame = sys._getframe(1)
@@ -134,7 +134,7 @@ class Overriding(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run one operation, on what it is to start from."""
+        """Run one operation with replaced starts."""
         kwargs, frame = kwargs or {}, sys._getframe(1)
         if self.ours or not may_be_at(frame, self.offsets.get(func)) or threading.get_ident() != self._thread:
             return func(*args, **kwargs)
@@ -144,7 +144,7 @@ class Overriding(TorchFunctionMode):
     def handed(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], frame: FrameType
     ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return what an operation is to be called with."""
+        """Return the arguments for an operation, with starts replaced."""
         if self._by_id and func in self._reading and any(self._starts_of(tensor) for tensor in operands(args, kwargs)):
             chain = chain_of(frame)
             if chain in self._reading[func]:
@@ -152,7 +152,7 @@ class Overriding(TorchFunctionMode):
         return args, kwargs
 
     def made(self, func: Any, result: Any, frame: FrameType) -> Any:
-        """Return what an operation gives to the model."""
+        """Return the result of an operation, with starts replaced."""
         if func in self._ends:
             self._note_ends(self._ends[func], result, chain_of(frame))
         starts = self._at.get(func)
@@ -189,7 +189,7 @@ class Overriding(TorchFunctionMode):
             self._by_memory[_memory(tensor)].append(start)
 
     def _starts_of(self, tensor: Tensor) -> Sequence[OwnStart]:
-        """Return the parts that start from a tensor, or from one that lies where it does."""
+        """Return the parts that start from a tensor, or from one in the same memory."""
         found = self._by_id.get(id(tensor), ())
         return found if found or not self._by_memory else self._by_memory.get(_memory(tensor), ())
 
@@ -215,7 +215,7 @@ class Overriding(TorchFunctionMode):
         return made, {key: replaced(arg, instead) for key, arg in kwargs.items()}
 
     def _tell(self, start: OwnStart) -> None:
-        """Let whoever traces this call know which numbers were read; where several parts share a start, nobody can."""
+        """Tell the trace of this call which numbers were read; if several parts share a start, it cannot be told."""
         other, shared = self._instead[start], len(self._by_id[id(self.met[start])]) > 1
         for watcher in watchers():
             if isinstance(watcher, Trace) and other is not None:

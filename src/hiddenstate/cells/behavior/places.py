@@ -1,7 +1,7 @@
-"""Where in the code each operation happens: calls, loops, and the turns of each loop.
+"""The place of each operation in the code: calls, loops, and the turns of each loop.
 
-A Python loop is read off the interpreter: the same frame comes back to an earlier instruction, or the variable of its
-`for` has changed. Nothing is guessed from how operations look, so turns may differ (a first one, a skipped one).
+A Python loop is observed in the interpreter: a frame comes back to an earlier instruction, or the variable of its `for`
+has changed. Nothing is guessed from what operations look like, so turns may differ (a first one, a skipped one).
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ import torch
 from .bytecode import CodeLoop, loops_of
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# Floors whose code stands between the model and its caller, or between two of its modules.
+# Packages whose code is between the model and its caller, or between two of its modules.
 OURS = tuple(os.path.join(_LIBRARY, floor) + os.sep for floor in ("cells", "carry", "recording", "diagnosis"))
 _TORCH = torch.__path__[0]
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Scope:
-    """A call of a function, a loop in it, or one turn of a loop; together they are a tree."""
+    """A call of a function, a loop in it, or one turn of a loop; together they form a tree."""
 
     kind: Literal["call", "loop", "turn"]
     parent: Scope | None
-    key: Any  # offset of the call, head of the loop, or number of the turn
+    key: Any  # the offset of the call, the head of the loop, or the number of the turn
     code: CodeType
     start: int  # first operation
     end: int = -1  # one after the last
     loop: CodeLoop | None = None
     turns: list[Scope] = field(default_factory=list)
-    owner: int = -1  # the module call that it happens in
+    owner: int = -1  # the module call that contains it
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class _OpenLoop:
-    """A loop that a frame is in just now."""
+    """A loop that a frame is in now."""
 
     scope: Scope  # a loop
     token: tuple[int, ...]
     offset: int  # of the last event in it
-    first: tuple[int, ...]  # its token at first
+    first: tuple[int, ...]  # its token at the beginning
     early: bool = False  # the turn began at the head, before the variable changed
 
 
@@ -57,7 +57,7 @@ class _Activation:
     scope: Scope
     offset: int
     levels: list[_OpenLoop] = field(default_factory=list)
-    child: Scope | None = None  # the call made last, and the scope it was made from
+    child: Scope | None = None  # the last call it made, and the scope of that call
     child_from: Scope | None = None
 
     @property
@@ -66,17 +66,17 @@ class _Activation:
 
 
 class StackTracker:
-    """Follows the interpreter's stack from operation to operation, and keeps all scopes that it meets."""
+    """Follows the interpreter's stack from operation to operation, and keeps all scopes it meets."""
 
     def __init__(
         self, root: FrameType, on_turn: Callable[[Scope, FrameType], None], on_end: Callable[[Scope, FrameType], None]
     ) -> None:
-        """Follow the calls made from `root`; tell whenever a loop begins another turn, and once it is over."""
+        """Follow the calls made from `root`; report each new turn of a loop, and its end."""
         self._root = root
         self._on_turn, self._on_end = on_turn, on_end
         self.scopes: list[Scope] = [Scope("call", None, 0, root.f_code, 0)]
         self._stack: list[_Activation] = []
-        self._depths: dict[FrameType, int] = {}  # by frame: where it is on the stack
+        self._depths: dict[FrameType, int] = {}  # by frame: its index on the stack
         self.owner = -1
 
     def here(self, frame: FrameType | None, number: int) -> tuple[Scope, int]:
@@ -86,7 +86,7 @@ class StackTracker:
         while frame is not None and frame is not self._root:
             known = self._depths.get(frame)
             if known is not None and not frame.f_code.co_flags & CO_GENERATOR:
-                depth = known  # what is above it waits for it, and has not moved
+                depth = known  # the frames above wait for this one, and have not moved
                 frames.append(frame)
                 break
             if not is_between(frame.f_code):
@@ -108,13 +108,13 @@ class StackTracker:
         return stack[-1].inner, stack[-1].offset
 
     def _changed(self, depth: int, frames: list[FrameType]) -> bool:
-        """Say whether a frame has moved on since the last operation, or calls another function now."""
+        """Say whether a frame has moved since the last operation, or now calls another function."""
         known, frame, below = self._stack[depth], frames[0], frames[1]
         if known.offset != frame.f_lasti or depth + 1 >= len(self._stack) or self._stack[depth + 1].frame is not below:
             return True
         if not below.f_code.co_flags & CO_GENERATOR:
             return False
-        # A loop that reads a generator meets the same frame at the same place, one turn later.
+        # A loop over a generator meets the same frame at the same place, one turn later.
         return any(_token(frame, level.scope.loop) != level.token for level in known.levels)
 
     def _enter(self, frame: FrameType, number: int) -> None:
@@ -161,7 +161,7 @@ class StackTracker:
         return turn
 
     def _event(self, activation: _Activation, offset: int, number: int) -> None:
-        """Place an instruction of a frame in its loops."""
+        """Find the loops of a frame that contain an instruction."""
         loops = loops_of(activation.frame.f_code)
         around = loops.around(offset) if loops.loops else ()
         levels = activation.levels
@@ -191,7 +191,7 @@ class StackTracker:
         del activation.levels[depth:]
 
     def _forget(self, depth: int) -> None:
-        """Drop frames that have returned; what their variables held in the end is still there."""
+        """Drop frames that have returned; their variables still have their last values."""
         for gone in self._stack[depth:]:
             self._end(gone, 0)
             self._depths.pop(gone.frame, None)
@@ -200,7 +200,7 @@ class StackTracker:
     def _next_turn(
         self, level: _OpenLoop, token: tuple[int, ...], offset: int, *, innermost: bool, begun: bool
     ) -> bool:
-        """Say whether an instruction is of another turn; `begun`: the loops within that go on are at their first."""
+        """Say whether an instruction belongs to another turn; `begun`: the inner loops are at their first turn."""
         loop = level.scope.loop
         assert loop is not None
         if token != level.token:
@@ -209,7 +209,7 @@ class StackTracker:
         if offset == loop.head and level.offset > offset:
             level.early = bool(token)
             return True
-        # Without a variable that moves, going back is all that tells, unless it is a loop within that goes back.
+        # Without a loop variable, only a jump back shows a new turn, unless an inner loop jumped.
         if token:
             return offset < level.offset and innermost and not level.early
         return offset <= level.offset if innermost else offset < level.offset and begun
@@ -222,10 +222,10 @@ class StackTracker:
         self._on_turn(loop, frame)
 
     def close(self, ops: list[Any]) -> None:
-        """Set where every scope ends; forget all frames."""
+        """Set the end of every scope, and forget all frames."""
         for number, op in enumerate(ops):
             op.scope.end = number + 1
-        # A scope is made after its parent, except for loops found at their second turn: go up from each.
+        # A scope is created after its parent, except for loops found at their second turn: go up from each.
         for scope in reversed(self.scopes):
             end, above = scope.end, scope.parent
             while above is not None and above.end < end:
@@ -235,13 +235,13 @@ class StackTracker:
 
 
 def _begun(activation: _Activation, around: tuple[CodeLoop, ...], depth: int) -> bool:
-    """Say whether those of the loops from `depth` on in which the frame still is are where they were at first."""
+    """Say whether those loops from `depth` on that the frame is still in are at their first turn."""
     same = [lv for lv, loop in zip(activation.levels[depth:], around[depth:], strict=False) if lv.scope.loop is loop]
     return all(_token(activation.frame, level.scope.loop) == level.first != () for level in same)
 
 
 def _token(frame: FrameType, loop: CodeLoop | None) -> tuple[int, ...]:
-    """Return what tells the turns of a `for` apart: which objects its variables hold; nothing for other loops."""
+    """Return what tells the turns of a `for` apart: the ids of its variables' objects; nothing for other loops."""
     if loop is None or not loop.targets:
         return ()
     held = frame.f_locals
@@ -254,7 +254,7 @@ def in_torch(code: CodeType) -> bool:
 
 
 def line_at(scope: Scope, offset: int) -> str:
-    """Return file and line of an instruction; where it is torch's own, of the user's line that led there."""
+    """Return file and line of an instruction; if it is torch's own, of the user's line that led to it."""
     while in_torch(scope.code):
         while scope.kind != "call" and scope.parent is not None:
             scope = scope.parent
@@ -263,7 +263,7 @@ def line_at(scope: Scope, offset: int) -> str:
             return ""
         scope = above
     if scope.parent is None:
-        return ""  # the model itself is torch's: no line of the user's is in the call
+        return ""  # the model itself is torch's, so the call contains no line of the user's
     return f"{os.path.basename(scope.code.co_filename)}:{loops_of(scope.code).line(offset)}"
 
 
@@ -274,13 +274,13 @@ def line_of(loop: Scope) -> str:
     return line_at(loop, loop.key[1] if isinstance(loop.key, tuple) else 0)
 
 
-_between: dict[int, tuple[bool, CodeType]] = {}  # by id, whose own hash is slow; what is held keeps it
-# What stands between a call and what is called: no place of its own.
+_between: dict[int, tuple[bool, CodeType]] = {}  # by id, since hashing code is slow; the code keeps its id in use
+# Functions between a call and the function that it calls, which are not places of their own.
 _BETWEEN = {os.path.join(_TORCH, "overrides.py"), os.path.join(_TORCH, "nn", "modules", "module.py")}
 
 
 def is_between(code: CodeType) -> bool:
-    """Say whether code only stands between a call and what is called: ours, or torch's own way to a forward."""
+    """Say whether code is only between a call and its target: ours, or torch's own way to a forward."""
     known = _between.get(id(code))
     if known is None:
         name = code.co_filename

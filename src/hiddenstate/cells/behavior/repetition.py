@@ -1,4 +1,4 @@
-"""A stretch of a trace cut into repetitions, and what depends on what within them."""
+"""A stretch of a trace cut into repetitions, and the dependencies within them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Windows:
     starts: list[int]
     end: int
     scope: Scope | None = None
-    gaps: tuple[tuple[int, int], ...] = ()  # between runs of the loop that continue each other
+    gaps: tuple[tuple[int, int], ...] = ()  # stretches between runs of the loop that continue each other
 
     @property
     def count(self) -> int:
@@ -33,7 +33,7 @@ class Windows:
         return len(self.starts)
 
     def span(self, turn: int) -> tuple[int, int]:
-        """Return the operations of one repetition, from and to."""
+        """Return the first operation of a repetition, and one after its last."""
         return self.starts[turn], self.starts[turn + 1] if turn + 1 < self.count else self.end
 
     def between(self, op: int) -> bool:
@@ -41,7 +41,7 @@ class Windows:
         return any(start <= op < end for start, end in self.gaps)
 
     def turn(self, op: int) -> int:
-        """Return the repetition that an operation belongs to; -1 before the first."""
+        """Return the repetition of an operation; -1 before the first."""
         return bisect_right(self.starts, op) - 1
 
     @cached_property
@@ -80,7 +80,7 @@ class Windows:
 
 
 def windows_of(trace: Trace, loop: Scope) -> Windows:
-    """Return the turns of a loop as repetitions, without a last one that was broken off."""
+    """Return the turns of a loop as repetitions, without an incomplete last one."""
     starts, end = [turn.start for turn in loop.turns], loop.end
     if len(starts) > 2:
         last = {(op.offset, op.name) for op in trace.ops[starts[-1] : end]}
@@ -124,7 +124,7 @@ def reached(trace: Trace, sources: set[int], span: tuple[int, int]) -> list[int]
 
 
 def from_input(trace: Trace, *, draws: bool = False) -> bytearray:
-    """Say for each value whether it depends on what the model was called with, or also on random draws."""
+    """Return for each value whether it depends on the model's arguments; with `draws`, or on random numbers."""
     marks = bytearray(len(trace.memory.values))
     for value in trace.memory.values:
         if value.origin == "argument":
@@ -142,7 +142,7 @@ def _foreign(op: Op) -> bool:
 
 
 def signature(arg: Any) -> Any:
-    """Return the part of an operation's arguments that is not tensors, as something that can be compared."""
+    """Return the arguments of an operation that are not tensors, in a form that can be compared."""
     if isinstance(arg, Tensor):
         return "tensor"
     if isinstance(arg, tuple | list):
@@ -161,7 +161,7 @@ def where_of(windows: Windows) -> tuple[str, str]:
 
 
 def owner_of(trace: Trace, start: int, end: int) -> ModuleCall | None:
-    """Return the innermost module call that all of these operations happen in."""
+    """Return the innermost module call that contains all of these operations."""
     number = trace.ops[start].call
     while number >= 0:
         call = trace.calls[number]

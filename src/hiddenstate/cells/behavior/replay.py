@@ -1,8 +1,8 @@
-"""The replay law: a repetition, run again from the found parts alone, gives what it gave; else nothing is claimed.
+"""The replay law: a repetition that runs again from the found parts alone must give the same; else nothing is claimed.
 
-Three things have to hold. Of all that earlier repetitions made, each one reads only the parts, at the places where it
-always reads them. Run again from the parts, some repetitions give the same parts. And run again from other numbers they
-give something else: a part that never matters is no part.
+Three things are checked. Of all that earlier repetitions made, each repetition reads only the parts, always at the
+same places. Some repetitions, run again from the parts, give the same parts. And run again from other numbers, they
+give something else: a part that never matters is not a part.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _RTOL, _ATOL = 1e-3, 1e-5
 
 
 class Lost(Exception):
-    """A value that a replay needs is no longer there."""
+    """A value that a replay needs no longer exists."""
 
 
 class Law:
     """The replay law for one recurrence."""
 
     def __init__(self, analysis: Analysis, candidate: Candidate) -> None:
-        """Look at a recurrence among the others of its call."""
+        """Prepare to check a recurrence among the others of its call."""
         self._candidate = candidate
         self._windows = candidate.windows
         self._trace = analysis.trace
         self._chain = candidate.chain
-        self._others = set(analysis.settled)  # values that other recurrences of the same call account for
+        self._others = set(analysis.settled)  # values that belong to other recurrences of the same call
         self._others.update(*(chain.on_the_way for chain in analysis.chains if chain is not self._chain))
         for other in analysis.candidates:
             if other is not candidate:
@@ -45,7 +45,7 @@ class Law:
         self._turns = sorted({min(1, count - 1), count // 2, count - 1})
 
     def broken(self) -> str:
-        """Return a reason where the law does not hold, else nothing."""
+        """Return the reason if the law does not hold, else an empty string."""
         drafts = self._candidate.drafts
         if any(value is None for draft in drafts for value in draft.values):
             return "what crosses was not found after every repetition"
@@ -75,7 +75,7 @@ class Law:
         ]
 
     def _sources(self, turn: int) -> dict[int, int]:
-        """Return the parts that a repetition starts from: by value, which part it is."""
+        """Return the parts that a repetition starts from: value number -> index of the part."""
         drafts = self._candidate.drafts
         return {v.number: place for place, d in enumerate(drafts) if (v := d.values[turn - 1]) is not None}
 
@@ -83,10 +83,10 @@ class Law:
         return [value for draft in self._candidate.drafts if (value := draft.values[turn]) is not None]
 
     def _step(self, turn: int) -> tuple[list[int], Value | None]:
-        """Return the operations between the parts before and after a repetition, and an operand that is none of them.
+        """Return the operations between the parts before and after a repetition, and an operand that is not a part.
 
-        Forbidden is what an earlier repetition made, unless another recurrence accounts for it. What a cell is handed
-        besides its state is its input, wherever that came from.
+        Operands made by an earlier repetition are not allowed, unless they belong to another recurrence. What a cell is
+        given besides its state is its input, wherever it comes from.
         """
         sources, todo = self._sources(turn), self._targets(turn)
         low, begin = self._windows.span(turn)[0], self._windows.starts[0]
@@ -114,7 +114,7 @@ class Law:
         given = self._chain.calls[turn].args
         if not any(one.number == value.number for place, one in given if place not in states):
             return False
-        # What the cell itself gave before, as it was or masked, is state, unless another recurrence tells of it.
+        # The cell's own earlier result, plain or masked, is state, unless it belongs to another recurrence.
         earlier = {one.number for _, one in self._chain.calls[turn - 1].results}
         low, todo = self._windows.span(turn)[0], [value]
         for one in todo:
@@ -125,7 +125,7 @@ class Law:
         return True
 
     def _operands(self, value: Value, turn: int) -> list[Value]:
-        """Return what a value was made of; around a cell's calls, where its state is masked, only what carries it."""
+        """Return the operands of a value; around a cell's calls, where the state is masked, only its carriers."""
         op = self._trace.ops[value.op]
         if self._chain is None:
             return op.ins
@@ -138,7 +138,7 @@ class Law:
         return way or op.ins
 
     def _steady(self, steps: dict[int, list[int]]) -> bool:
-        """Say whether each part is read at the same places, and handed in as the same argument, every time."""
+        """Say whether each part is always read at the same places, and passed as the same argument."""
         if self._chain is not None:
             return all(self._handed(draft, turn) for draft in self._candidate.drafts for turn in steps)
         seen: dict[tuple[int, int], int] = {}
@@ -154,7 +154,7 @@ class Law:
         return True
 
     def _handed(self, draft: Draft, turn: int) -> bool:
-        """Say whether a cell's call was handed this part, and none of the others in its place."""
+        """Say whether a cell's call was given this part, and no other part instead."""
         assert self._chain is not None
         given = next((v for place, v in self._chain.calls[turn].args if place == draft.argument), None)
         own, sources = draft.values[turn - 1], self._sources(turn)
@@ -169,7 +169,7 @@ class Law:
         return own.number in met or not met
 
     def _stale(self) -> bool:
-        """Say whether the last repetition made a state, and what is taken for it is an older one."""
+        """Say whether the last repetition made a state, but an older one was taken for it."""
         windows, last = self._windows, self._windows.count - 1
         if self._chain is not None:
             made = {value.number for _, value in self._chain.calls[-1].results} | self._made_after(last)
@@ -193,7 +193,7 @@ class Law:
             made = run_again(self._trace, ops, {})
         except Lost as lost:
             return f"repetition {turn} could not be run again: {lost}"
-        except Exception as error:  # whatever an operation raises out of its place
+        except Exception as error:  # an operation that runs alone may raise anything
             return f"repetition {turn} could not be run again ({type(error).__name__}: {str(error)[:80]})"
         for value in self._targets(turn):
             before, after = value.data(), made.get(value.number)
@@ -204,13 +204,13 @@ class Law:
         return ""
 
     def _matters(self, draft: Draft, turn: int) -> bool:
-        """Say whether a repetition that starts from another part ends in another state, or leaves something else."""
+        """Say whether a repetition with another value of this part ends in another state, or leaves something else."""
         part = draft.values[turn - 1]
         old = part.data() if part is not None else None
         if part is None or old is None or old.numel() == 0:
             return True
         if any(other is not draft and other.values[turn] is part for other in self._candidate.drafts):
-            return True  # handed on as another part: a window
+            return True  # passed on as another part: a window
         low, high = self._windows.span(turn)
         high = max([high, *(value.op + 1 for value in self._targets(turn))])
         ops = reached(self._trace, {part.number}, (max(low, part.op + 1), high))
@@ -220,14 +220,14 @@ class Law:
         for other in _others_than(old):
             try:
                 made = run_again(self._trace, ops, {part.number: other})
-            except Exception:  # an index that is out of range, say: then it is used
+            except Exception:  # for example an index out of range: then the part is used
                 return True
             if any(value.number in made and not _equal(value.data(), made[value.number]) for value in lasting):
                 return True
         return False
 
     def _lasting(self, ops: list[int], turn: int, high: int) -> list[Value]:
-        """Return what these operations leave behind: parts, and whatever is read after the repetition."""
+        """Return what these operations leave behind: parts, and anything that is read after the repetition."""
         outs = {value.number: value for number in ops for value in self._trace.ops[number].outs}
         kept = {value.number for value in self._targets(turn)}
         kept |= {value.number for op in self._trace.ops[high:] for value in op.ins if value.number in outs}
@@ -238,7 +238,7 @@ class Law:
 def run_again(
     trace: Trace, ops: Iterable[int], made: dict[int, Tensor], *, only_changed: bool = False
 ) -> dict[int, Tensor]:
-    """Run operations again, with what `made` holds in place of what was; `only_changed`: those that read such."""
+    """Run operations again with the values in `made`; with `only_changed`, only those that depend on these."""
 
     def data(value: Value) -> Tensor:
         if value.number in made:
@@ -256,7 +256,7 @@ def run_again(
     return made
 
 
-_LISTED = 64  # operands from which on a list is read as a whole, in no order that would tell parts apart
+_LISTED = 64  # a list with more operands is treated as a whole, since their order identifies no parts
 
 
 def _described(value: Value) -> str:
@@ -265,7 +265,7 @@ def _described(value: Value) -> str:
 
 
 def _cannot_tell(op: Op) -> bool:
-    """Say whether an operation cannot be run on other numbers: what was drawn, or went on to Python or in memory."""
+    """Say whether an operation cannot run on other numbers: it drew random ones, or passed them to Python or memory."""
     drawn = op.name in DRAWS and bool(op.ins)
     return (
         drawn or op.escapes or op.name == "grad" or _in_memory(op) or any(value.tensor.is_sparse for value in op.outs)
@@ -277,7 +277,7 @@ def _in_memory(op: Op) -> bool:
 
 
 def _others_than(old: Tensor) -> list[Tensor]:
-    """Return other numbers in place of these, some near and some far."""
+    """Return other numbers to use instead of these, some near and some far."""
     if old.is_floating_point() or old.is_complex():
         noise = torch.randn(old.shape, generator=torch.Generator().manual_seed(0)).to(old.device).to(old.dtype)
         return [old + 0.1 * noise, 1.7 - 2 * old + noise]
@@ -309,7 +309,7 @@ def _again(op: Op, made: dict[int, Tensor], data: Callable[[Value], Tensor]) -> 
             return tensor
         if id(tensor) not in copies:
             found = data(held[id(tensor)])
-            # Some kernels write into buffers without counting it.
+            # Some kernels write to buffers without counting it.
             written = held[id(tensor)].origin in ("buffer", "attribute") or any(v.tensor is tensor for v in op.outs)
             copies[id(tensor)] = found.clone() if written else found
         return copies[id(tensor)]
@@ -318,10 +318,10 @@ def _again(op: Op, made: dict[int, Tensor], data: Callable[[Value], Tensor]) -> 
     with ExitStack() as modes:
         for device, dtype in op.cast:
             modes.enter_context(torch.autocast(device, dtype))
-        # Torch's layers run other kernels without gradients, whose last bits differ.
+        # Without gradients, torch's layers run other kernels, which round differently.
         modes.enter_context(torch.set_grad_enabled(op.grad and op.name.endswith(".forward")))
         result = op.func(*replaced(op.args, put), **{key: replaced(arg, put) for key, arg in op.kwargs.items()})
-    if streams and not all(map(torch.equal, streams, random_streams())):  # it has drawn: as it drew before
+    if streams and not all(map(torch.equal, streams, random_streams())):  # it drew: repeat its draws
         made.update({value.number: data(value) for value in op.outs})
         return
     results = [tensor.detach() for _, tensor in leaves(result)]
@@ -333,7 +333,7 @@ def _again(op: Op, made: dict[int, Tensor], data: Callable[[Value], Tensor]) -> 
 
 
 def _masked_as_drawn(op: Op, new: Tensor, data: Callable[[Value], Tensor]) -> Tensor:
-    """Drop of other numbers what was dropped, and scale the rest as it was scaled."""
+    """Apply a recorded dropout to other numbers: drop the same entries, and scale the rest in the same way."""
     old, out = op.ins[0].data(), data(op.outs[0])
     if old is None or old is new or new.shape != out.shape:
         return out
@@ -341,7 +341,7 @@ def _masked_as_drawn(op: Op, new: Tensor, data: Callable[[Value], Tensor]) -> Te
 
 
 def _again_in_memory(op: Op, made: dict[int, Tensor], data: Callable[[Value], Tensor]) -> None:
-    """Follow numbers that went through a part of a tensor: written by index, read by index."""
+    """Follow numbers through a part of a tensor that is written and read by index."""
     for value in op.outs:
         if not any(source.number in made for source in op.ins):
             made[value.number] = data(value)
@@ -352,12 +352,12 @@ def _again_in_memory(op: Op, made: dict[int, Tensor], data: Callable[[Value], Te
 
 
 def _overlaid(value: Value, sources: list[Value], data: Callable[[Value], Tensor]) -> Tensor:
-    """Return what a tensor would hold, had other numbers been written through those that share its memory."""
+    """Return what a tensor would hold if other numbers had been written through tensors that share its memory."""
     key, old = storage_of(value.tensor), value.data()
     shared = [source for source in sources if key and storage_of(source.tensor) == key]
     if old is None or not key:
         raise Lost(f"a tensor of shape {value.shape} was overwritten")
-    if not shared and len(sources) == 1:  # spread over all of what was written
+    if not shared and len(sources) == 1:  # the single source was written over all of it
         return data(sources[0]).broadcast_to(value.shape)
     size = value.tensor.untyped_storage().nbytes() // value.tensor.element_size()
     if size > _LARGEST or any(source.tensor.dtype != value.tensor.dtype for source in shared):
@@ -369,12 +369,12 @@ def _overlaid(value: Value, sources: list[Value], data: Callable[[Value], Tensor
         return index.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     memory[place(value.tensor)] = old
-    for source in reversed(shared):  # the last one that was written comes first
+    for source in reversed(shared):  # the latest write comes first
         memory[place(source.tensor)] = data(source)
     return memory[place(value.tensor)]
 
 
-_LARGEST = 2**22  # numbers of a storage that is gone through piece by piece
+_LARGEST = 2**22  # numbers in a storage that is examined piece by piece
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

@@ -1,7 +1,7 @@
-"""What a loop starts from, and where its first turns read that: so that something else can be put in its place.
+"""The starts of loops: the value a loop starts from, and where its first turns read it, so that it can be replaced.
 
-A place in the code is the instruction that makes or reads a value, as in `taps.py`; which of the tensors that come by
-there is meant is told by identity, never by its number alone.
+A place in the code is the instruction that makes or reads a value, as in `taps.py`. If several tensors pass there, the
+right one is identified by the object itself, never by its number alone.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from .repetition import Windows
 from .taps import Chain, Site, caller_of, site_of
 from .trace import Trace
 
-# Function, instructions, which of its operands, and which of the times that it reads the start there; -1: any. Where a
-# module reads it whose operations are its own business, the module and the user's own instruction that calls it.
+# Function, instructions, index of the operand, and how many reads of the start came before; -1: any. If a module with
+# unobserved operations reads it: the module, and the user's instruction that calls it.
 Reader: TypeAlias = tuple[Any, Chain, int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnStart:
-    """What one part of a loop starts from, made or held by the model itself."""
+    """The start of one part of a loop, made or held by the model itself."""
 
     part: str
-    site: Site | None = None  # where it is made
-    number: int = 0  # which of those made there
-    label: str = ""  # or the name of the parameter, buffer or attribute that it is
-    readers: frozenset[Reader] = frozenset()  # who reads it as the state; nobody: it is written, and replaced when made
+    site: Site | None = None  # the place that makes it
+    number: int = 0  # its number among the values made there
+    label: str = ""  # or the name of the parameter, buffer or attribute that holds it
+    readers: frozenset[Reader] = frozenset()  # the places that read it as the state; none if it is replaced when made
     kept_in: str = ""  # the name of the buffer or attribute that it is a copy of
-    alias: bool = False  # it is read through another tensor on the same memory, which nothing seen has made
-    end: Site | None = None  # where every turn makes the part, and nothing else makes anything
+    alias: bool = False  # it is read through another tensor in the same memory, which was made unseen
+    end: Site | None = None  # the place where every turn makes the part, if it makes nothing else
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoopStart:
-    """What all parts of a loop start from, or why nothing else can be put there."""
+    """The starts of all parts of a loop, or the reason why they cannot be replaced."""
 
     parts: tuple[OwnStart, ...] = ()
     why_not: str = ""
-    feeds: frozenset[str] = frozenset()  # cells that are handed at first what a turn makes of it
+    feeds: frozenset[str] = frozenset()  # cells whose first state a turn makes from the start
 
 
 def start_of(trace: Trace, candidate: Candidate) -> LoopStart:
-    """Return what a loop starts from."""
+    """Return the starts of a loop."""
     if candidate.kind not in ("loop", "layer"):
         return LoopStart(why_not=f"it is no loop, but {candidate.kind}")
     shared = Counter(draft.initial.number for draft in candidate.drafts if draft.initial is not None)
@@ -65,7 +65,7 @@ def start_of(trace: Trace, candidate: Candidate) -> LoopStart:
 
 
 def _copied_from(trace: Trace, value: Value | None) -> str:
-    """Return what the model holds of which a start is a copy, moved or cut at most."""
+    """Return the name of what a start is a copy of, if the model holds it and it was only moved or detached."""
     while value is not None and value.op >= 0:
         op = trace.ops[value.op]
         if op.name not in MOVES or len(op.ins) != 1:
@@ -75,7 +75,7 @@ def _copied_from(trace: Trace, value: Value | None) -> str:
 
 
 def _end(trace: Trace, draft: Draft) -> Site | None:
-    """Return the place at which every turn makes a part, if nothing else is made there."""
+    """Return the place where every turn makes a part, if nothing else is made there."""
     if any(value is None or value.op < 0 or trace.ops[value.op].name == "alias" for value in draft.values):
         return None
     made_by = [(trace.ops[value.op], value.place) for value in draft.values if value is not None]
@@ -88,7 +88,7 @@ def _end(trace: Trace, draft: Draft) -> Site | None:
 
 
 def _fed(trace: Trace, candidate: Candidate) -> Iterator[str]:
-    """Yield the paths of known modules whose first state is made of a loop's own start, within the loop."""
+    """Yield the paths of known modules whose first state is made from the loop's own start, inside the loop."""
     begin, end = candidate.span
     own = {draft.initial.number for draft in candidate.drafts if draft.initial is not None}
     later = {value.number for draft in candidate.drafts for value in draft.values if value is not None}
@@ -97,7 +97,7 @@ def _fed(trace: Trace, candidate: Candidate) -> Iterator[str]:
         if call.known and begin <= call.start < end:
             calls[call.module].append(call)
     for call, *others in calls.values():
-        # What it is handed as it is may be the start of something else too: then later calls are handed something else.
+        # A start that is passed unchanged may also start something else: then later calls are given something else.
         same = {place for other in others for place, value in other.args if value.number in later}
         state = [(place, value) for place, value in call.args if place[1:2] != (0,)]
         todo = [value for place, value in state if value.number not in own or place in same]
@@ -112,13 +112,13 @@ def _fed(trace: Trace, candidate: Candidate) -> Iterator[str]:
 
 
 def handed_in(analysis: Analysis) -> frozenset[str]:
-    """Return the paths of modules whose first state came with the call of the model, perhaps masked on its way."""
+    """Return the paths of modules whose first state came with the call of the model, perhaps masked on the way."""
     trace = analysis.trace
     return frozenset(path for path, value in first_states(analysis) if _is_handed_in(trace, value))
 
 
 def first_states(analysis: Analysis) -> Iterator[tuple[str, Value]]:
-    """Yield the paths of layers and cells, and what each is handed as its state when it is called first."""
+    """Yield the paths of layers and cells, with the state that each is given in its first call."""
     seen = set[nn.Module]()
     for call in analysis.trace.calls:
         places = {place for chain in analysis.chains if chain.module is call.module for place in chain.parts}
@@ -141,11 +141,11 @@ def _is_handed_in(trace: Trace, value: Value) -> bool:
     return False
 
 
-_FAR = 64  # values that a look back from a state goes through
+_FAR = 64  # values to go back from a state
 
 
 def starts_only(analysis: Analysis, label: str) -> bool:
-    """Say whether all that comes of what a model holds under a name is what known layers and loops start from."""
+    """Say whether the value under a name in the model is only used as a start of known layers and loops."""
     trace, starts = analysis.trace, set[int]()
     for candidate in analysis.candidates:
         if candidate.kind in ("loop", "layer", "cell"):
@@ -163,7 +163,7 @@ def starts_only(analysis: Analysis, label: str) -> bool:
 
 
 class _NotOwn(Exception):
-    """Why nothing can be put in the place of a start."""
+    """The reason why a start cannot be replaced."""
 
 
 _Owners: TypeAlias = "dict[tuple[int, int], Draft]"
@@ -216,19 +216,19 @@ def _source(trace: Trace, value: Value) -> dict[str, Any]:
 
 
 def _number(trace: Trace, site: Site, value: Value) -> int:
-    """Return how many values were made at this place before."""
+    """Return the number of values that were made at this place before."""
     function, _, place = site
     same = (op for op in trace.ops[: value.op] if op.func is function)
     return sum(any(v.place == place and site_of(trace, v, written=True) == site for v in op.outs) for op in same)
 
 
 def _written(trace: Trace, candidate: Candidate, value: Value, source: dict[str, Any]) -> dict[str, Any]:
-    """Return where a start is made that is written later: there it has to be replaced, and nobody else may read it."""
+    """Return where a start is made that is written later: it is replaced there, if nothing else reads it."""
     if "site" not in source:
         raise _NotOwn("is written where the model keeps it")
-    if trace.ops[value.op].name in OVERWRITES:  # whoever holds it already would not see another one
+    if trace.ops[value.op].name in OVERWRITES:  # others that hold the tensor would not get the replacement
         raise _NotOwn("is written where it lies")
-    if trace.ops[value.op].name in MOVES:  # a view on something larger
+    if trace.ops[value.op].name in MOVES:  # a view of something larger
         raise _NotOwn("is a part of a tensor that is written in pieces")
     begin, end = candidate.span
     for number, op in enumerate(trace.ops):
@@ -238,7 +238,7 @@ def _written(trace: Trace, candidate: Candidate, value: Value, source: dict[str,
 
 
 def _readers(trace: Trace, windows: Windows, value: Value, whose: tuple[tuple[Draft, bool], _Owners]) -> set[Reader]:
-    """Return the places in the loop that read a start as the state: not in every turn, as a constant is read."""
+    """Return the places that read a loop's start as the state: in the first turns only, unlike a constant."""
     (draft, shared), owners = whose
     read: dict[tuple[int, int], list[int]] = defaultdict(list)
     times: dict[tuple[int, int], int] = {}  # by operation and operand: how often the start was read there before
@@ -258,18 +258,18 @@ def _readers(trace: Trace, windows: Windows, value: Value, whose: tuple[tuple[Dr
     found: set[Reader] = set()
     for (place, position), numbers in read.items():
         if len(numbers) == turns[place] > 1:
-            continue  # in every turn: a constant that the state happens to start from
+            continue  # read in every turn: a constant, from which the state happens to start
         owner = owners.get((place, position))
         for number in numbers:
             turn, op = windows.turn(number), trace.ops[number]
-            handed_on = owner is not None and turn > 0 and owner.values[turn - 1] is value  # as another part, by then
+            handed_on = owner is not None and turn > 0 and owner.values[turn - 1] is value  # it is another part by then
             if owner is not draft and not handed_on and (owner is not None or turns[place] > len(numbers)):
-                continue  # in later turns it reads something else there: another part, or the state of a cell
+                continue  # later turns read something else there: another part, or the state of a cell
             if owner is None and shared:
                 raise _NotOwn("starts from what other parts start from too, and who reads which cannot be told")
             if op.name == "alias":
                 raise _NotOwn(f"is read at {op.where} by what cannot be handed something else")
             function, way = caller_of(trace, op)
-            # Beside it the same operation may read the start as a constant: `where(done, start, h)`.
+            # The same operation may also read the start as a constant: `where(done, start, h)`.
             found.add((function, way, position, times.get((number, position), -1)))
     return found

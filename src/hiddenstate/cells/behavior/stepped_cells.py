@@ -1,4 +1,4 @@
-"""Cells: chains of calls of one module, turned into candidates."""
+"""Stepped cells: chains of calls of one module, turned into candidates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .trace import Trace
 
 
 def take_chains(analysis: Analysis, roles: dict[Scope, list[Role]]) -> None:
-    """Add modules that are handed what they gave before; of modules in modules, the innermost."""
+    """Add modules that are given their own earlier results; of nested modules, the innermost."""
     trace = analysis.trace
     made: list[tuple[Chain, Candidate]] = []
     iterations: list[Candidate] = []
@@ -61,12 +61,12 @@ def take_chains(analysis: Analysis, roles: dict[Scope, list[Role]]) -> None:
     for one in iterations:
         assert one.chain is not None
         calls.subtract({one.chain.module: len(one.chain.calls)})
-    # Where it is also called in another way, it may well be stepped along time there.
+    # If it is also called in another way, it may be stepped along time there.
     analysis.iterated = dict.fromkeys(one.module for one in iterations if one.chain and not calls[one.chain.module])
 
 
 def no_cells(analysis: Analysis) -> Iterator[Unsure]:
-    """Yield modules that are called with a second argument as no cell is called with its state."""
+    """Yield modules whose second argument is not used as a cell uses its state."""
     calls: dict[nn.Module, list[ModuleCall]] = defaultdict(list)
     for call in analysis.trace.calls:
         calls[call.module].append(call)
@@ -74,7 +74,7 @@ def no_cells(analysis: Analysis) -> Iterator[Unsure]:
         names = arguments(type(module))
         places = [("args", 1), ("kwargs", names[1])] if len(names) > 1 else []
         given = [{value.number: value for place, value in call.args if place[:2] in places} for call in own]
-        if not places or not all(given) or len(own) > 1:  # what is stepped is a cell, if perhaps a sick one
+        if not places or not all(given) or len(own) > 1:  # it is stepped, so it is a cell, if perhaps a faulty one
             continue
         where = (own[0].path, f"{os.path.basename(own[0].site[0])}:{own[0].site[1]}" if own[0].path else "")
         if all(held.keys() <= {v.number for _, v in call.results} for held, call in zip(given, own, strict=True)):
@@ -100,7 +100,7 @@ def _call_line(chain: Chain) -> str:
 
 
 def chain_windows(trace: Trace, chain: Chain) -> Windows:
-    """Return the calls of a module as repetitions, each with what was prepared for it since the one before."""
+    """Return the calls of a module as repetitions, each with the operations since the one before."""
     starts = [chain.calls[0].start, *(call.end for call in chain.calls[:-1])]
     return Windows(trace, starts, chain.calls[-1].end)
 
@@ -145,14 +145,14 @@ def _of_chain(analysis: Analysis, chain: Chain, roles: dict[Scope, list[Role]]) 
 
 
 def _iterated(analysis: Analysis, chain: Chain, roles: dict[Scope, list[Role]]) -> Candidate | None:
-    """Return the calls of a known module as an iteration, where they take no piece of the call's input."""
+    """Return the calls of a known module as an iteration, if they take no piece of the call's input."""
     windows = chain_windows(analysis.trace, chain)
     results = [[dict(call.results).get(links[-1].result) for links in chain.parts.values()] for call in chain.calls]
     targets = [[value for value in each if value is not None] for each in results]
     moving = any(analysis.moves[value.number] for each in targets for value in each)
     taken = [[value.shape for place, value in call.args if place not in chain.parts] for call in chain.calls]
     if any(shapes != taken[-1] for shapes in taken):
-        return None  # one of them reads more than the others: a beginning, along time
+        return None  # one of them reads more than the others: a beginning in time
     if len(chain.calls) < 3 or not moving or pieces_of(windows, targets, analysis.marks).own:
         return None
     loop, drafts = _chain_drafts(analysis.trace, chain, roles)
@@ -190,7 +190,7 @@ def _chain_drafts(trace: Trace, chain: Chain, roles: dict[Scope, list[Role]]) ->
         role = _role_with(roles[loop], links, values) if loop is not None else None
         start = chain.initial(place)
         if role is not None:
-            # What crosses the turns of the loop is the state, also where the call is handed it masked.
+            # The value that crosses the turns of the loop is the state, even if the call gets it masked.
             values = role.values
             start = role.initial if role.initial is not None else start
         name = namer.name(values, _argument_name(chain.module, place), _inner_name(trace, chain, place))
@@ -199,7 +199,7 @@ def _chain_drafts(trace: Trace, chain: Chain, roles: dict[Scope, list[Role]]) ->
 
 
 def _inner_name(trace: Trace, chain: Chain, place: tuple[Any, ...]) -> str:
-    """Return what the module's own code calls a part of its state, which outside may be only a place in a tuple."""
+    """Return the name of a part in the module's own code; outside, it may only be a place in a tuple."""
     names = trace.names_inside.get(chain.module, {})
     found = [names.get(id(value.tensor)) for call in chain.calls[1:3] for where, value in call.args if where == place]
     return next((name for name in found if name), "")

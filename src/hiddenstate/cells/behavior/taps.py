@@ -1,7 +1,7 @@
-"""Seeing a loop's states in later calls without tracing all of them: where they are made is known by then.
+"""Observing a loop's states in later calls without a full trace, at the places that are known to make them.
 
-A place in the code is the instruction that makes a value, and those that lead there through torch's own code. What a
-call does between two such places is known too, operation by operation: a call that does anything else is not read.
+A place in the code is the instruction that makes a value, with those that lead to it through torch's own code. The
+operations between two such places are known too: if a call does anything else there, it is not read.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ from .trace import Trace
 
 Chain: TypeAlias = tuple[
     tuple[CodeType, int], ...
-]  # an instruction, and those that lead there through torch's own code
-Site: TypeAlias = tuple[Any, Chain, int]  # function, instructions, which of its results
-Seen: TypeAlias = tuple[int, int]  # which function and instructions, and what was done since the one before
+]  # an instruction, and those that lead to it through torch's own code
+Site: TypeAlias = tuple[Any, Chain, int]  # function, instructions, index of the result
+Seen: TypeAlias = tuple[int, int]  # function and instructions by number, and a hash of what was done since the last one
 
 
 class Instead(Protocol):
-    """Somebody who puts other tensors in the place of those that operations are given, or give."""
+    """Replaces arguments and results of operations by other tensors."""
 
     ours: bool
-    offsets: Mapping[Any, Set[int]]  # by function: where in the code those of its calls are that are meant
+    offsets: Mapping[Any, Set[int]]  # by function: the offsets of those of its calls that matter
 
     def handed(self, func: Any, args: Any, kwargs: Any, frame: FrameType) -> tuple[Any, Any]:
-        """Return what an operation is to be called with."""
+        """Return the arguments for an operation."""
 
     def made(self, func: Any, result: Any, frame: FrameType) -> Any:
-        """Return what an operation gives to the model."""
+        """Return the result of an operation."""
 
 
 _MADE = (Tensor, tuple, list)
 
 
 class LoopTaps(TorchFunctionMode):
-    """Keeps what is made at known places, and what was done between them."""
+    """Keeps the values made at known places, and what was done between them."""
 
     def __init__(self, sites: Iterable[Site], known: Iterable[nn.Module] = ()) -> None:
-        """Listen at these places; what happens inside modules that are `known` by their type is their own business."""
+        """Observe these places; operations inside modules `known` by type are skipped."""
         super().__init__()
         self.ours = False
         self._known, self._inside = list(known), 0
-        self.overriding: Instead | None = None  # who puts other tensors in the place of some, where somebody wants that
+        self.overriding: Instead | None = None  # replaces tensors, if somebody wants that
         self.way: Heeds | None = None
         self.seen: list[Seen] = []
         self.made: dict[Site, list[Tensor]] = defaultdict(list)
-        self.since = 0  # what was done since the last of them
+        self.since = 0  # a hash of what was done since the last known place
         self._at: dict[Any, dict[Any, int]] = defaultdict(dict)
         for number, (function, chain, _) in enumerate(sites):
             self._at[function].setdefault(chain, number)
@@ -82,7 +82,7 @@ class LoopTaps(TorchFunctionMode):
             result = over.made(func, func(*own, **named), frame)
         if way is not None and not way.ours:
             way.heed(func, args, kwargs, result, frame)
-        # Every operation of a model comes by here: what tells most of them apart is asked first.
+        # Every operation of a model passes here: the cheapest test that excludes most of them comes first.
         if type(result) is not Tensor and (not isinstance(result, _MADE) or isinstance(result, torch.Size)):
             return result
         if self.ours or self._inside or get_ident() != self._thread:
@@ -93,7 +93,7 @@ class LoopTaps(TorchFunctionMode):
         return result
 
     def _note(self, func: Any, chain: Chain, result: Any) -> None:
-        """Keep what was made, if this is one of the places."""
+        """Keep the result if this is one of the places."""
         if chain in self._at[func]:
             self.seen.append((self._at[func][chain], self.since))
             self.since = 0
@@ -102,7 +102,7 @@ class LoopTaps(TorchFunctionMode):
                 self.made[func, chain, place].append(tensor)
 
     def around(self, run: Callable[[], Any]) -> Any:
-        """Return what `run()` does, heard from beginning to end."""
+        """Return the result of `run()`, observed from beginning to end."""
         handles = [around(module, partial(self._known_call, module), rank=Rank.ACCELERATE) for module in self._known]
         try:
             with watching(self), self:
@@ -112,7 +112,7 @@ class LoopTaps(TorchFunctionMode):
                 handle.remove()
 
     def _known_call(self, module: nn.Module, arguments: Arguments, run: Callable[[Arguments], Any]) -> Any:
-        """Run a known module: whether it is handed a state or makes one is no other way through the model."""
+        """Run a known module; whether it is given a state or makes one is not another way through the model."""
         if get_ident() != self._thread:
             return run(arguments)
         self._inside += 1
@@ -126,23 +126,23 @@ class LoopTaps(TorchFunctionMode):
         return result
 
     def place(self, site: Site) -> int:
-        """Return the number by which `seen` names a place."""
+        """Return the number of a place in `seen`."""
         return self._at[site[0]][site[1]]
 
 
 @dataclass(frozen=True, slots=True)
 class _TappedStart:
-    """Where an initial value is from: made at a place, an argument, or a tensor that is always the same one."""
+    """The origin of an initial value: a place that makes it, an argument, or a tensor that is always the same."""
 
     site: Site | None = None
     argument: tuple[Any, ...] = ()
     tensor: Tensor | None = field(default=None, compare=False)
-    number: int = field(default=0, compare=False)  # which of those made there, after all turns so far
+    number: int = field(default=0, compare=False)  # its number among the values made there, after all turns so far
 
 
 @dataclass(frozen=True, slots=True)
 class Tapped:
-    """Where one part of a recurrence is made, and what it starts from."""
+    """The place that makes one part of a recurrence, and the part's start."""
 
     module: str
     line: str
@@ -153,7 +153,7 @@ class Tapped:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TappedLoop:
-    """A loop: what is done until its first turn has ended, and in every turn after that."""
+    """A loop: what is done until the end of its first turn, and in every later turn."""
 
     head: tuple[Seen, ...]
     body: tuple[Seen, ...]
@@ -162,10 +162,10 @@ class _TappedLoop:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TapPlan:
-    """Where the loops of a model make their states: found in one call, proven by a second one."""
+    """The places where the loops of a model make their states: found in one call, confirmed by a second one."""
 
     loops: tuple[tuple[Tapped, ...], ...]
-    runs: tuple[_TappedLoop, ...] = ()  # once it is proven
+    runs: tuple[_TappedLoop, ...] = ()  # set once it is confirmed
     rest: int = 0  # what is done after the last turn
 
     @property
@@ -175,7 +175,7 @@ class TapPlan:
         return list(dict.fromkeys([p.site for p in parts] + [p.start.site for p in parts if p.start and p.start.site]))
 
     def read(self, taps: LoopTaps, inputs: Any) -> list[tuple[Tapped, list[Tensor], Tensor | None]] | None:
-        """Return each part, what it was after each turn, and before; None where the call did anything else."""
+        """Return each part with its values after each turn, and before; None if the call did anything else."""
         position, taken, found = 0, Counter[Site](), []
         for run in self.runs:
             if tuple(taps.seen[position : position + len(run.head)]) != run.head:
@@ -190,7 +190,7 @@ class TapPlan:
         return found if position == len(taps.seen) and taps.since == self.rest else None
 
     def proven(self, other: TapPlan | None, taps: LoopTaps, candidates: Sequence[Candidate]) -> TapPlan | None:
-        """Return the plan with what is done between its places, where a second call has the same one and shows it."""
+        """Return the plan with what is done between its places, if a second call has the same plan and confirms it."""
         if other is None or other.loops != self.loops:
             return None
         places: dict[int, list[int]] = defaultdict(list)
@@ -221,7 +221,7 @@ class TapPlan:
 
 
 def _numbered(part: Tapped, value: Value | None, taps: LoopTaps, taken: Mapping[Site, int]) -> Tapped:
-    """Say which of the values that are made at its place a part starts from."""
+    """Find the number of the value that a part starts from, among those made at its place."""
     if part.start is None or part.start.site is None or value is None:
         return part
     site = part.start.site
@@ -239,7 +239,7 @@ def _start(start: _TappedStart | None, taps: LoopTaps, taken: Mapping[Site, int]
 
 
 def plan_of(trace: Trace, candidates: Sequence[Candidate], inputs: Any) -> TapPlan | None:
-    """Return where the loops of a call make their states; None where one of them is not made at one place each turn."""
+    """Return where the loops of a call make their states; None if one of them is not made at one place in each turn."""
     arguments = {id(tensor): place for place, tensor in leaves(inputs)}
     loops = []
     for group in _loops(candidates):
@@ -257,7 +257,7 @@ def plan_of(trace: Trace, candidates: Sequence[Candidate], inputs: Any) -> TapPl
 
 
 def _loops(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-    """Return what only a trace shows, by the loop that it is in."""
+    """Group the candidates that only a trace shows by their loops."""
     found = [each for each in candidates if each.kind not in ("cell", "cache") and each.windows.count > 2]
     found.sort(key=lambda each: each.windows.starts[0])
     return [list(group) for _, group in groupby(found, key=lambda each: id(each.windows.scope or each))]
@@ -275,7 +275,7 @@ def _start_of(trace: Trace, value: Value | None, arguments: Mapping[int, tuple[A
 
 
 def site_of(trace: Trace, value: Value | None, *, written: bool = False) -> Site | None:
-    """Return where a value was made; None where it is not what an operation gave, or, if not asked for, is written."""
+    """Return the place that made a value; None if no operation did, or if it is `written` and that is not allowed."""
     if value is None or value.op < 0:
         return None
     if not written and (value.copy is not None or (value.store is not None and value.store.writes)):
@@ -288,13 +288,13 @@ def site_of(trace: Trace, value: Value | None, *, written: bool = False) -> Site
 
 
 def caller_of(trace: Trace, op: Op) -> tuple[Any, Chain]:
-    """Return what an operation is known by: its function and instructions, or a module and who calls it."""
+    """Return the identity of an operation: its function and instructions, or a module and the code that calls it."""
     way = way_to(op.scope, op.offset)
     return (trace.calls[op.call].module, way[-1:]) if op.name.endswith(".forward") else (op.func, way)
 
 
 def way_to(scope: Scope, offset: int) -> Chain:
-    """Return an instruction of the trace as `chain_of` gives it."""
+    """Return an instruction of the trace in the form of `chain_of`."""
     chain: list[tuple[CodeType, int]] = []
     while True:
         call = _call(scope)
@@ -312,21 +312,21 @@ def _call(scope: Scope) -> Scope:
 
 
 def offsets_of(chains: Iterable[Chain]) -> frozenset[int]:
-    """Return where in their code the innermost instructions of chains are."""
+    """Return the code offsets of the innermost instructions of chains."""
     return frozenset(chain[0][1] for chain in chains if chain)
 
 
 def may_be_at(frame: FrameType, offsets: Set[int] | None) -> bool:
-    """Say whether the chain of a frame may be one with such an offset: to ask costs less than to make it."""
+    """Say whether a frame's chain may have one of these offsets: this is cheaper than making the chain."""
     return offsets is not None and (frame.f_lasti in offsets or is_between(frame.f_code))
 
 
 def chain_of(frame: FrameType | None) -> Chain:
-    """Return the instruction that a frame is at, and those that lead there."""
+    """Return the present instruction of a frame, and those that lead to it."""
     chain: list[tuple[CodeType, int]] = []
     while frame is not None:
         code = frame.f_code
-        # A function of torch's that is written in Python is met once for each mode that is on.
+        # A function of torch's that is written in Python is met once for each active mode.
         if not is_between(code) and (not chain or chain[-1] != (code, frame.f_lasti)):
             chain.append((code, frame.f_lasti))
             if not in_torch(code):

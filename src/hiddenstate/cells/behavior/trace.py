@@ -1,4 +1,4 @@
-"""One call of a model, written down: each operation, where it happened, and where each operand came from."""
+"""A trace of one call of a model: each operation, where it happened, and the origin of every operand."""
 
 from __future__ import annotations
 
@@ -32,37 +32,37 @@ from .operation import (
 )
 from .places import Scope, StackTracker
 
-_NAMES_AT = (1, 2)  # the turns at whose beginning we look what variables are called
+_NAMES_AT = (1, 2)  # the turns at whose beginning the names of variables are read
 
 
-_SMALL = 16_384  # numbers in a tensor that is copied whenever a part of it is written
+_SMALL = 16_384  # a tensor with at most so many numbers is copied whenever a part of it is written
 _MOST = 4 * 2**30  # bytes of tensors that a trace keeps alive
-_NAMES_IN = 4  # calls of a module in which we look what its own code calls tensors
-_NAMES_UNTIL = 10_000  # turns of one loop, over all its runs, after which we no longer look
+_NAMES_IN = 4  # calls of a module in which the names in its own code are read
+_NAMES_UNTIL = 10_000  # turns of one loop, over all its runs, after which names are no longer read
 
 
 class Enough(BaseException):
-    """Ends a traced call from inside: what was to be seen has been seen."""
+    """Ends a traced call from inside, once enough was seen."""
 
 
 class TooMuch(Exception):
-    """What a call makes does not fit beside the model."""
+    """A call's values do not fit into memory beside the model."""
 
 
 class Function:
-    """What is known of a function of torch by its name."""
+    """What is known of a torch function by its name."""
 
     __slots__ = ("func", "in_place", "name", "passive", "shape_of", "shape_only")
 
     def __init__(self, func: Any, name: str) -> None:
-        """Look it up by name."""
+        """Look the function up by its name."""
         self.func, self.name = func, name
         self.passive, self.in_place = name in PASSIVE, in_place(name)
         self.shape_only, self.shape_of = name in SHAPE_ONLY, name in SHAPE_OF
 
     @classmethod
     def of(cls, func: Any) -> Function:
-        """Read its name."""
+        """Return the entry of a function, using its name."""
         name = getattr(func, "__name__", "") or type(func).__name__
         return cls(func, getattr(func.__self__, "__name__", name) if name == "__get__" else name)
 
@@ -71,45 +71,45 @@ _functions: dict[Any, Function] = {}
 
 
 class Trace(TorchFunctionMode):
-    """Writes down every operation of this thread while it is on."""
+    """Records every operation of this thread while it is active."""
 
     def __init__(self, root: FrameType, enough: Callable[[Trace], bool] | None = None) -> None:
-        """Trace what is called from `root`."""
+        """Trace the calls made from `root`."""
         super().__init__()
         self.memory = TracedMemory()
         self.ops: list[Op] = []
         self.calls: list[ModuleCall] = []
         self.held: dict[Scope, dict[int, dict[int, Binding]]] = {}  # by loop and turn: what was held as the turn began
-        self.ended: dict[Scope, dict[str, Tensor]] = {}  # by loop: what was held once it was over, by name
+        self.ended: dict[Scope, dict[str, Tensor]] = {}  # by loop: what was held after it, by name
         self.places = StackTracker(root, self._on_turn, self._on_end)
         self.paths: dict[nn.Module, str] = {}
-        self.blind: dict[tuple[str, str], str] = {}  # modules that give what was made out of sight, and why
+        self.blind: dict[tuple[str, str], str] = {}  # modules whose results were made unseen, with the reason
         self.turned: Counter[CodeLoop | None] = Counter()  # turns of each loop, over all its runs
         self.called: Counter[nn.Module] = Counter()
-        self.names_inside: dict[nn.Module, dict[int, str]] = {}  # by module: what its own code calls tensors, by id
+        self.names_inside: dict[nn.Module, dict[int, str]] = {}  # by module and id: the names in its own code
         self.paused = 0
         self.ours = False
-        self.lazy = False  # the call is given an iterator: what comes from outside comes from there
-        self.replayable = True  # whether what was read is what is written down
-        self.broken: Exception | None = None  # what went wrong in the trace itself
+        self.lazy = False  # the call's argument is an iterator, which brings tensors from outside
+        self.replayable = True  # whether what was read is what was recorded
+        self.broken: Exception | None = None  # an error in the trace itself
         self._open: list[int] = []
         self._thread = threading.get_ident()
         self._enough = enough
 
     def name_values(self, origin: Any, named: Mapping[str, Tensor]) -> None:
-        """Say where tensors that exist before the call come from."""
+        """Record the origin of tensors that exist before the call."""
         for label, tensor in named.items():
             if id(tensor) not in self.memory.entries:
                 value = self.memory.new(-1, origin, tensor, label)
                 store = self.memory.store_of(tensor)
                 self.memory.hold(tensor, value)
                 if store is not None and store.first.origin == "argument":
-                    value.origin = "argument"  # a view on an argument is of the argument
+                    value.origin = "argument"  # a view on an argument belongs to the argument
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run one operation, and write it down."""
+        """Run one operation and record it."""
         kwargs = kwargs or {}
         if self.paused or self.ours or threading.get_ident() != self._thread:
             return func(*args, **kwargs)
@@ -123,7 +123,7 @@ class Trace(TorchFunctionMode):
             self._before_write(args[0])
         try:
             versions = [tensor._version for tensor in tensors]
-        except RuntimeError:  # an inference tensor does not count
+        except RuntimeError:  # an inference tensor has no version counter
             versions = [version_of(tensor) for tensor in tensors]
         result = func(*args, **kwargs)
         try:
@@ -133,18 +133,18 @@ class Trace(TorchFunctionMode):
         return result
 
     def instead(self, own: Tensor, other: Tensor) -> None:
-        """Take note that `other` is read wherever this call reads what `own` holds now."""
+        """Note that `other` is read wherever this call reads what `own` holds now."""
         entry = self.memory.entries.get(id(own))
         if entry is not None:
             entry.value.instead = other.detach()
 
     @property
     def listening(self) -> bool:
-        """Whether what happens now is written down: not our own work, nor that of other threads."""
+        """Whether operations are recorded now: not our own work, nor that of other threads."""
         return not self.paused and not self.ours and threading.get_ident() == self._thread
 
     def safely(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Do a piece of our own work; if it fails, the trace ends there, and the model's call goes on."""
+        """Do a piece of our own work; if it fails, the trace ends, and the model's call continues."""
         try:
             return work(*args)
         except Exception as error:
@@ -154,7 +154,7 @@ class Trace(TorchFunctionMode):
     def _fail(self, error: Exception) -> None:
         self.broken = error
         self.paused += 1
-        self.memory = TracedMemory()  # let go of what the call itself lets go
+        self.memory = TracedMemory()  # release what the call itself has released
         self.ops.clear()
         self.calls.clear()
 
@@ -166,7 +166,7 @@ class Trace(TorchFunctionMode):
         result: Any,
         frame: FrameType,
     ) -> None:
-        """Write down an operation that has just run; `given` are its operands, with how often each had been written."""
+        """Record an operation that has just run; `given` are its operands with their version before it."""
         name, memory, (tensors, versions) = function.name, self.memory, given
         made = [result] if isinstance(result, Tensor) else [tensor for _, tensor in leaves(result)]
         try:
@@ -178,10 +178,10 @@ class Trace(TorchFunctionMode):
         if not made and not written and name not in ESCAPES:
             return
         scope, offset = self.places.here(frame, len(self.ops))
-        # A list may grow after the call: what it held now is kept.
+        # A list may grow after the call: keep its present content.
         args = tuple([list(arg) if type(arg) is list else arg for arg in called[0]])
         op = Op(function.func, name, (args, called[1]), (scope, offset, self.inside))
-        # A view reads its own part of a storage, and a write by index none of it: the whole is not looked at.
+        # A view reads only its part of a storage, and a write by index reads none: do not count the whole.
         keys = [storage_of(tensor) for tensor in made]
         stores = [memory.stores.get(key) for key in keys]
         apart = [store for store in stores if store is not None and store.writes]
@@ -213,7 +213,7 @@ class Trace(TorchFunctionMode):
             raise Enough
 
     def value_of(self, tensor: Tensor, op: Op, version: int) -> Value:
-        """Return what `tensor` held as an operand of `op`, when it had been written `version` times."""
+        """Return the value of `tensor` as an operand of `op`, when it had been written `version` times."""
         memory = self.memory
         entry = memory.entries.get(id(tensor))
         if entry is None:
@@ -255,7 +255,7 @@ class Trace(TorchFunctionMode):
         return self._open[-1] if self._open else -1
 
     def peek(self, tensor: Tensor) -> Value | None:
-        """Return what a tensor is known to hold, without writing anything down."""
+        """Return the known value of a tensor, without recording anything."""
         entry = self.memory.entries.get(id(tensor))
         if entry is None:
             return None
@@ -268,7 +268,7 @@ class Trace(TorchFunctionMode):
         """Make the value of an operand that was not met before."""
         memory = self.memory
         store = memory.store_of(tensor)
-        if store is not None and (store.writes or not self.lazy):  # made out of our sight, on a storage that we know
+        if store is not None and (store.writes or not self.lazy):  # made unseen, in a storage that is known
             sources = memory.sources(tensor) or [store.first]
             value = self._alias(op, sources, tensor)
         else:
@@ -278,14 +278,14 @@ class Trace(TorchFunctionMode):
         return value
 
     def _rewritten(self, entry: Slot, store: TracedStorage, op: Op) -> Value:
-        """Return what a tensor holds after its storage was written through others."""
+        """Return the value of a tensor after its storage was written through other tensors."""
         tensor = entry.tensor
         sources = self.memory.sources(tensor) or []
         whole = len(sources) == 1 and sources[0].shape == tuple(tensor.shape)
         if whole and box_of(sources[0].tensor, store) == box_of(tensor, store):
             return sources[0]
         if sources == [entry.value] or all(source is entry.value for source in sources):
-            return entry.value  # written elsewhere in the storage
+            return entry.value  # another part of the storage was written
         recent = [write.value for write in store.writes[entry.epoch :]]
         if not any(source in recent for source in sources):
             return entry.value
@@ -295,7 +295,7 @@ class Trace(TorchFunctionMode):
         return value
 
     def _alias(self, op: Op, sources: list[Value], tensor: Tensor) -> Value:
-        """Write down an operation of our own that stands for what a tensor holds of several others."""
+        """Record an operation of our own that combines the several values a tensor consists of."""
         alias = Op(_alias, "alias", ((), {}), (op.scope, op.offset, op.call))
         alias.ins = list(sources)
         value = self.memory.new(len(self.ops), "made", tensor)
@@ -304,18 +304,18 @@ class Trace(TorchFunctionMode):
         return value
 
     def _before_write(self, target: Tensor) -> None:
-        """Copy what a tensor holds that is about to be written."""
+        """Copy the content of a tensor that is about to be written."""
         entry = self.memory.entries.get(id(target))
         if entry is None or entry.store is None:
             return
         first = entry.store.first
         if first.origin == "parameter" and first.copy is None:
-            first.copy = entry.store.base.detach().clone()  # a weight, which must come back as it was
+            first.copy = entry.store.base.detach().clone()  # a weight, which must be restored
         elif entry.epoch == len(entry.store.writes):
             self.memory.keep(entry.value, target)
 
     def _write(self, op: Op, number: int, target: Tensor) -> None:
-        """Make a new value of an operand that an operation has written."""
+        """Make a new value for an operand that an operation has written."""
         memory = self.memory
         region = region_of(op, target)
         value = memory.new(number, "made", region)
@@ -331,7 +331,7 @@ class Trace(TorchFunctionMode):
             return
         held = memory.hold(region, value)
         store = held.store
-        assert store is not None  # of the same storage as the target
+        assert store is not None  # it shares the target's storage
         store.writes.append(Write(box_of(region, store), value))
         value.epoch = held.epoch = len(store.writes)
         memory.keep(value, region)
@@ -339,7 +339,7 @@ class Trace(TorchFunctionMode):
         if region is not target:
             entry.value = old
             if entry.epoch == len(store.writes) - 1 and target.numel() <= _SMALL:
-                # Whoever reads the whole later reads what this turn made of it, not its pieces.
+                # A later read of the whole gets what this turn made of it, not its pieces.
                 entry.value = self._alias(op, [value, old], target)
                 entry.value.store, entry.value.epoch = store, len(store.writes)
                 entry.epoch, entry.version = len(store.writes), version_of(target)
@@ -349,7 +349,7 @@ class Trace(TorchFunctionMode):
         memory, (tensor, store, key) = self.memory, made
         entry = memory.entries.get(id(tensor))
         if entry is not None and not op.ins:
-            return  # handed out as it was
+            return  # an operand returned unchanged
         if store is not None and store.writes and op.outs == []:
             sources = memory.sources(tensor)
             if sources:
@@ -385,4 +385,4 @@ _TORCH = torch.__path__[0]
 
 
 def _alias(*_: Any) -> None:
-    """Stand for a read of a tensor that was written through another."""
+    """Stand for a read of a tensor that was written through another one."""
