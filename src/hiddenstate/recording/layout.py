@@ -12,7 +12,6 @@ from ..errors import BadInput
 # Names that torch gives to nodes of a graph. One that is called otherwise in another version shows nothing.
 _KEEPS_AXES = {"Add", "Alias", "Cat", "Clone", "Div", "FusedDropout", "Gelu", "LeakyRelu", "Mul", "NativeDropout"}
 _KEEPS_AXES |= {"NativeLayerNorm", "Relu", "Sigmoid", "Silu", "Slice", "Sub", "Tanh", "ToCopy"}
-_FIRST_OPERAND = frozenset(["Cat", "NativeLayerNorm"])  # pieces have the axes of the whole
 _KERNELS = frozenset(["CudnnRnn", "MiopenRnn", "MkldnnRnnLayer"])
 _NODES = 16  # between the states and what made them
 _LOOKED_AT = 256  # within one step of a loop
@@ -52,10 +51,8 @@ def _time_is_first(h: Tensor) -> bool:
             turned = not turned
         elif name not in _KEEPS_AXES:
             return False
-        inner = [one for one in node.next_functions if one[0] is not None or name in _FIRST_OPERAND]
-        if len(inner) != 1 and name not in _FIRST_OPERAND:
-            return False
-        node, output = inner[0]
+        # Pieces and sums have the axes of what stands first; a mask, or an input, has no graph and stands aside.
+        node, output = next((one for one in node.next_functions if one[0] is not None), (None, 0))
     return False
 
 
