@@ -28,7 +28,7 @@ def refuse_time_first(h: Tensor, way_out: str = "h.transpose(0, 1)") -> None:
     Traceback (most recent call last):
     hiddenstate.errors.BadInput: these states (5, 2, 4) have time on axis 0, ...
     """
-    if h.grad_fn is not None and h.dim() == 3 and not compiling() and _time_is_first(h):
+    if not compiling() and h.grad_fn is not None and h.dim() == 3 and _time_is_first(h):
         raise BadInput(
             f"these states {tuple(h.shape)} have time on axis 0, as a layer with batch_first=False returns them and "
             f"torch.stack(steps) makes them, but (batch, time, unit) is needed: {way_out}."
@@ -38,7 +38,8 @@ def refuse_time_first(h: Tensor, way_out: str = "h.transpose(0, 1)") -> None:
 def _time_is_first(h: Tensor) -> bool:
     """Say whether the graph shows that the steps lie on axis 0."""
     turned = False
-    node, output = h.grad_fn, h.output_nr
+    node: Any = h.grad_fn
+    output = h.output_nr
     for _ in range(_NODES):
         name = "" if node is None else _name(node)
         if name == "Stack":
