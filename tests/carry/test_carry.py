@@ -1054,3 +1054,9 @@ def test_a_state_that_cannot_be_named_is_refused_with_the_way_out():
         carry.state = h
     with pytest.raises(BadInput, match=r"init is 'Tensor'.*carry\.state = \(h, c\)"):
         Carry(nn.GRU(3, 4), init=h)
+
+
+def test_a_second_carry_of_a_bare_layer_is_refused_by_its_name_in_words():
+    gru = nn.GRU(3, 4)
+    with Carry(gru), pytest.raises(CarryError, match="the model itself is carried by another Carry already"):
+        Carry(gru)

@@ -256,3 +256,14 @@ def test_a_marked_call_with_more_than_input_and_state_is_refused(call, name):
         with pytest.raises(CarryError, match=rf"'gru' is run piece by piece, but it is also called with {name}, and"):
             model(x)
         torch.testing.assert_close(dict(carry.state), dict(before))
+
+
+def test_a_model_that_takes_time_first_is_told_how_a_chunk_is_turned():
+    model = nn.Sequential(nn.GRU(3, 4))
+    chunk = next(iter(Streams([torch.randn(9, 3), torch.randn(7, 3)], batch=2, steps=5)))
+    with Carry(model) as carry:
+        carry.mark(starts=chunk.starts, lengths=chunk.lengths)
+        with pytest.raises(StateMismatch, match=r"2 rows, .*'0' is called with 5 rows\. .*chunk\.x\.transpose\(0, 1\)"):
+            model(chunk.x)
+        carry.mark(starts=chunk.starts, lengths=chunk.lengths)
+        assert model(chunk.x.transpose(0, 1))[0].shape == (5, 2, 4)

@@ -34,6 +34,7 @@ ON_THE_WAY = {
     "turned twice": lambda h: h.transpose(0, 1).permute(1, 0, 2),
     "squashed": torch.tanh,
     "joined": lambda h: torch.cat([h, h], -1),
+    "added to what it was made of": lambda h: torch.randn_like(h) + 0.5 * h + h.sigmoid(),
 }
 
 
@@ -87,7 +88,7 @@ def test_what_we_make_ourselves_is_known_in_both_layouts():
 def test_states_that_show_nothing_are_taken_as_they_are():
     h = by_layer(nn.GRU)[0]
     taken = [h.detach(), h.flatten(1), torch.randn(2, 3, 4, requires_grad=True) * 2]
-    taken.append(h + torch.randn(1, 1, 6, requires_grad=True))  # either may have given the axes
+    taken.append(torch.randn(1, 1, 6, requires_grad=True) + h)  # what stands first shows nothing
     assert [refuse_time_first(each) for each in taken] == [None] * 4
 
 

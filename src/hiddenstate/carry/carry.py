@@ -284,7 +284,8 @@ class Carry:
         self._hand_over.kept = kept
 
     def _attach(self, model: nn.Module) -> Handle:
-        taken = [f"the layer {layer.name!r}" for layer in self._layers if layer.module in _attached]
+        found = [layer.name for layer in self._layers if layer.module in _attached]
+        taken = [f"the layer {name!r}" if name else "the model itself" for name in found]
         taken += [type(model).__name__] if model in _attached else []
         if taken:
             raise CarryError(

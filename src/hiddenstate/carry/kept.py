@@ -206,7 +206,7 @@ class NextState:
         way_out = (
             "The last batch of an epoch is often smaller: use drop_last=True, or Carry(model, rows='first')."
             if rows < batch
-            else "Another set of sequences begins with carry.reset()."
+            else "Another set of sequences begins with carry.reset(), or, as validation in between, in carry.fresh()."
         )
         carried = f"the carried state of {layer.label!r} has {batch}"
         raise StateMismatch(f"the input has {rows} rows, but {carried}. {way_out}")

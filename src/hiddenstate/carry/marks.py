@@ -42,10 +42,12 @@ class Marks:
         """Return the marks for `steps` steps from `begin` on, as one layer sees them."""
         given = len(self.starts) if self.starts is not None else len(self.lengths) if self.lengths is not None else rows
         if given != rows:
+            turned = self.starts is not None and self.starts.shape == (steps, rows) and not layer.spec.batch_first
+            hint = "Time comes first in it: model(chunk.x.transpose(0, 1)). " if turned else ""
             raise StateMismatch(
-                f"carry.mark was told of {given} rows, but the layer {layer.name!r} is called with {rows} rows. Marks "
-                f"speak of rows that all layers share: where one runs others, as words within sentences, carry a layer "
-                f"by itself, hs.Carry(model.layer)."
+                f"carry.mark was told of {given} rows, but the layer {layer.name!r} is called with {rows} rows. {hint}"
+                f"Marks speak of rows that all layers share: where one runs others, as words within sentences, carry a "
+                f"layer by itself, hs.Carry(model.layer)."
             )
         if self.starts is not None and begin + steps > self.starts.shape[1]:
             raise StateMismatch(

@@ -12,7 +12,6 @@ from ..errors import BadInput
 # Names that torch gives to nodes of a graph. One that is called otherwise in another version shows nothing.
 _KEEPS_AXES = {"Add", "Alias", "Cat", "Clone", "Div", "FusedDropout", "Gelu", "LeakyRelu", "Mul", "NativeDropout"}
 _KEEPS_AXES |= {"NativeLayerNorm", "Relu", "Sigmoid", "Silu", "Slice", "Sub", "Tanh", "ToCopy"}
-_FIRST_OPERAND = frozenset(["Cat", "NativeLayerNorm"])  # pieces have the axes of the whole
 _KERNELS = frozenset(["CudnnRnn", "MiopenRnn", "MkldnnRnnLayer"])
 _NODES = 16  # between the states and what made them
 _LOOKED_AT = 256  # within one step of a loop
@@ -29,7 +28,7 @@ def refuse_time_first(h: Tensor, way_out: str = "h.transpose(0, 1)") -> None:
     Traceback (most recent call last):
     hiddenstate.errors.BadInput: these states (5, 2, 4) have time on axis 0, ...
     """
-    if h.grad_fn is not None and h.dim() == 3 and not compiling() and _time_is_first(h):
+    if not compiling() and h.grad_fn is not None and h.dim() == 3 and _time_is_first(h):
         raise BadInput(
             f"these states {tuple(h.shape)} have time on axis 0, as a layer with batch_first=False returns them and "
             f"torch.stack(steps) makes them, but (batch, time, unit) is needed: {way_out}."
@@ -39,7 +38,8 @@ def refuse_time_first(h: Tensor, way_out: str = "h.transpose(0, 1)") -> None:
 def _time_is_first(h: Tensor) -> bool:
     """Say whether the graph shows that the steps lie on axis 0."""
     turned = False
-    node, output = h.grad_fn, h.output_nr
+    node: Any = h.grad_fn
+    output = h.output_nr
     for _ in range(_NODES):
         name = "" if node is None else _name(node)
         if name == "Stack":
@@ -52,10 +52,8 @@ def _time_is_first(h: Tensor) -> bool:
             turned = not turned
         elif name not in _KEEPS_AXES:
             return False
-        inner = [one for one in node.next_functions if one[0] is not None or name in _FIRST_OPERAND]
-        if len(inner) != 1 and name not in _FIRST_OPERAND:
-            return False
-        node, output = inner[0]
+        # Pieces and sums have the axes of what stands first; a mask, or an input, has no graph and stands aside.
+        node, output = next((one for one in node.next_functions if one[0] is not None), (None, 0))
     return False
 
 
