@@ -11,8 +11,8 @@ import hiddenstate as hs
 from hiddenstate.cells import Adapter, Spec
 from tests.diagnosis.patients.asked import ASKED
 from tests.diagnosis.patients.healthy import HEALTHY, Classifier, floats
+from tests.diagnosis.patients.newcomers import PAIRS
 from tests.diagnosis.patients.sick import SICK
-from tests.diagnosis.patients.strangers import PAIRS
 from tests.diagnosis.patients.unusual import UNUSUAL
 from tests.support.untouched import untouched
 

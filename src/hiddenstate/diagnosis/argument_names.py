@@ -20,6 +20,12 @@ _BEGINS = re.compile(
 )
 
 
+_FORCES = re.compile(
+    r"teacher|forcing|(^|_)tf(_|$)|scheduled|sampling_(p|rate|ratio|prob)|ground_?truth|use_(gt|targets?)",
+    re.IGNORECASE,
+)
+
+
 def path_name(names: Sequence[str], path: Path) -> str:
     """Return the name of an argument: its key in a dict, or what forward calls it."""
     keys = [key for key in path[1:] if isinstance(key, str)]
@@ -40,6 +46,11 @@ def state_named(name: str) -> bool:
 def is_state(name: str, value: Any) -> bool:
     """Say whether an argument is a state: by its name, and by being real numbers with more than one axis."""
     return state_named(name) and isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1
+
+
+def forces_teacher(name: str) -> bool:
+    """Say whether an argument or attribute of this name turns teacher forcing on and off."""
+    return bool(_FORCES.search(name))
 
 
 def begins_anew(name: str) -> bool:

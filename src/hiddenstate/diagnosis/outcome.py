@@ -189,6 +189,12 @@ class Operation:
         items = self.output if isinstance(self.output, tuple | list) else [self.output]
         return [item for item in items if isinstance(item, Tensor)]
 
+    @property
+    def made(self) -> list[Tensor]:
+        """The tensors that are its own: `x.contiguous()` may well give x back."""
+        given = {id(tensor) for tensor in self.inputs} if self.name in PASSING else ()
+        return [out for out in self.outputs if id(out) not in given]
+
 
 class Operations(list[Operation]):
     """All operations of one call, in order; their tensors stay alive, so that identity means something."""
@@ -203,7 +209,7 @@ class Operations(list[Operation]):
 
     def makers(self) -> Makers:
         """Return which operation made which tensor."""
-        return Makers({id(out): operation for operation in self for out in operation.outputs})
+        return Makers({id(out): operation for operation in self for out in operation.made})
 
 
 class Makers(dict[int, Operation]):

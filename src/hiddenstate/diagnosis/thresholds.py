@@ -16,6 +16,7 @@ class Thresholds:
     reach: float = 1e-6  # HS103, HS104: a change of the output, relative to its size
     padding: float = 1e-3  # HS106: a change of the output, relative to the change that real steps make
     row_order: float = 1e-3  # HS110: how far a row's output is from its own after rows were moved, relative to its size
+    by_chance: float = 0.01  # HS111: how likely rows come sorted by length where nobody sorts them
     split: float = 1e-3  # HS108: difference between pieces and whole, relative to the size of the whole
     saturated: float = 0.95  # HS402: |h| from which a tanh counts as saturated
     saturated_share: float = 0.5  # HS402: share of saturated values

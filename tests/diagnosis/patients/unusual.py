@@ -658,7 +658,7 @@ def seq2seq_full():
                 inp = trg[t] if tf else pr.argmax(1)
             return outs
 
-    return M(), (torch.randint(1, 30, (9, 5)), torch.randint(1, 30, (7, 5))), dict(batch_axis=1)
+    return M(), (torch.randint(1, 30, (9, 5)), torch.randint(1, 30, (7, 5)), 0), dict(batch_axis=1)
 
 
 @healthy

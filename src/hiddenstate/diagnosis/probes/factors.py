@@ -156,13 +156,14 @@ def _factors(trace: Operations) -> Iterator[Factor]:
         if len(tensors) < len(shares) or not all(bool(each.isfinite().all()) and each.numel() for each in tensors):
             continue
         gates = [gate for way in ways for gate in way.gates]
+        mixed = any(way.mixed for way in ways)
         yield Factor(
             line,
             min(float(each.min()) for each in tensors),
             max(float(each.max()) for each in tensors),
             any(not same(tensors[0], each) for each in tensors[1:]),
             frozenset(name for gate in gates for name in _makers(made, gate)),
-            any((maker := made.origin(gate)) is not None and maker.name in _STRAIGHT - _PRODUCTS for gate in gates),
+            mixed or any((by := made.origin(gate)) is not None and by.name in _STRAIGHT - _PRODUCTS for gate in gates),
         )
 
 
@@ -173,6 +174,7 @@ class _Way:
         self._made, self._old, self._others = made, old, others
         self._known: dict[int, Share | None] = {}
         self.gates: list[Tensor] = []  # tensors that it, or what is taken from it, is multiplied by
+        self.mixed = False  # a gate goes from the old state to a new one: lerp, or h + z * (n - h)
 
     def share(self, tensor: object) -> Share | None:
         """Return by what the old state is multiplied in a tensor; None where it does not go into it straight."""
@@ -210,7 +212,12 @@ class _Way:
             raise _NotStraightError
         if name in _QUOTIENTS:
             return None if one is None else self._gated(one, 1.0 / b)
-        return self._gated(one, b) if one is not None else self._gated(other, a) if other is not None else None
+        if one is None and other is None:
+            return None
+        share, gate, factor = (one, b, a) if one is not None else (other, a, b)
+        maker = self._made.get(id(factor))
+        self.mixed |= isinstance(share, float) and share == -1.0 and maker is not None and maker.name in _DIFFERENCES
+        return self._gated(share, gate)
 
     def _mixed(self, operation: Operation) -> Share | None:
         args = operation.args
@@ -222,10 +229,12 @@ class _Way:
         if self.share(weight) is not None:
             raise _NotStraightError
         one, other = self.share(start), self.share(end)
-        return _plus(
-            None if one is None else self._gated(one, 1.0 - weight),
-            None if other is None else self._gated(other, weight),
-        )
+        if one is None and other is None:
+            return None
+        self.mixed = True
+        if isinstance(weight, Tensor):
+            self.gates.append(weight)
+        return _plus(_times(one, 1.0 - weight), _times(other, weight))
 
     def _gated(self, share: Share, gate: Share) -> Share:
         if isinstance(gate, Tensor):
@@ -237,7 +246,7 @@ def _plus(a: Share | None, b: Share | None) -> Share | None:
     return b if a is None else a if b is None else a + b
 
 
-def _times(a: Share | None, number: float) -> Share | None:
+def _times(a: Share | None, number: Share) -> Share | None:
     return None if a is None else a * number
 
 

@@ -95,8 +95,11 @@ class StateInfluences(tuple[StateInfluence, ...], PatientProbe):
             # Rows of the layer are rows of the input: there is one less of them where the input has one less.
             if not old or len(less) != len(old) or old[0].rows != batch or less[0].rows != batch - 1:
                 continue
-            trials = [(mask, _states(run.calls.of(layer))) for mask, run in patient[RowTrials]]
-            found.append(_state_influence(layer.label, _states(old), trials, patient))
+            # Each of several sequences may be sorted by its own lengths.
+            apart = layer.fused and all(call.steps > 1 for call in old)
+            for piece in [slice(k, k + 1) for k in range(len(old))] if apart else [slice(None)]:
+                trials = [(mask, _states(run.calls.of(layer)[piece])) for mask, run in patient[RowTrials]]
+                found.append(_state_influence(layer.label, _states(old[piece]), trials, patient))
         if not patient.layers and patient.seen:
             found += _in_loops(patient)
         return cls(each for each in found if each is not None)

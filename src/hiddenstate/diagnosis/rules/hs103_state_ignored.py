@@ -63,6 +63,7 @@ from ..passing_on import StartWatch
 from ..patient import Patient
 from ..probes.calls import PlainCall, TracedCall, attempt
 from ..probes.cells import CellTrials, SteppedCells
+from ..probes.gradients import Backward
 from ..probes.handed import HandedStates
 from ..probes.states import ConstantStates, IdenticalRows, SaturatedStates
 from ..probes.steps import Reach
@@ -235,6 +236,8 @@ def _nothing_earlier(patient: Patient) -> Symptom | None:
         return None  # then nothing passes from step to step, whatever the model does
     if any(steps.fed is not None for steps in patient[SteppedCells].values()):
         return None  # it is fed one step alone
+    if _discrete(patient) and any(bool(sizes[:, :-1].any()) for sizes in patient[Backward].steps.values()):
+        return None  # samples or spikes stay as they are, and their gradients reach earlier steps
     flat = next((call for call in patient[PlainCall].calls if _one_step_each(patient, call)), None)
     if flat is not None:
         return _forgotten(
@@ -252,6 +255,11 @@ def _nothing_earlier(patient: Patient) -> Symptom | None:
         "the state is made anew at each step, what a step returns is not handed on, or the recurrent term is missing",
         "make the first state before the loop, and hand it on: h = self.cell(x_t, h)",
     )
+
+
+def _discrete(patient: Patient) -> bool:
+    """Whether all outputs are whole numbers, as spikes and samples are."""
+    return all(bool((out == out.round()).all()) for out in patient[PlainCall].outputs.values())
 
 
 def _one_step_each(patient: Patient, call: Call) -> bool:
@@ -285,6 +293,7 @@ RULE = Rule(
     "state ignored",
     check,
     probes=(
+        Backward,
         CellTrials,
         ConstantStates,
         HandedStates,

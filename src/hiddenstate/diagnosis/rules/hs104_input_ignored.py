@@ -54,9 +54,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...cells import taken_by_position
 from ...state import Path, spelled
 from ..advice import drawn_anew
-from ..argument_names import begins_anew
+from ..argument_names import begins_anew, forces_teacher
 from ..inputs import Argument, ModelInputs
 from ..outcome import Outcome, apart, gap, same
 from ..patient import Patient
@@ -177,6 +178,8 @@ def _second_input_unused(patient: Patient) -> Symptom | None:
             continue
         if gap(*_replaced_everywhere(patient, argument.path, train=True)) > limit:
             continue
+        if argument.path != patient.inputs.main and any(map(forces_teacher, taken_by_position(patient.model))):
+            continue  # targets, where teacher forcing is off in this call
         if argument.path == patient.inputs.main and not _runs_a_layer(patient, argument.path):
             continue  # only its size is asked for, as that of encoder_outputs in a decoder without attention
         return Symptom(

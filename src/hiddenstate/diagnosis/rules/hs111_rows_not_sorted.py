@@ -5,9 +5,10 @@ batch that happens to be so and fails on the next one.
 
 **How it is known.** A model that fails is run with its rows sorted by length, and runs. One that runs is given its rows
 the shortest first, and fails. Where all lengths are alike, other lengths are made up. It is a note where the sorting is
-somebody's plan: the code says `enforce_sorted=True` in so many words, or a `DataLoader` gives its rows sorted.
+somebody's plan: the code says `enforce_sorted=True` in so many words, or so many rows come sorted that chance would
+hardly have it.
 
-**Limit.** Any order of rows.
+**Limit.** Any order of rows; `by_chance = 0.01`: five rows of different lengths come sorted in one batch of 120.
 
 ## Sick
 
@@ -47,6 +48,7 @@ inputs = torch.randn(4, 10, 3), torch.tensor([5, 10, 3, 7])
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -76,13 +78,14 @@ def check(patient: Patient) -> Symptom | None:
     error = _failure(patient, inputs.select(falling[::-1]))
     if error is None:
         return None
-    loaded = patient.survey is not None and differ and inputs.batch > 2
+    different = len(set(known.tolist()))
+    by_plan = differ and falling == sorted(falling) and 1 / math.factorial(different) < patient.thresholds.by_chance
     said = says(*raised_at(error, "pack_padded_sequence"), "enforce_sorted")
     return _symptom(
         f"{inputs.batch} rows run the longest first, and raise {type(error).__name__} the shortest first "
         f"(needed: any order).",
         line_of(error),
-        "note" if loaded or said else "warning",
+        "note" if by_plan or said else "warning",
         "it is packed with enforce_sorted=True: the rows are sorted elsewhere, and no other caller can know that"
         if said
         else _CAUSE,

@@ -63,7 +63,6 @@ inputs = torch.randint(20, (4, 9)), torch.randint(20, (4, 8))
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -71,32 +70,30 @@ from dataclasses import replace
 from torch import nn
 
 from ...cells import Calling, taken_by_position
+from ..argument_names import forces_teacher
 from ..inputs import ModelInputs
 from ..patient import Patient
 from ..probes.feeding import Feeding, Feedings, fed
 from ..rule import Rule, Symptom
 
-_SWITCH = re.compile(
-    r"teacher|forcing|(^|_)tf(_|$)|scheduled|sampling_(p|rate|ratio|prob)|ground_?truth|use_(gt|targets?)"
-)
-
 
 def check(patient: Patient) -> Symptom | None:
     """In eval mode, the decoder is fed targets as well as what it gave itself."""
     for feeding in patient[Feedings]:
-        argument = next((name for name in taken_by_position(patient.model) if _SWITCH.search(name.lower())), "")
+        argument = next((name for name in taken_by_position(patient.model) if forces_teacher(name)), "")
         switch, holder = ("", patient.model) if argument else _switch(patient.model)
         off = feeding.always and (argument or switch) and _turns_off(patient, feeding, argument, switch, holder)
         if not feeding.by_chance and not off:
             continue
         name, steps = patient.inputs.name(feeding.path) or "the targets", feeding.told + feeding.own
         advice = f"forced = self.training and random.random() < {f'self.{switch}' if switch else 'ratio'}"
+        given = argument in patient.inputs.calling.names
         if argument:
-            advice = f"forced = self.training and random.random() < {argument}"
-            if argument in patient.inputs.calling.names:
-                advice = f"model(source, target, {argument}=0)  # in evaluation; or look at self.training in forward"
+            off = f"model(source, target, {argument}=0)"
+            advice = f"{off}  # in evaluation; or look at self.training in forward"
+            advice = advice if given else f"forced = self.training and random.random() < {argument}  # or call {off}"
         return Symptom(
-            "note" if argument in patient.inputs.calling.names else "warning",
+            "note" if given else "warning",
             f"{name}, an argument of forward",
             f"in eval mode, {feeding.told} of {steps} steps after the first are fed from {name}, "
             + (
@@ -116,7 +113,7 @@ def _switch(model: nn.Module) -> tuple[str, nn.Module]:
     """Return a number or truth value of a module that is called like a switch for teacher forcing, "" for none."""
     for module in model.modules():
         for name, value in vars(module).items():
-            if _SWITCH.search(name.lower()) and isinstance(value, bool | int | float) and value:
+            if forces_teacher(name) and isinstance(value, bool | int | float) and value:
                 return name, module
     return "", model
 

@@ -7,7 +7,8 @@ trained without it are the usual case.
 **How it is known.** Each state that is handed in, and each mark of a new sequence (`done`, `episode_starts`), is
 replaced in eval mode and, with three seeds, in training mode: outputs that follow it in one mode must follow it in the
 other. And the state that each layer starts from is compared: zero in one mode and, whatever the seed, the same other
-values in the other, or made with weights that take no part in the other. Noise on the first state in training is no finding.
+values in the other, or made with weights that take no part in the other. Noise on the first state in training is no
+finding.
 
 **Limit.** `reach = 1e-6`: a change of the output, relative to its size.
 

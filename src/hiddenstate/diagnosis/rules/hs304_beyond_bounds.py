@@ -7,7 +7,8 @@ without end.
 state is multiplied by the plain result of a linear map; or, driven by inputs of size 100 for 40 steps, the h of a cell
 with gates and a tanh leaves [-1, 1]. In a loop, all that a state is multiplied by on its straight way to the next step
 is read from a trace: a leak above 1, a gate with a number added to it, one of a tanh among others of a sigmoid, and one
-that nothing squashes, which inputs a hundred times as large drive out of its bounds. What a cell names with `hs.tap` as a gate is checked too.
+that nothing squashes, which inputs a hundred times as large drive out of its bounds. What a cell names with `hs.tap`
+as a gate is checked too.
 
 **Limit.** [0, 1] for gates, 1 for |h|. A small excess is a note.
 
@@ -75,7 +76,7 @@ def check(patient: Patient) -> Symptom | None:
             operation, low, high = raw
             shifted = _shifted(drive)
             return Symptom(
-                "warning",
+                "error",
                 operation.line or drive.name,
                 f"a state is multiplied by a gate that goes from {low:.2g} to {high:.2g} (limits 0 and 1), in "
                 f"a cell with other gates that are squashed.",
@@ -123,7 +124,7 @@ def _growing(line: str, factor: float) -> Symptom:
 
 def _leaving(line: str, low: float, high: float, *, shifted: bool) -> Symptom:
     return Symptom(
-        "warning",
+        "error",
         line,
         f"a state is multiplied by a gate that goes from {low:.2g} to {high:.2g} (limits 0 and 1), with inputs of "
         f"this size or a hundred times as large.",

@@ -76,7 +76,7 @@ def check(patient: Patient) -> Symptom | None:
     if not casts:
         return None
     for where, states in _handed_on(patient):
-        made = [operation for operation in casts if any(state.shape == operation.outputs[0].shape for state in states)]
+        made = [operation for operation in casts if any(_holds(operation.outputs[0], state) for state in states)]
         if not made or not _rounded(states, made[0].outputs[0].dtype):
             continue
         narrow = made[0].outputs[0].dtype
@@ -102,6 +102,11 @@ def _casts(operation: Operation) -> bool:
         return False
     narrow, wide = operation.outputs[0].dtype in _NARROW, operation.inputs[0].dtype in _WIDE
     return narrow and wide and operation.name in ("half", "bfloat16", "to", "type", "type_as")
+
+
+def _holds(cast: Tensor, state: Tensor) -> bool:
+    """Whether a state may be what was cast, or one of several that were stacked for it."""
+    return cast.shape == state.shape or (cast.dim() > state.dim() and cast.shape[-state.dim() :] == state.shape)
 
 
 def _handed_on(patient: Patient) -> Iterator[tuple[str, list[Tensor]]]:
