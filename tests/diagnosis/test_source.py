@@ -1,13 +1,14 @@
 """What is written at a call: a keyword that is True in so many words, and nothing else that comes to the same."""
 
 import sys
+from types import CodeType
 
 import pytest
 
 from hiddenstate.diagnosis.source import raised_at, says
 
 
-def here(**options):
+def here(**options: bool) -> tuple[CodeType, int]:
     frame = sys._getframe(1)
     return frame.f_code, frame.f_lasti
 

@@ -212,12 +212,13 @@ class _Passage:
             raise _NotStraightError
         if name in _QUOTIENTS:
             return None if one is None else self._gated(one, 1.0 / b)
-        if one is None and other is None:
-            return None
-        share, gate, factor = (one, b, a) if one is not None else (other, a, b)
-        maker = self._made.get(id(factor))
-        self.mixed |= isinstance(share, float) and share == -1.0 and maker is not None and maker.name in _DIFFERENCES
-        return self._gated(share, gate)
+        for share, factor, gate in ((one, a, b), (other, b, a)):
+            if share is not None:
+                maker = self._made.get(id(factor))
+                turned = isinstance(share, float) and share == -1.0
+                self.mixed |= turned and maker is not None and maker.name in _DIFFERENCES
+                return self._gated(share, gate)
+        return None
 
     def _mixed(self, operation: Operation) -> Share | None:
         args = operation.args
