@@ -2,6 +2,7 @@
 
 import sys
 from types import CodeType
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_a_variable_another_keyword_and_silence_are_not():
 
 
 def test_code_that_nobody_can_read_says_nothing():
-    made = {"here": here}
+    made: dict[str, Any] = {"here": here}
     exec("place = here(strict=True)", made)
     assert not says(*made["place"], "strict")
     assert not says(None, -1, "strict")
