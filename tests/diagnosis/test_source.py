@@ -1,13 +1,15 @@
 """What is written at a call: a keyword that is True in so many words, and nothing else that comes to the same."""
 
 import sys
+from types import CodeType
+from typing import Any
 
 import pytest
 
 from hiddenstate.diagnosis.source import raised_at, says
 
 
-def here(**options):
+def here(**options: bool) -> tuple[CodeType, int]:
     frame = sys._getframe(1)
     return frame.f_code, frame.f_lasti
 
@@ -36,7 +38,7 @@ def test_a_variable_another_keyword_and_silence_are_not():
 
 
 def test_code_that_nobody_can_read_says_nothing():
-    made = {"here": here}
+    made: dict[str, Any] = {"here": here}
     exec("place = here(strict=True)", made)
     assert not says(*made["place"], "strict")
     assert not says(None, -1, "strict")

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hiddenstate.diagnosis.probes.factors import Factors, NeverUpdated
+from hiddenstate.diagnosis.probes.factors import NeverUpdated, StateFactors
 from tests.diagnosis.patients.newcomers import Loop, both, part_of_a_loop_that_is_never_handed_on
 from tests.support.admitted import admitted
 
@@ -15,7 +15,7 @@ X = torch.randn(3, 5, 3)
 
 def factors_of(step, **layers):
     with admitted(Loop(step, **{"maps": nn.Linear(11, 8), **layers}), X) as patient:
-        return patient[Factors]
+        return patient[StateFactors]
 
 
 WAYS = {

@@ -56,11 +56,11 @@ class Factor:
     complement: bool  # it is one minus something, or a number was added to it
 
 
-class Factors(tuple[Factor, ...], PatientProbe):
+class StateFactors(tuple[Factor, ...], PatientProbe):
     """The factors of all states that loops hand on; those that nothing squashes, with larger inputs too."""
 
     @classmethod
-    def measure(cls, patient: Patient) -> Factors:
+    def measure(cls, patient: Patient) -> StateFactors:
         """Read them from a trace; where a linear map takes part, from one with inputs a hundred times as large too."""
         found = list(_factors(patient[TracedCall].trace))
         inputs = patient.inputs
@@ -130,7 +130,7 @@ def _goes_on(trace: Operations, made: Makers, products: tuple[Tensor, ...]) -> b
             return True  # it is used in another way
         sums.append(found[0].output)
     try:
-        return any(_Way(made, before, set()).share(after) is not None for before, after in pairwise(sums))
+        return any(_Passage(made, before, set()).share(after) is not None for before, after in pairwise(sums))
     except _NotStraightError:
         return True
 
@@ -148,7 +148,7 @@ def _factors(trace: Operations) -> Iterator[Factor]:
             continue
         others = {id(value) for value in values}
         try:
-            ways = [_Way(made, before, others - {id(before), id(after)}) for before, after in pairwise(values)]
+            ways = [_Passage(made, before, others - {id(before), id(after)}) for before, after in pairwise(values)]
             shares = [way.share(after) for way, after in zip(ways, values[1:], strict=True)]
         except _NotStraightError:
             continue
@@ -167,7 +167,7 @@ def _factors(trace: Operations) -> Iterator[Factor]:
         )
 
 
-class _Way:
+class _Passage:
     """The straight way from a state to the next one."""
 
     def __init__(self, made: Makers, old: Tensor, others: set[int]) -> None:
@@ -212,12 +212,13 @@ class _Way:
             raise _NotStraightError
         if name in _QUOTIENTS:
             return None if one is None else self._gated(one, 1.0 / b)
-        if one is None and other is None:
-            return None
-        share, gate, factor = (one, b, a) if one is not None else (other, a, b)
-        maker = self._made.get(id(factor))
-        self.mixed |= isinstance(share, float) and share == -1.0 and maker is not None and maker.name in _DIFFERENCES
-        return self._gated(share, gate)
+        for share, factor, gate in ((one, a, b), (other, b, a)):
+            if share is not None:
+                maker = self._made.get(id(factor))
+                turned = isinstance(share, float) and share == -1.0
+                self.mixed |= turned and maker is not None and maker.name in _DIFFERENCES
+                return self._gated(share, gate)
+        return None
 
     def _mixed(self, operation: Operation) -> Share | None:
         args = operation.args

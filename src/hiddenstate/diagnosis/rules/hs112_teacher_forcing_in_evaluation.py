@@ -89,9 +89,9 @@ def check(patient: Patient) -> Symptom | None:
         advice = f"forced = self.training and random.random() < {f'self.{switch}' if switch else 'ratio'}"
         given = argument in patient.inputs.calling.names
         if argument:
-            off = f"model(source, target, {argument}=0)"
-            advice = f"{off}  # in evaluation; or look at self.training in forward"
-            advice = advice if given else f"forced = self.training and random.random() < {argument}  # or call {off}"
+            call = f"model(source, target, {argument}=0)"
+            advice = f"{call}  # in evaluation; or look at self.training in forward"
+            advice = advice if given else f"forced = self.training and random.random() < {argument}  # or call {call}"
         return Symptom(
             "note" if given else "warning",
             f"{name}, an argument of forward",

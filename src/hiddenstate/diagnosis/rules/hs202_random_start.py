@@ -55,7 +55,7 @@ from ...state import tensors
 from ..outcome import COMPARISONS, LayerCalls, Operation, Operations, Outcome, same
 from ..patient import Patient
 from ..probes.calls import OtherSeed, TracedCall
-from ..rule import Rule, Symptom
+from ..rule import Rule, Severity, Symptom
 from ..source import says
 
 _DRAWS = {
@@ -106,29 +106,10 @@ def check(patient: Patient) -> Symptom | None:
             numbers,
             title="random in eval",
         )
-    if dropped:
-        meant = all(says(operation.code, operation.instruction, "training") for operation in dropped)
-        return Symptom(
-            "note" if meant else "error",
-            dropped[0].line or "the model",
-            evidence,
-            "a dropout is told training=True, and is active in eval mode too, as Monte Carlo dropout has it"
-            if meant
-            else "a dropout is active in eval mode: a functional one that is not told it, or a module made in forward",
-            "F.dropout(x, p, training=self.training), or self.drop = nn.Dropout(p) in __init__",
-            numbers,
-            title="random in eval",
-        )
-    if by_hand:
-        return Symptom(
-            "error",
-            by_hand[0].line,
-            evidence,
-            f"`{by_hand[0].name}` draws a mask in eval mode: a dropout or zoneout by hand that is not told the mode",
-            "keep = (torch.rand_like(h) < p).float() if self.training else p  # in evaluation, its mean",
-            numbers,
-            title="random in eval",
-        )
+    switched_off = _dropped(dropped, by_hand)
+    if switched_off is not None:
+        severity, line, cause, advice = switched_off
+        return Symptom(severity, line, evidence, cause, advice, numbers, title="random in eval")
     where = drawn[0].line if drawn else "the model"
     noise = {operation.name for operation in drawn} & {"randn", "rand", "normal_", "uniform_"}
     return Symptom(
@@ -140,6 +121,28 @@ def check(patient: Patient) -> Symptom | None:
         numbers,
         title="random in eval",
     )
+
+
+def _dropped(dropped: list[Operation], by_hand: list[Operation]) -> tuple[Severity, str, str, str] | None:
+    """Return how grave a dropout in eval mode is, where it is, why, and what to write; None where there is none."""
+    if dropped:
+        meant = all(says(operation.code, operation.instruction, "training") for operation in dropped)
+        return (
+            "note" if meant else "error",
+            dropped[0].line or "the model",
+            "a dropout is told training=True, and is active in eval mode too, as Monte Carlo dropout has it"
+            if meant
+            else "a dropout is active in eval mode: a functional one that is not told it, or a module made in forward",
+            "F.dropout(x, p, training=self.training), or self.drop = nn.Dropout(p) in __init__",
+        )
+    if by_hand:
+        return (
+            "error",
+            by_hand[0].line,
+            f"`{by_hand[0].name}` draws a mask in eval mode: a dropout or zoneout by hand that is not told the mode",
+            "keep = (torch.rand_like(h) < p).float() if self.training else p  # in evaluation, its mean",
+        )
+    return None
 
 
 def _masks(trace: Operations) -> list[Operation]:

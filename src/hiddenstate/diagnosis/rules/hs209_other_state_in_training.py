@@ -129,9 +129,9 @@ def _of_layers(patient: Patient) -> Symptom | None:
             continue
         size = _size(evaluated)
         if bool(size) == bool(_size(trained)):
-            other = _made_otherwise(patient, layer) if size and not same(evaluated, trained) else None
-            if other is not None:
-                return other
+            found = _made_otherwise(patient, layer) if size and not same(evaluated, trained) else None
+            if found is not None:
+                return found
             continue
         starts = [trained, *(_start(patient.run(train=True, collect=True, number=n), layer) for n in _SEEDS[1:])]
         if any(state is None or not same(state, trained) for state in starts):

@@ -58,7 +58,7 @@ from ..outcome import SIGMOIDS, Operation
 from ..patient import Patient
 from ..probes.calls import TracedCall
 from ..probes.cells import CellDrives, Drive
-from ..probes.factors import Factors
+from ..probes.factors import StateFactors
 from ..probes.states import RecordedStates
 from ..rule import Rule, Symptom
 
@@ -95,7 +95,7 @@ def check(patient: Patient) -> Symptom | None:
 def _in_a_loop(patient: Patient) -> Symptom | None:
     """Report a loop whose state is multiplied, step by step, by what leaves [0, 1]."""
     squashed = bool(patient[TracedCall].trace.named(*SIGMOIDS))
-    for factor in patient[Factors]:
+    for factor in patient[StateFactors]:
         low, high = factor.low, factor.high
         grows = high > 1.01 or low < -1.01
         if not factor.varies:
@@ -237,4 +237,6 @@ def _recorded_gates(patient: Patient) -> Symptom | None:
     return None
 
 
-RULE = Rule("HS304", "gate or state beyond its bound", check, probes=(CellDrives, Factors, RecordedStates, TracedCall))
+RULE = Rule(
+    "HS304", "gate or state beyond its bound", check, probes=(CellDrives, StateFactors, RecordedStates, TracedCall)
+)
