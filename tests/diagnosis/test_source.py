@@ -40,7 +40,8 @@ def test_a_variable_another_keyword_and_silence_are_not():
 def test_code_that_nobody_can_read_says_nothing():
     made: dict[str, Any] = {"here": here}
     exec("place = here(strict=True)", made)
-    assert not says(*made["place"], "strict")
+    scope, line = made["place"]
+    assert not says(scope, line, "strict")
     assert not says(None, -1, "strict")
 
 

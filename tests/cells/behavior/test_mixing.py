@@ -181,3 +181,31 @@ def test_looking_for_it_leaves_what_is_carried_as_it_was():
         with pytest.warns(CarryWarning, match="several steps of a call at once"):
             model(x)
         torch.testing.assert_close(carry.state["rnn.h"], model.rnn(x, torch.zeros(1, BATCH, UNITS))[1])
+
+
+class StepsACell(nn.Module):
+    """A cell that the model steps, with a head on every state or on the last one."""
+
+    def __init__(self, features: int, units: int, *, last: bool) -> None:
+        super().__init__()
+        self.cell, self.head, self.last = nn.GRUCell(features, units), nn.Linear(units, units), last
+
+    def forward(self, x, h=None):
+        told = []
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+            told.append(self.head(h))
+        return (told[-1] if self.last else torch.stack(told, 1)), h
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("rows", [4, 5])
+@pytest.mark.parametrize("features", [4, 3])
+@pytest.mark.parametrize("units", [4, 6])
+def test_an_axis_that_is_as_long_as_time_by_chance_is_not_taken_for_it(last, rows, features, units):
+    torch.manual_seed(0)
+    model = StepsACell(features, units, last=last)
+    with hs.Carry(model), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model(torch.randn(rows, 4, features))
+    assert [str(each.message) for each in told] == []

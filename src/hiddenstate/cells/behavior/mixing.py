@@ -7,6 +7,7 @@ something else in one step; it is told from what that changes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from .candidates import Analysis
 from .found import Unsure
 from .influence import Untold, Way, within_any
 from .memory import Value
-from .operation import GROWS, Op
+from .operation import GROWS, MOVES, Op
 from .trace import Trace
 
 BEHIND = "it takes several steps of a call at once (attention, a mean or a convolution over time, say)"
@@ -103,6 +104,8 @@ class StepReach:
         """Say whether an operation takes steps, and gives what is no longer made of one."""
         if not any(self._known(value) and self.axis_of(value) is not None for value in op.ins):
             return False
+        if op.name in MOVES and all(prod(value.shape) < prod(op.ins[0].shape) for value in op.outs):
+            return False  # it takes steps apart; where another axis is as long as time, a single step looks mixed
         return any(self.is_mixed(value) or self.is_pooled(value) for value in op.outs if self._known(value))
 
     def of_all_steps(self, value: Value) -> bool:
