@@ -237,7 +237,7 @@ class Mixing(Normed):
 REFUSED = {
     "float64": (lambda: Gates().double(), "torch.float64 has no kernel here"),
     "narrow": (Narrow, "the parts of its state are 4 units wide"),
-    "shifting": (Shifting, "index_select.default has no kernel here"),
+    "shifting": (Shifting, "values are joined at a place that is no multiple of the state's width"),
     "attending": (Attending, "aten.bmm.default has no kernel here"),
     "mixing": (Mixing, "rows are added up in a step"),
 }
