@@ -130,6 +130,7 @@ RESULTS = {
     "Survey": lambda: measure.survey(torch.nn.GRU(2, 3, batch_first=True), [torch.randn(1, 4, 2)]),
 }
 TAKEN = {
+    "attention": {"AttentionWeights"},
     "compare": {"Comparison"},
     "contributions": {"Contributions"},
     "distances": {"Comparison", "Positions"},

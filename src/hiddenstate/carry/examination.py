@@ -236,8 +236,8 @@ class Examination:
         self._tell_counters()
         uneven = choice.uneven
         carried = (choice.stays or choice.new) and not (uneven or self._options.override or self.adopted.counts())
-        if carried and found.seen is not None and found.seen.mixing is not None:  # with `override`, pieces are tried
-            uneven = [str(each) for each in found.seen.mixing()]
+        if carried and found.mixing is not None:  # with `override`, pieces are tried
+            uneven = [str(each) for each in found.mixing()]
         self.tell("carried, but pieces do not give what the whole gives: ", uneven)
 
     def _choose(self, found: Layers, *, final: bool) -> Choice:

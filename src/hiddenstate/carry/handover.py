@@ -338,8 +338,7 @@ class HandOver(Carrier):
         kept = self._kept.states.get(layer.name)
         if kept is not None and layer.name not in model_call.steps:
             self._given.check_heeded(call, self._kept)
-        known = {*model_call.steps, *self._lost, *self._given.fed}  # already reported, or the model's own reset
-        lost = kept is not None and layer.name not in known
+        lost = kept is not None and layer.name not in {*model_call.steps, *self._lost, *self._given.fed}
         if not lost and model_call.marks is None:
             return None
         state = call.given

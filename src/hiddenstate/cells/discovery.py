@@ -48,6 +48,7 @@ class Layers(list[Layer]):
         """Keep the layers, and what was seen in a watched call, if there was one."""
         super().__init__(found)
         self.seen = seen
+        self.mixing: Callable[[], tuple[Unsure, ...]] | None = None  # what takes several steps beside what recurs
         self.without_cells: Callable[[], Layers] | None = None  # the same call, with all state attributed to its loops
 
     @property
@@ -201,9 +202,10 @@ def _together(
 ) -> Layers:
     from .seen_layers import seen_layers
 
-    found, others = replace(found, without_cells=None), found.without_cells
+    found, others, mixing = replace(found, without_cells=None, mixing=None), found.without_cells, found.mixing
     together, seen = seen_layers(model, by_type, known, found)
     made = Layers((layer for layer in together if not _left_out(layer.name, left_out)), seen)
+    made.mixing = mixing
     if others is not None:
         made.without_cells = lambda: _together(model, by_type, known, others(), left_out)
     return made
