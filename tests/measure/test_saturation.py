@@ -143,3 +143,8 @@ def test_one_run_that_exceeds_a_tanh_tells_that_none_of_them_saturates():
     found = hs.measure.saturation(runs)
     assert (found.range, found.share, found.max_abs) == ("none", 0, 3)
     assert found.steps.tolist() == [0, 0]
+
+
+def test_a_model_beside_its_data_is_told_how_its_states_are_got():
+    with pytest.raises(BadInput, match=r"this is GRU.*hs\.measure\.runs_of\(model, loader\)"):
+        hs.measure.saturation(torch.nn.GRU(3, 4), [torch.randn(2, 5, 3)])

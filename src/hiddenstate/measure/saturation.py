@@ -67,7 +67,9 @@ def saturation(
     >>> print(saturation(states))
     50.0% saturated (≥ 0.95 of the range of tanh), |h| is 0.62 on average, 0.99 at most
     """
-    if not isinstance(threshold, int | float) or not 0 < threshold <= 1:
+    # A model beside its data is refused below: it is not states.
+    wrong = not isinstance(threshold, int | float) or not 0 < threshold <= 1
+    if wrong and not isinstance(traj, torch.nn.Module):
         raise BadInput(
             f"the threshold is a share of the activation's range, above 0 and up to 1, but is {threshold!r}."
         )
