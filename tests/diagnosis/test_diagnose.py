@@ -17,6 +17,7 @@ from tests.diagnosis.patients.unusual import UNUSUAL
 from tests.support.untouched import untouched
 
 
+@pytest.mark.sample(50)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_model_gets_no_warning_and_no_error(name):
     model, inputs, options = HEALTHY[name]()
@@ -34,6 +35,7 @@ def test_an_unusual_model_gets_no_warning_and_no_error_either(name):
     assert report.failed == {}
 
 
+@pytest.mark.sample(40)
 @pytest.mark.filterwarnings("ignore:.*not used in this call:hiddenstate.errors.HiddenStateWarning")
 @pytest.mark.parametrize("name", ASKED)
 def test_a_published_mistake_is_found(name):
@@ -43,6 +45,7 @@ def test_a_published_mistake_is_found(name):
     assert set(codes) & set(report.codes), report.text()
 
 
+@pytest.mark.sample(50)
 @pytest.mark.parametrize("name", SICK)
 def test_a_mistake_is_found_and_told_first(name):
     codes, make = SICK[name]

@@ -45,6 +45,7 @@ def engine():
         load.join()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_shows_numbers_sessions_and_a_moving_state(engine, tmp_path, scheme, request):
     errors = []

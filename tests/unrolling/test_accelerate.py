@@ -101,7 +101,7 @@ def outcome(layer, arguments):
     return result, [*values, *grads], torch.get_rng_state()
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(case=calls())
 def test_values_gradients_and_random_stream_are_torchs(case):
     check_case(*case)

@@ -350,6 +350,7 @@ class Dropping(TanhCell):
         return nn.functional.dropout(super().forward(x, h))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("engine", ["loop", "fast"])
 def test_random_numbers_in_a_graph_are_those_of_the_call_outside_also_where_it_is_run_again(engine):
     model, x = Model(Dropping, engine=engine), torch.randn(4, 6, 3)
