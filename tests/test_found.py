@@ -656,7 +656,7 @@ TRUE_FINDINGS = {
     "layer_in_a_closure": ("HS205", "its layer is in a closure, where parameters() does not find it"),
     "centered_over_rows": ("HS101", "it centers over the rows of the batch"),
     "detached_each_step": ("HS105", "it detaches its state at each step"),
-    "rims": ("HS202 HS302", "it starts at random, and its query only chooses, so that it has no gradient"),
+    "rims": ("HS202 HS302 HS503", "it starts at random, and its query only chooses, so that it has no gradient"),
     "zero_dim_part": ("HS101", "its gain is a mean over all rows"),
     "echo_state": ("HS105", "a reservoir has no gradient"),
     "transducer_predictor": ("HS108", "each call puts a start symbol in front"),

@@ -45,7 +45,7 @@ def settle(patient: Patient, run: Outcome, seconds: float) -> None:
     """Learn from the first call where the steps are, which tokens there are, and how much is worth its cost."""
     inputs = _with_vocabulary(patient, patient.inputs)
     inputs = _flattened(patient, inputs, run) if inputs.flat else _with_time(patient, inputs, run)
-    patient.inputs = patient.whole = inputs
+    patient.inputs = patient.whole = patient.given = inputs
     cut_down(patient, seconds, _enough(run))
     wanted = _fair_rows(patient, patient.inputs, _enough(run))
     if wanted is not None:

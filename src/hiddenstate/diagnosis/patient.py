@@ -95,6 +95,7 @@ class Patient:
         self.seen: list[Layer] = []  # what recurs beside the layers that are known by their types
         self.doubts: list[str] = []  # what could not be told
         self.snapshot = Snapshot(self.model, *others)
+        self.given = self.inputs  # as the user gave them, however much of them is looked at
         self.whole = self.inputs  # those that the targets belong to: as the user gave them, unless both were cut
         self.carry = Carry.of(self.model) if layers(self.model) else None
         self._measured: dict[type[PatientProbe], Any] = {}  # what each probe showed, or the exception that it ended in

@@ -78,8 +78,7 @@ def check(patient: Patient) -> Symptom | None:
     error = _failure(patient, inputs.select(falling[::-1]))
     if error is None:
         return None
-    different = len(set(known.tolist()))
-    by_plan = differ and falling == sorted(falling) and 1 / math.factorial(different) < patient.thresholds.by_chance
+    by_plan = differ and _sorted_on_purpose(patient)
     said = says(*raised_at(error, "pack_padded_sequence"), "enforce_sorted")
     return _symptom(
         f"{inputs.batch} rows run the longest first, and raise {type(error).__name__} the shortest first "
@@ -90,6 +89,15 @@ def check(patient: Patient) -> Symptom | None:
         if said
         else _CAUSE,
     )
+
+
+def _sorted_on_purpose(patient: Patient) -> bool:
+    """Say whether all rows that the user gave come the longest first, and are too many for that to be chance."""
+    given = patient.given.known_lengths()
+    lengths = [] if given is None else given.tolist()
+    if lengths != sorted(lengths, reverse=True):
+        return False
+    return 1 / math.factorial(len(set(lengths))) < patient.thresholds.by_chance
 
 
 def _failing(patient: Patient, _: str) -> Symptom | None:
