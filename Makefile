@@ -20,7 +20,7 @@ demo: $(CORE)  ## train, carry, see, diagnose, report: what the library is for, 
 	$(BIN)/hiddenstate demo
 
 test: lint  ## lint, types, tests and the examples in docstrings and pages
-	@echo "Tests on two workers, about eleven minutes on two cores; at the end, what was skipped and why."
+	@echo "Tests on two workers, about seven minutes on two cores; at the end, what was skipped and why."
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -rs -m "not long"
 
 test-long: $(STAMP)  ## sweeps over many models and settings: what takes longer than one waits for
