@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import hiddenstate as hs
+from hiddenstate.diagnosis import first_call
 from tests.diagnosis.patients.newcomers import rows_that_come_sorted_or_are_said_to
 from tests.diagnosis.patients.noticed import packed_model
 
@@ -35,3 +36,12 @@ def test_what_is_said_in_so_many_words_is_the_cause():
     (finding,) = [each for each in hs.diagnose(model, *inputs) if each.code == "HS111"]
     assert finding.severity == "note"
     assert "packed with enforce_sorted=True" in finding.cause
+
+
+def test_rows_that_are_not_looked_at_count_as_well(monkeypatch):
+    for name, value in {"FREE": -1.0, "SECONDS": 0.0, "SHORT": 5, "STEPS": 5}.items():
+        monkeypatch.setattr(first_call, name, value)
+    report = hs.diagnose(packed_model(True), torch.randint(1, 20, (5, 9)), torch.tensor([9, 7, 5, 3, 2]))
+    (finding,) = [each for each in report if each.code == "HS111"]
+    assert "4 of 5 rows" in finding.evidence
+    assert finding.severity == "note"

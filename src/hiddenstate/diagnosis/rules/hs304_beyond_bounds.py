@@ -74,17 +74,8 @@ def check(patient: Patient) -> Symptom | None:
         raw = _raw_gate(drive)
         if raw is not None:
             operation, low, high = raw
-            shifted = _shifted(drive)
-            return Symptom(
-                "error",
-                operation.line or drive.name,
-                f"a state is multiplied by a gate that goes from {low:.2g} to {high:.2g} (limits 0 and 1), in "
-                f"a cell with other gates that are squashed.",
-                "a number is added to a gate that is squashed already, as in (1 + z) * h"
-                if shifted
-                else "this gate is not squashed to [0, 1]: its sigmoid is missing, or another function is in its place",
-                "h = (1 - z) * h + z * n  # 1 - z, and not 1 + z" if shifted else "f = torch.sigmoid(self.forget(xh))",
-                {"low": low, "high": high, "limit": 1.0},
+            return _leaving(
+                operation.line or drive.name, low, high, "in a cell with other gates that are squashed", _shifted(drive)
             )
         beyond = _beyond(drive)
         if beyond is not None:
@@ -106,7 +97,7 @@ def _in_a_loop(patient: Patient) -> Symptom | None:
         in_place = raw and (squashed or factor.complement)  # among other gates, or paired with its complement
         flipped = low < -0.01 and factor.made_by == {"tanh"} and squashed
         if "exp" not in factor.made_by and ((in_place and (grows or low < -0.01)) or shifted or flipped):
-            return _leaving(factor.line, low, high, shifted=shifted)
+            return _leaving(factor.line, low, high, "with inputs of this size or a hundred times as large", shifted)
     return None
 
 
@@ -122,12 +113,11 @@ def _growing(line: str, factor: float) -> Symptom:
     )
 
 
-def _leaving(line: str, low: float, high: float, *, shifted: bool) -> Symptom:
+def _leaving(line: str, low: float, high: float, seen: str, shifted: bool) -> Symptom:
     return Symptom(
         "error",
         line,
-        f"a state is multiplied by a gate that goes from {low:.2g} to {high:.2g} (limits 0 and 1), with inputs of "
-        f"this size or a hundred times as large.",
+        f"a state is multiplied by a gate that goes from {low:.2g} to {high:.2g} (limits 0 and 1), {seen}.",
         "a number is added to a gate that is squashed already, as in (1 + z) * h"
         if shifted
         else "this gate is not squashed to [0, 1]: its sigmoid is missing, or another function is in its place",
